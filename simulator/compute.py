@@ -1,0 +1,149 @@
+"""Time of an operator on an accelerator: a roofline with measured efficiency.
+
+A matrix multiplication takes ``2 m n k`` FLOP at the rate `MatmulModel` says, and never
+less than its memory traffic; every other operator is bound by memory traffic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, prod
+
+from simulator.cluster import Accelerator
+from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
+
+
+class Pass(StrEnum):
+    """Which half of a training step an operator runs in."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+FLASH_BACKWARD = 2.5
+"""Backward of flash attention does 5 matrix multiplications for forward's 2 (Dao et al. 2022)."""
+
+FLASH_EFFICIENCY = 0.75
+"""Flash attention reaches this part of the matmul rate (A100, FlashAttention-2: 0.61 of peak at long sequences)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """A batch of ``count`` products of an [m, k] and a [k, n] matrix."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the batch."""
+        return 2.0 * self.count * self.m * self.n * self.k
+
+
+def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul) -> float:
+    """Return seconds of a batch of matrix products, without launch.
+
+    >>> from simulator.cluster import Accelerator
+    >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
+    >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
+    0.002
+    """
+    model = accelerator.matmul
+    rate = accelerator.peak(dtype) * model.fraction * product.k / (product.k + model.half_k)
+    area = product.count * product.m * product.n
+    if model.units:
+        tiles = product.count * ceil(product.m / model.tile[0]) * ceil(product.n / model.tile[1])
+        area = ceil(tiles / model.units) * model.units * model.tile[0] * model.tile[1]
+    traffic = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
+    memory = traffic * ITEMSIZE[dtype] / accelerator.bandwidth(OperatorKind.MATMUL)
+    return max(2.0 * area * product.k / rate, memory)
+
+
+def operator_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+) -> float:
+    """Return seconds of one operator on its local share of the work.
+
+    Parameters
+    ----------
+    sizes
+        Local size of every dim of the operator's iteration space: cut dims divided, the
+        batch multiplied.
+    """
+    if operator.kind in (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL):
+        return _matmul_operator_time(accelerator, block, operator, sizes, direction)
+    if operator.kind is OperatorKind.ATTENTION:
+        return _attention_time(accelerator, block, operator, sizes, direction)
+    traffic = _traffic(block, operator, sizes, direction)
+    return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
+
+
+def optimizer_time(accelerator: Accelerator, parameters: float, bytes_per_parameter: float) -> float:
+    """Return seconds of the optimizer's step: it reads and writes its state once."""
+    return accelerator.launch + parameters * bytes_per_parameter / accelerator.bandwidth("optimizer")
+
+
+def local_size(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """Return the elements of the local share of ``tensor``."""
+    return prod(sizes.get(dim, size) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
+
+
+def local_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of the local share of ``tensor``."""
+    return local_size(tensor, sizes) * ITEMSIZE[tensor.dtype]
+
+
+def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass) -> float:
+    """Return bytes read and written, each tensor once."""
+    size = {name: local_bytes(block.tensor[name], sizes) for name in operator.inputs + operator.outputs + operator.saved}
+    written = sum(size[name] for name in operator.outputs)
+    if operator.kind is OperatorKind.EMBEDDING:
+        return 2.0 * written  # gathers, or scatters, the rows it needs and no others
+    read = sum(size[name] for name in operator.inputs)
+    saved = [name for name in operator.saved if name not in operator.inputs + operator.outputs]
+    masks = sum(size[name] for name in saved)
+    if direction is Pass.FORWARD:
+        return read + written + masks
+    return sum(size[name] for name in operator.saved) + written + read
+
+
+def _matmul_operator_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+) -> float:
+    product = _product(block, operator, sizes)
+    dtype = block.tensor[operator.inputs[0]].dtype
+    if direction is Pass.FORWARD:
+        return accelerator.launch + matmul_time(accelerator, dtype, product)
+    left = Matmul(product.count, product.m, product.k, product.n)
+    right = Matmul(product.count, product.k, product.n, product.m)
+    return 2 * accelerator.launch + sum(matmul_time(accelerator, dtype, p) for p in (left, right))
+
+
+def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
+    """Return the matrix product: k is reduced, m is only in the first operand, n only in the second."""
+    first = set(block.tensor[operator.inputs[0]].dims)
+    second = (operator.parameters or operator.inputs[1:])[0]
+    shared = first & set(block.tensor[second].dims) - set(operator.reduced)
+    count = m = n = k = 1
+    for dim, _ in operator.dims:
+        if dim in operator.reduced:
+            k *= sizes[dim]
+        elif dim in shared:
+            count *= sizes[dim]
+        elif dim in first:
+            m *= sizes[dim]
+        else:
+            n *= sizes[dim]
+    return Matmul(count, m, n, k)
+
+
+def _attention_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+) -> float:
+    flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
+    work = flops * (1.0 if direction is Pass.FORWARD else FLASH_BACKWARD)
+    rate = accelerator.peak(block.tensor[operator.inputs[0]].dtype) * accelerator.matmul.fraction * FLASH_EFFICIENCY
+    traffic = _traffic(block, operator, sizes, direction)
+    return accelerator.launch + max(work / rate, traffic / accelerator.bandwidth(operator.kind))

@@ -1,0 +1,201 @@
+"""What is computed: operators, tensors, and the blocks of them that repeat.
+
+A graph is for **one sample** (one sequence): the dim named ``batch`` has size 1 and
+lowering multiplies it. Blocks keep 96 equal layers as one block with ``repeat=96``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from math import prod
+
+import networkx as nx
+
+BATCH = "batch"
+
+ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mask": 1, "int64": 8}
+"""Bytes of one element by dtype; a dropout mask keeps one byte (Korthikanti et al. 2022, section 4)."""
+
+
+class OperatorKind(StrEnum):
+    """What an operator does, as far as its cost is concerned."""
+
+    MATMUL = "matmul"
+    BATCH_MATMUL = "batch_matmul"
+    ATTENTION = "attention"
+    SOFTMAX = "softmax"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"
+    DROPOUT = "dropout"
+    EMBEDDING = "embedding"
+    CROSS_ENTROPY = "cross_entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value that flows or a parameter that stays: named ``dims`` and their ``shape``."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if len(self.dims) != len(self.shape) or min(self.shape, default=1) < 1:
+            raise ValueError(f"tensor {self.name}: one positive size a dim, met {self.dims} {self.shape}")
+        if self.dtype not in ITEMSIZE:
+            raise ValueError(f"tensor {self.name}: dtype is one of {', '.join(ITEMSIZE)}, met {self.dtype}")
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the network.
+
+    Parameters
+    ----------
+    dims
+        The iteration space, ``(("batch", 1), ("sequence", 2048), ...)``.
+    reduced
+        Dims that are summed away; cutting one leaves a partial result.
+    flops_per_point
+        FLOP for one point of the iteration space (2 for a multiply and add).
+    saved
+        Names of tensors that the backward pass reads.
+    recompute_selectively
+        Whether selective recompute drops what this operator saves (the attention core).
+    executed_fraction
+        Part of ``flops`` that the kernel really executes: causal flash attention skips half.
+    """
+
+    name: str
+    kind: OperatorKind
+    dims: tuple[tuple[str, int], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
+    flops_per_point: float = 0.0
+    saved: tuple[str, ...] = ()
+    recompute_selectively: bool = False
+    executed_fraction: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the forward pass for one sample."""
+        return self.flops_per_point * prod(size for _, size in self.dims)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Operators in execution order that occur ``repeat`` times in a row.
+
+    ``inputs`` and ``outputs`` name the tensors that cross the block's boundary.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        known = {tensor.name for tensor in self.tensors}
+        for operator in self.operators:
+            names = operator.inputs + operator.outputs + operator.parameters + operator.saved
+            missing = [name for name in names if name not in known]
+            if missing:
+                raise ValueError(f"block {self.name}: operator {operator.name} names unknown tensors {missing}")
+
+    @cached_property
+    def tensor(self) -> dict[str, Tensor]:
+        """Tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Parameters of one occurrence of the block, each once."""
+        names = dict.fromkeys(name for operator in self.operators for name in operator.parameters)
+        return tuple(self.tensor[name] for name in names)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the parameters of one occurrence."""
+        return sum(tensor.size for tensor in self.parameters)
+
+    @property
+    def flops(self) -> float:
+        """FLOP of one occurrence's forward pass for one sample."""
+        return sum(operator.flops for operator in self.operators)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the name of each occurrence: ``layers.0``, ``layers.1``, ... or the bare name."""
+        return (self.name,) if self.repeat == 1 else tuple(f"{self.name}.{i}" for i in range(self.repeat))
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """A network as a sequence of blocks.
+
+    Parameters
+    ----------
+    sequence
+        Tokens in one sample.
+    tied
+        Pairs ``(block, parameter)`` that are one parameter: counted once, kept twice
+        when they fall on different stages.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    sequence: int
+    tied: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
+
+    @cached_property
+    def occurrences(self) -> tuple[tuple[str, Block], ...]:
+        """Every block occurrence with its name, in execution order."""
+        return tuple((name, block) for block in self.blocks for name in block.names())
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, tied ones once."""
+        total = sum(block.num_parameters * block.repeat for block in self.blocks)
+        by_name = {block.name: block for block in self.blocks}
+        return total - sum(by_name[second[0]].tensor[second[1]].size for _, second in self.tied)
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the forward pass for one sample."""
+        return sum(block.flops * block.repeat for block in self.blocks)
+
+    def to_networkx(self) -> nx.DiGraph:
+        """Return every operator of every occurrence as a directed graph of names."""
+        return _to_networkx(self)
+
+
+@lru_cache(maxsize=4)
+def _to_networkx(graph: OperatorGraph) -> nx.DiGraph:
+    result = nx.DiGraph()
+    boundary: dict[str, str] = {}
+    for name, block in graph.occurrences:
+        producers = {inner: boundary[inner] for inner in block.inputs if inner in boundary}
+        for operator in block.operators:
+            full = f"{name}.{operator.name}"
+            result.add_node(full, operator=operator)
+            for tensor in operator.inputs:
+                if tensor in producers:
+                    result.add_edge(producers[tensor], full, tensor=tensor)
+            producers |= {tensor: full for tensor in operator.outputs}
+        # the boundary of one block is known to the next under the next one's input names
+        boundary = {tensor: producers[tensor] for tensor in block.outputs if tensor in producers}
+    return result

@@ -1,0 +1,138 @@
+"""Quantities with units: text at the door becomes SI floats inside, and back for people.
+
+This is the only module that knows bits from bytes, or GB from GiB.
+Inside meshwise every number is in s, byte, FLOP, byte/s or FLOP/s.
+"""
+
+import re
+from enum import StrEnum
+
+TICKS_PER_SECOND = 10**12
+"""The engines count time in whole picoseconds, so that sums are exact in any order."""
+
+
+class Dimension(StrEnum):
+    """What a quantity measures."""
+
+    TIME = "time"
+    SIZE = "size"
+    BANDWIDTH = "bandwidth"
+    COMPUTE_RATE = "compute rate"
+
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def _bytes_and_bits(suffix: str) -> dict[str, float]:
+    table = {f"{p}B{suffix}": f for p, f in (_DECIMAL | _BINARY).items()}
+    return table | {f"{p}b{suffix}": f / 8 for p, f in _DECIMAL.items()}
+
+
+UNITS: dict[Dimension, dict[str, float]] = {
+    Dimension.TIME: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
+    Dimension.SIZE: _bytes_and_bits("") | {"byte": 1.0, "bytes": 1.0},
+    Dimension.BANDWIDTH: _bytes_and_bits("/s"),
+    Dimension.COMPUTE_RATE: {f"{p}FLOP/s": f for p, f in _DECIMAL.items()}
+    | {f"{p}FLOPS": f for p, f in _DECIMAL.items()},
+}
+_EXAMPLES = {
+    Dimension.TIME: "2 us",
+    Dimension.SIZE: "80 GiB",
+    Dimension.BANDWIDTH: "400 Gb/s",
+    Dimension.COMPUTE_RATE: "312 TFLOP/s",
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]+)\s*")
+
+
+def parse(text: str, dimension: Dimension) -> float:
+    """Return ``text`` as a float in SI units.
+
+    Raises
+    ------
+    ValueError
+        Where the text is no number with a unit of that dimension.
+
+    Examples
+    --------
+    >>> parse("400 Gb/s", Dimension.BANDWIDTH)
+    50000000000.0
+    >>> parse("80 GiB", Dimension.SIZE)
+    85899345920.0
+    """
+    example = f"write a number and a unit, as in '{_EXAMPLES[dimension]}'"
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 100 else None
+    if match is None:
+        raise ValueError(f"a {dimension} has a unit, met {text!r}; {example}")
+    number, unit = match.groups()
+    factor = UNITS[dimension].get(unit)
+    if factor is None:
+        raise ValueError(f"{unit!r} is no unit of {dimension}, met {text!r}; {example}")
+    value = float(number) * factor
+    if value == float("inf"):
+        raise ValueError(f"a {dimension} is finite, met {text!r}; {example}")
+    return value
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for factor, unit in steps:
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}" if abs(value / factor) < 999.5 else f"{value / factor:.0f} {unit}"
+    factor, unit = steps[-1]
+    return f"{value / factor:.3g} {unit}"
+
+
+def format_time(seconds: float) -> str:
+    """Return seconds for people.
+
+    >>> format_time(0.0248)
+    '24.8 ms'
+    """
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def format_size(size: float) -> str:
+    """Return bytes for people, in binary units.
+
+    >>> format_size(80 * 2**30)
+    '80 GiB'
+    """
+    return _scaled(size, tuple((2.0 ** (10 * i), u) for i, u in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B"))))
+
+
+def format_bandwidth(rate: float) -> str:
+    """Return byte/s for people.
+
+    >>> format_bandwidth(25e9)
+    '25 GB/s'
+    """
+    return _scaled(rate, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")))
+
+
+def format_compute_rate(rate: float) -> str:
+    """Return FLOP/s for people.
+
+    >>> format_compute_rate(312e12)
+    '312 TFLOP/s'
+    """
+    return _scaled(rate, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")))
+
+
+def to_ticks(seconds: float) -> int:
+    """Return seconds as whole ticks, rounded up so that a bound stays a bound.
+
+    >>> to_ticks(1.5e-12)
+    2
+    """
+    ticks = seconds * TICKS_PER_SECOND
+    whole = int(ticks)
+    return whole if whole == ticks else whole + 1
+
+
+def to_seconds(ticks: int) -> float:
+    """Return ticks as seconds.
+
+    >>> to_seconds(10**12)
+    1.0
+    """
+    return ticks / TICKS_PER_SECOND

@@ -1,0 +1,29 @@
+"""Optimizer parallel: the optimizer's step and state, whole or shared over the data axis.
+
+References
+----------
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
+models", SC 2020, section 5 (stage 1 shares the optimizer state).
+"""
+
+from math import ceil
+
+from simulator.cluster import Cluster
+from simulator.compute import optimizer_time
+from simulator.program import TaskKind
+from simulator.units import to_ticks
+from strategies.lowering.operator import Step
+from strategies.plan import Plan
+from strategies.training import Training
+
+
+def updated_parameters(plan: Plan, parameters: int) -> int:
+    """Return how many parameters one rank's optimizer updates."""
+    return ceil(parameters / plan.data) if plan.zero else parameters
+
+
+def optimizer_step(cluster: Cluster, training: Training, plan: Plan, parameters: int) -> Step:
+    """Return the optimizer's step: gradients in, state in and out, parameters out."""
+    each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
+    seconds = optimizer_time(cluster.accelerator, updated_parameters(plan, parameters), each)
+    return Step(TaskKind.OPTIMIZER, to_ticks(seconds), "optimizer")

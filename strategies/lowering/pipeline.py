@@ -1,0 +1,68 @@
+"""Pipeline parallel: the schedule's actions as tasks, and the transfers between stages."""
+
+from collections.abc import Iterator
+
+from simulator.cluster import Collective
+from simulator.program import TaskKind
+from strategies.lowering.operator import GroupShape, Step, collective_step
+from strategies.mesh import TENSOR
+from strategies.plan import Plan, Problem
+from strategies.schedule import Action, ActionKind, Schedule
+
+
+def requirement(schedule: Schedule, action: Action) -> Action | None:
+    """Return the action on another stage (or the same one's forward) that must come first."""
+    stage, kind, microbatch = action
+    if kind is ActionKind.FORWARD:
+        return Action(stage - 1, kind, microbatch) if stage else None
+    last = stage == schedule.num_stages - 1
+    return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, kind, microbatch)
+
+
+def in_order(schedule: Schedule) -> Iterator[Action]:
+    """Yield every action after the one it requires, each pipeline rank's in its own order.
+
+    Raises
+    ------
+    ValueError
+        Where the orders wait for each other for ever; the message names what each rank waits for.
+    """
+    done: set[Action] = set()
+    position = [0] * schedule.num_ranks
+    total = sum(map(len, schedule.orders))
+    while len(done) < total:
+        before = len(done)
+        for rank, order in enumerate(schedule.orders):
+            while position[rank] < len(order):
+                action = order[position[rank]]
+                needed = requirement(schedule, action)
+                if needed is not None and needed not in done:
+                    break
+                done.add(action)
+                position[rank] += 1
+                yield action
+        if len(done) == before:
+            raise ValueError(f"schedule {schedule.name} cannot finish: {_waits(schedule, position)}")
+
+
+def _waits(schedule: Schedule, position: list[int]) -> str:
+    stuck = [(r, order[position[r]]) for r, order in enumerate(schedule.orders) if position[r] < len(order)]
+    return "; ".join(f"rank {rank} at {action} waits for {requirement(schedule, action)}" for rank, action in stuck)
+
+
+def send_step(problem: Problem, plan: Plan, shape: GroupShape, size: int, what: str) -> Step:
+    """Return the transfer of a boundary; with ``scatter_gather`` each tensor rank sends its slice.
+
+    Narayanan et al., SC 2021, section 4.1: the slices are gathered again in the receiving node.
+    """
+    sliced = plan.scatter_gather and plan.tensor > 1 and not plan.sequence_parallel
+    part = size / plan.tensor if sliced else size
+    return collective_step(problem.cluster, TaskKind.PIPELINE_COMMUNICATION, Collective.SEND, shape, part, what)
+
+
+def gather_step(problem: Problem, plan: Plan, shape: GroupShape, size: int, what: str) -> Step | None:
+    """Return the all-gather over the tensor axis that puts slices together again, if there is one."""
+    if not (plan.scatter_gather and plan.tensor > 1 and not plan.sequence_parallel):
+        return None
+    kind = TaskKind.TENSOR_COMMUNICATION
+    return collective_step(problem.cluster, kind, Collective.ALL_GATHER, shape, size, f"{what} along {TENSOR}")

@@ -1,0 +1,203 @@
+"""The order of forward and backward passes on every pipeline rank.
+
+A schedule is data: per pipeline rank a tuple of actions, which print and parse as
+``2F0`` (stage 2, forward, microbatch 0), the form torch.distributed.pipelining reads too.
+Stage ``s`` of a looped placement lives on pipeline rank ``s % ranks``.
+
+References
+----------
+.. [1] Huang et al., "GPipe", NeurIPS 2019.
+.. [2] Narayanan et al., "PipeDream", SOSP 2019; the flushed 1F1B of "Memory-efficient
+   pipeline-parallel DNN training", ICML 2021.
+.. [3] Narayanan et al., "Efficient large-scale language model training on GPU clusters
+   using Megatron-LM", SC 2021, section 2.2 (interleaved 1F1B).
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class ActionKind(StrEnum):
+    """What a pipeline rank does with one microbatch of one stage."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+_ACTION = re.compile(r"(\d+)([FB])(\d+)")
+
+
+class Action(NamedTuple):
+    """One pass of one microbatch through one stage."""
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """Return the action that prints as ``text``.
+
+        >>> Action.parse("2F0")
+        Action(stage=2, kind=<ActionKind.FORWARD: 'F'>, microbatch=0)
+        """
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"an action is a stage, F or B and a microbatch, as in 2F0; met {text!r}")
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Orders of actions, one tuple a pipeline rank."""
+
+    name: str
+    orders: tuple[tuple[Action, ...], ...]
+    num_stages: int
+    num_microbatches: int
+
+    def __post_init__(self) -> None:
+        if self.num_stages % len(self.orders):
+            raise ValueError(f"stages = chunks * ranks, met {self.num_stages} stages on {len(self.orders)} ranks")
+        for rank, order in enumerate(self.orders):
+            expected = 2 * self.num_microbatches * (self.num_stages // len(self.orders))
+            misplaced = next((a for a in order if a.stage % len(self.orders) != rank), None)
+            if misplaced is not None:
+                raise ValueError(f"stage {misplaced.stage} is not on pipeline rank {rank}, met {misplaced}")
+            if len(order) != expected or len(set(order)) != expected:
+                raise ValueError(f"pipeline rank {rank} runs every action once: {expected} actions, met {len(order)}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.orders)
+
+    def rank_of(self, stage: int) -> int:
+        """Return the pipeline rank that holds ``stage``."""
+        return stage % self.num_ranks
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a pipeline rank holds, first chunk first."""
+        return tuple(range(rank, self.num_stages, self.num_ranks))
+
+    def in_flight(self, rank: int) -> int:
+        """Return the most microbatch activations, summed over chunks, that a rank holds at once."""
+        held = peak = 0
+        for action in self.orders[rank]:
+            held += 1 if action.kind is ActionKind.FORWARD else -1
+            peak = max(peak, held)
+        return peak
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(str(action) for action in order) for order in self.orders)
+
+    @classmethod
+    def parse(cls, text: str, name: str = "custom") -> "Schedule":
+        """Return the schedule that prints as ``text``: one line a pipeline rank."""
+        orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in text.strip().splitlines())
+        actions = [action for order in orders for action in order]
+        if not actions:
+            raise ValueError("a schedule has at least one action")
+        return cls(name, orders, 1 + max(a.stage for a in actions), 1 + max(a.microbatch for a in actions))
+
+
+def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return GPipe [1]_: all forwards, then all backwards in reverse stage order.
+
+    >>> print(gpipe(1, 2))
+    0F0 0F1 0B0 0B1
+    """
+    _one_chunk("gpipe", chunks)
+    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
+    orders = tuple(
+        tuple(Action(rank, forward, m) for m in range(microbatches))
+        + tuple(Action(rank, backward, m) for m in range(microbatches))
+        for rank in range(ranks)
+    )
+    return Schedule("gpipe", orders, ranks, microbatches)
+
+
+def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return flushed 1F1B [2]_: rank r warms up with ``ranks - r`` forwards, then alternates.
+
+    >>> print(one_f_one_b(2, 3))
+    0F0 0F1 0B0 0F2 0B1 0B2
+    1F0 1B0 1F1 1B1 1F2 1B2
+    """
+    _one_chunk("1f1b", chunks)
+    orders = []
+    for rank in range(ranks):
+        warmup = min(ranks - rank, microbatches)
+        kinds = "F" * warmup + "BF" * (microbatches - warmup) + "B" * warmup
+        orders.append(_number(kinds, lambda index, rank=rank: (rank, index), lambda index, rank=rank: (rank, index)))
+    return Schedule("1f1b", tuple(orders), ranks, microbatches)
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
+    """Return interleaved 1F1B [3]_: ``chunks`` model chunks a rank, rounds of ``ranks`` microbatches.
+
+    Raises
+    ------
+    ValueError
+        Where ``microbatches`` is no multiple of ``ranks``, as the published schedule asks.
+    """
+    if microbatches % ranks:
+        raise ValueError(f"interleaved: microbatches are a multiple of pipeline({ranks}), met {microbatches}")
+    total = microbatches * chunks
+
+    def forward(index: int, rank: int) -> tuple[int, int]:
+        chunk = index // ranks % chunks
+        return chunk * ranks + rank, index // (ranks * chunks) * ranks + index % ranks
+
+    def backward(index: int, rank: int) -> tuple[int, int]:
+        chunk = chunks - 1 - index // ranks % chunks
+        return chunk * ranks + rank, index // (ranks * chunks) * ranks + index % ranks
+
+    orders = []
+    for rank in range(ranks):
+        warmup = min((chunks - 1) * ranks + 2 * (ranks - rank - 1), total)
+        kinds = "F" * warmup + "FB" * (total - warmup) + "B" * warmup
+        orders.append(
+            _number(kinds, lambda index, rank=rank: forward(index, rank), lambda index, rank=rank: backward(index, rank))
+        )
+    return Schedule("interleaved", tuple(orders), ranks * chunks, microbatches)
+
+
+def _number(
+    kinds: str, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
+) -> tuple[Action, ...]:
+    """Return actions from a string of F and B: the i-th F of a rank is ``forward(i)``."""
+    count = {"F": 0, "B": 0}
+    order = []
+    for kind in kinds:
+        stage, microbatch = (forward if kind == "F" else backward)(count[kind])
+        order.append(Action(stage, ActionKind(kind), microbatch))
+        count[kind] += 1
+    return tuple(order)
+
+
+def _one_chunk(name: str, chunks: int) -> None:
+    if chunks != 1:
+        raise ValueError(f"{name}: chunks is 1, met {chunks}; the schedule with chunks is interleaved")
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+}
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return a schedule by name; the same value for the same arguments."""
+    if name not in SCHEDULES:
+        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
+    return SCHEDULES[name](ranks, microbatches, chunks)

@@ -1,0 +1,122 @@
+"""Layouts of tensors over the mesh, and the layout each operator asks for and leaves.
+
+An operator's sharding says which dims of its iteration space are cut by which axes. The
+layouts of all its tensors follow: a tensor is cut along the dims it shares, an output is
+*partial* over the axes that cut a reduced dim, and the gradient of an input is partial
+over the axes that cut dims which that input does not have.
+"""
+
+from dataclasses import dataclass
+
+from simulator.cluster import Collective
+from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from strategies.mesh import TENSOR
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """Layout of one tensor: per cut dim its axes, outermost first; and the ``partial`` axes."""
+
+    cuts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    partial: tuple[str, ...] = ()
+
+    def axes(self, dim: str) -> tuple[str, ...]:
+        """Return the axes that cut ``dim``."""
+        return dict(self.cuts).get(dim, ())
+
+    @property
+    def complete(self) -> "ShardingSpec":
+        """The same cuts with nothing left to sum."""
+        return ShardingSpec(self.cuts)
+
+    def __str__(self) -> str:
+        cuts = ", ".join(f"{dim}/{'*'.join(axes)}" for dim, axes in self.cuts)
+        return f"[{cuts}]" + (f" partial over {'*'.join(self.partial)}" if self.partial else "")
+
+
+REPLICATED = ShardingSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSharding:
+    """Which dims of an operator's iteration space are cut, by operator name ``block.operator``."""
+
+    operator: str
+    cuts: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def of_input(self, tensor: Tensor) -> ShardingSpec:
+        """Return the layout in which the operator reads ``tensor``."""
+        return ShardingSpec(tuple((dim, axes) for dim, axes in self.cuts if dim in tensor.dims))
+
+    def of_output(self, operator: Operator, tensor: Tensor) -> ShardingSpec:
+        """Return the layout in which the operator leaves ``tensor``."""
+        partial = tuple(axis for dim, axes in self.cuts if dim in operator.reduced for axis in axes)
+        cuts = tuple((dim, axes) for dim, axes in self.cuts if dim in tensor.dims and dim not in operator.reduced)
+        return ShardingSpec(cuts, partial)
+
+    def of_gradient(self, tensor: Tensor) -> ShardingSpec:
+        """Return the layout in which the backward pass leaves the gradient of the input ``tensor``."""
+        partial = tuple(axis for dim, axes in self.cuts if dim not in tensor.dims for axis in axes)
+        return ShardingSpec(self.of_input(tensor).cuts, partial)
+
+
+@dataclass(frozen=True, slots=True)
+class Redistribution:
+    """One collective along one axis that moves a tensor to another layout."""
+
+    collective: Collective
+    axis: str
+    dim: str
+
+
+def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribution, ...]:
+    """Return the collectives that turn ``source`` into ``target``; cutting what is whole is free.
+
+    >>> redistribute(ShardingSpec(partial=("tensor",)), REPLICATED)
+    (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim=''),)
+    """
+    if target.partial:
+        raise ValueError(f"a tensor is not made partial, met {target}")
+    steps: list[Redistribution] = []
+    placed = {axis: dim for dim, axes in source.cuts for axis in axes}
+    wanted = {axis: dim for dim, axes in target.cuts for axis in axes}
+    for axis in source.partial:
+        collective = Collective.REDUCE_SCATTER if axis in wanted else Collective.ALL_REDUCE
+        steps.append(Redistribution(collective, axis, wanted.get(axis, "")))
+    for axis, dim in placed.items():
+        if axis not in wanted:
+            steps.append(Redistribution(Collective.ALL_GATHER, axis, dim))
+        elif wanted[axis] != dim:
+            steps.append(Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis]))
+    return tuple(steps)
+
+
+_SEQUENCE_CUT = frozenset({OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE})
+
+
+def megatron(graph: OperatorGraph, sequence_parallel: bool) -> tuple[OperatorSharding, ...]:
+    """Return Megatron-LM's tensor parallelism of a transformer as operator shardings.
+
+    Every operator is cut along the one dim of ``TENSOR_DIMS`` that it has; operators between
+    tensor-parallel regions are replicated, or cut along ``sequence`` with sequence parallelism.
+
+    References
+    ----------
+    Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing activation
+    recomputation in large transformer models", section 4.2.
+    """
+    return tuple(
+        _megatron_operator(block, operator, sequence_parallel) for block in graph.blocks for operator in block.operators
+    )
+
+
+TENSOR_DIMS = ("heads", "ffn", "vocab")
+"""Dims of a transformer that tensor parallelism cuts: column first, row after."""
+
+
+def _megatron_operator(block: Block, operator: Operator, sequence_parallel: bool) -> OperatorSharding:
+    names = [dim for dim, _ in operator.dims]
+    cut = next((dim for dim in TENSOR_DIMS if dim in names), None)
+    if cut is None and sequence_parallel and operator.kind in _SEQUENCE_CUT and "sequence" in names:
+        cut = "sequence"
+    return OperatorSharding(f"{block.name}.{operator.name}", ((cut, (TENSOR,)),) if cut else ())
