@@ -103,9 +103,13 @@ class Network:
     def start(self, shape: Bundle, done: Callable[[], None]) -> None:
         """Begin to move a bundle; ``done`` is called when it has arrived."""
         flow = _Flow(shape, done, self._clock.now)
+        alone = not any(self._users[port] for port, _ in shape.shares)
         for port, _ in shape.shares:
             self._users[port][flow] = None
-        self._touch(flow)
+        if alone:
+            self._run(flow, 1.0)
+        else:
+            self._touch(flow)
 
     def _touch(self, flow: _Flow) -> None:
         if not self._dirty:
@@ -129,21 +133,25 @@ class Network:
         flows = self._component()
         self._dirty = {}
         rates = max_min_rates([flow.bundle for flow in flows], self._capacity)
-        now = self._clock.now
         for flow, rate in zip(flows, rates, strict=True):
             speed = min(rate / flow.bundle.solo_rate, 1.0)
-            if speed == flow.speed:
-                continue
-            flow.remaining -= flow.speed * (now - flow.since)
-            flow.since, flow.speed = now, speed
-            flow.version += 1
-            delay = max(ceil(flow.remaining / speed), 0)
-            self._clock.call(delay, lambda flow=flow, version=flow.version: self._arrive(flow, version))
+            if speed != flow.speed:
+                self._run(flow, speed)
+
+    def _run(self, flow: _Flow, speed: float) -> None:
+        """Let a flow go on at ``speed``, and call when it will have arrived."""
+        now = self._clock.now
+        flow.remaining -= flow.speed * (now - flow.since)
+        flow.since, flow.speed = now, speed
+        flow.version += 1
+        version = flow.version
+        self._clock.call(max(ceil(flow.remaining / speed), 0), lambda: self._arrive(flow, version))
 
     def _arrive(self, flow: _Flow, version: int) -> None:
         if version != flow.version:
             return  # its rate has changed since: another call is under way
         for port, _ in flow.bundle.shares:
             del self._users[port][flow]
-        self._touch(flow)
+        if any(self._users[port] for port, _ in flow.bundle.shares):
+            self._touch(flow)
         flow.done()

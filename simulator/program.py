@@ -148,17 +148,6 @@ class Program:
     capacity: float
     links: tuple[tuple[Port, Link], ...] = ()
 
-    def dependencies(self) -> tuple[list[list[int]], list[int]]:
-        """Return successors of each task and how many predecessors it waits for.
-
-        Raises
-        ------
-        ValueError
-            Where a task waits for one that is listed after it on a shared stream is
-            allowed; where it names a task or stream that does not exist, it is not.
-        """
-        return dependencies(self.tasks, len(self.streams))
-
 
 def dependencies(tasks: Sequence[Task], num_streams: int) -> tuple[list[list[int]], list[int]]:
     """Return the successors of each task, and the number of tasks each one waits for."""

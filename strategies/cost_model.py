@@ -15,8 +15,7 @@ from strategies.lowering.data import buckets, gradient_step, parameter_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.pipeline import send_step
-from strategies.lowering.stage import StageCost, idle_ticks
-from strategies.lowering.tied import rank_parameters
+from strategies.lowering.stage import idle_ticks
 from strategies.mesh import DATA
 from strategies.plan import Plan, Problem
 from strategies.problem import Evaluation
@@ -48,7 +47,6 @@ class SimulatedCost:
     def __init__(self, problem: Problem, engine: str = "discrete_event") -> None:
         self.problem, self.engine = problem, engine
         self.costs = StageCosts(problem)
-        self._positions: dict[object, tuple[int, ...]] = {}
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
@@ -72,38 +70,28 @@ class SimulatedCost:
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps.
         """
-        stages = [self._stage(plan, index) for index in range(len(plan.stages))]
-        fill = drain = best = 0
+        stages = self.costs.of(plan).stages
         tails = [self._tail(plan, position) for position in range(plan.pipeline)]
+        fill = drain = best = 0
         for position in range(plan.pipeline):
             own = stages[position :: plan.pipeline]
             work = plan.num_microbatches * sum(stage.forward_ticks + stage.backward_ticks for stage in own)
             best = max(best, fill + work + max(tails[position], drain + tails[0]))
-            send = self._send_ticks(plan, position) if position < plan.pipeline - 1 else 0
-            fill += stages[position].forward_ticks + send
-            drain += stages[position].backward_ticks + send
+            if position < plan.pipeline - 1:
+                send = self._send_ticks(plan, position)
+                fill += stages[position].forward_ticks + send
+                drain += stages[position].backward_ticks + send
         return to_seconds(best)
 
-    def _stage(self, plan: Plan, stage: int) -> StageCost:
-        return self.costs.stage(plan, stage, self.costs.tensor_shape(plan, self._class(plan, stage % plan.pipeline)))
-
-    def _class(self, plan: Plan, position: int) -> int:
-        """Return the first rank class at a pipeline position."""
-        if plan.mesh not in self._positions:
-            table = self.costs.classes(plan.mesh)
-            self._positions[plan.mesh] = tuple(table.on_pipeline_rank(p)[0] for p in range(plan.pipeline))
-        return self._positions[plan.mesh][position]
-
     def _rank_memory(self, plan: Plan, position: int) -> float:
-        stages = tuple(range(position, len(plan.stages), plan.pipeline))
-        shape = self.costs.tensor_shape(plan, self._class(plan, position))
-        parameters = rank_parameters(self.costs, plan, stages, shape)
-        held = resident(self.problem.cluster.accelerator, self.problem.training, plan, parameters, 0)
-        chunks = tuple(self.costs.stage(plan, stage, shape) for stage in stages)
-        return sum(change.size for change in held) + peak_activations(plan.schedule, position, chunks)
+        costs = self.costs.of(plan)
+        cluster, training = self.problem.cluster, self.problem.training
+        held = resident(cluster.accelerator, training, plan, costs.parameters[position], 0)
+        chunks = costs.stages[position :: plan.pipeline]
+        return sum(change.size for change in held) + peak_activations(plan, position, chunks)
 
     def _send_ticks(self, plan: Plan, position: int) -> int:
-        table, index = self.costs.classes(plan.mesh), self._class(plan, position)
+        table, index = self.costs.classes(plan.mesh), self.costs.first_class(plan, position)
         rank, _ = table.neighbour(index, 1)
         size = self.costs.boundary_bytes(plan, position)
         step = send_step(self.problem, plan, table.pair_shape(index, rank), size, "")
@@ -111,17 +99,18 @@ class SimulatedCost:
 
     def _tail(self, plan: Plan, position: int) -> int:
         """Return the ticks after a rank's last backward: the last reduction, the optimizer, ZeRO's gather."""
-        cluster, training, index = self.problem.cluster, self.problem.training, self._class(plan, position)
-        shape = self.costs.classes(plan.mesh).shape(index, DATA)
-        stages = tuple(range(position, len(plan.stages), plan.pipeline))
-        parameters = rank_parameters(self.costs, plan, stages, self.costs.tensor_shape(plan, index))
+        cluster, training = self.problem.cluster, self.problem.training
+        costs = self.costs.of(plan)
+        parameters = costs.parameters[position]
         ticks = idle_ticks(cluster, optimizer_step(cluster, training, plan, parameters))
-        if plan.data > 1:
-            last = parameters
-            if plan.overlap_gradients:
-                found = buckets(self._stage(plan, position), training.gradient_bytes)
-                last = found[-1].parameters if found else 0
-            ticks += idle_ticks(cluster, gradient_step(cluster, training, plan, shape, last, ""))
-        if plan.data > 1 and plan.zero:
+        if plan.data == 1:
+            return ticks
+        shape = self.costs.classes(plan.mesh).shape(self.costs.first_class(plan, position), DATA)
+        last = parameters
+        if plan.overlap_gradients:
+            found = buckets(costs.stages[position], training.gradient_bytes)
+            last = found[-1].parameters if found else 0
+        ticks += idle_ticks(cluster, gradient_step(cluster, training, plan, shape, last, ""))
+        if plan.zero:
             ticks += idle_ticks(cluster, parameter_step(cluster, training, shape, parameters))
         return ticks

@@ -3,8 +3,9 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from simulator.cluster import Port
 from simulator.network import Bundle, bundle
-from simulator.program import Program, Task, dependencies
+from simulator.program import Program, dependencies
 from simulator.units import TICKS_PER_SECOND
 
 
@@ -39,16 +40,13 @@ def compile_program(program: Program) -> StepGraph:
     after another: such transfers become plain durations, exactly.
     """
     successors, waiting = dependencies(program.tasks, len(program.streams))
-    capacity: dict[Hashable, float] = {port: link.bandwidth for port, link in program.links}
-    users: dict[Hashable, set[int]] = {}
-    for task in program.tasks:
-        for transfer in task.transfers:
-            users.setdefault(transfer.port, set()).update(task.streams[:1])
-    shared = {port for port, streams in users.items() if len(streams) > 1}
-    known: dict[tuple[Hashable, ...], Bundle] = {}
+    number = {port: index for index, (port, _) in enumerate(program.links)}
+    capacity: dict[Hashable, float] = {number[port]: link.bandwidth for port, link in program.links}
+    shapes = _shapes(program, number, capacity)
+    shared = _shared_ports(program, shapes)
     durations, latencies, bundles = [], [], []
     for task in program.tasks:
-        shape = _bundle(task, capacity, known)
+        shape = shapes[id(task.transfers)] if task.transfers else None
         contended = shape is not None and any(port in shared for port, _ in shape.shares)
         total = task.duration + (shape.solo_ticks if shape else 0)
         durations.append(total)
@@ -59,9 +57,24 @@ def compile_program(program: Program) -> StepGraph:
     )
 
 
-def _bundle(task: Task, capacity: dict[Hashable, float], known: dict[tuple[Hashable, ...], Bundle]) -> Bundle | None:
-    if not task.transfers:
-        return None
-    if task.transfers not in known:
-        known[task.transfers] = bundle(task.transfers, capacity, TICKS_PER_SECOND)
-    return known[task.transfers]
+def _shapes(program: Program, number: dict[Port, int], capacity: dict[Hashable, float]) -> dict[int, Bundle]:
+    """Return the bundle of every tuple of transfers, by identity: tasks of a template share one."""
+    shapes: dict[int, Bundle] = {}
+    for task in program.tasks:
+        if task.transfers and id(task.transfers) not in shapes:
+            usage = [(number[transfer.port], transfer.size) for transfer in task.transfers]
+            shapes[id(task.transfers)] = bundle(usage, capacity, TICKS_PER_SECOND)
+    return shapes
+
+
+def _shared_ports(program: Program, shapes: dict[int, Bundle]) -> set[Hashable]:
+    """Return the ports that tasks of more than one stream use."""
+    users: dict[tuple[int, int], None] = {}
+    for task in program.tasks:
+        if task.transfers:
+            users[id(task.transfers), task.streams[0]] = None
+    streams: dict[Hashable, set[int]] = {}
+    for identity, stream in users:
+        for port, _ in shapes[identity].shares:
+            streams.setdefault(port, set()).add(stream)
+    return {port for port, found in streams.items() if len(found) > 1}

@@ -11,6 +11,7 @@ Weisfeiler and Leman 1968 (1-dimensional colour refinement).
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simulator.cluster import Cluster
 from simulator.program import RankClass
@@ -18,7 +19,7 @@ from strategies.lowering.operator import GroupShape
 from strategies.mesh import DATA, PIPELINE, TENSOR, Mesh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassTable:
     """The rank classes of a mesh on a machine, and which class each rank is in."""
 
@@ -50,6 +51,7 @@ class ClassTable:
         group = self.mesh.group(self.members[index][0], axis)
         return tuple(sorted({self.class_of[rank] for rank in group}))
 
+    @lru_cache(maxsize=None)  # noqa: B019 - a table lives as long as its problem's costs
     def shape(self, index: int, axis: str) -> GroupShape:
         """Return how the group of a class's representative lies on the machine."""
         group = self.mesh.group(self.members[index][0], axis)

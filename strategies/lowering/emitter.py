@@ -27,6 +27,7 @@ class Emitter:
         self.tail: list[int | None] = [None] * len(rank_classes)
         self._streams: dict[Stream, int] = {}
         self._links: dict[Port, Link] = {}
+        self._transfers: dict[tuple[float, float, int, int], tuple[Transfer, ...]] = {}
 
     def stream(self, rank_class: int, kind: StreamKind) -> int:
         """Return the index of a stream, new or known."""
@@ -56,7 +57,7 @@ class Emitter:
     def _together(self, unit: Sequence[int], part: Piece, origin: Origin, waiting: dict[int, list[int]]) -> None:
         streams = tuple(self.stream(member, StreamKind.TENSOR) for member in unit)
         before = tuple({index for member in unit for index in self._before(member, waiting[member])})
-        transfers = tuple(t for member in unit for t in self.transfers(part.step, member, member))
+        transfers = self._joint(part.step, [(member, member) for member in unit])
         acquired = tuple(c for member in unit for c in _changes(member, part.acquired, 1))
         released = tuple(c for member in unit for c in _changes(member, part.released, -1))
         step, label = part.step, origin._replace(operators=part.step.operators)
@@ -70,12 +71,24 @@ class Emitter:
         """Add one communication among classes; ``route`` names sender and receiver, ``None`` all of them."""
         streams = tuple(self.stream(member, kind) for member, kind in ends)
         pairs = [route] if route else [(member, member) for member, _ in ends]
-        transfers = tuple(t for source, target in pairs for t in self.transfers(step, source, target))
+        transfers = self._joint(step, pairs)
         label = origin._replace(operators=step.operators)
         return self._add(Task(step.kind, streams, step.duration, tuple(sorted(set(before))), label, transfers))
 
+    def _joint(self, step: Step, pairs: Sequence[tuple[int, int]]) -> tuple[Transfer, ...]:
+        """Return the transfers of a communication among several pairs; one pair's tuple is shared."""
+        if len(pairs) == 1:
+            return self.transfers(step, *pairs[0])
+        return tuple(t for source, target in pairs for t in self.transfers(step, source, target))
+
     def transfers(self, step: Step, source: int, target: int) -> tuple[Transfer, ...]:
         """Return what a step moves out of one class's ports and into another's."""
+        key = (step.device_bytes, step.nic_bytes, source, target)
+        if key not in self._transfers:
+            self._transfers[key] = self._routed(step, source, target)
+        return self._transfers[key]
+
+    def _routed(self, step: Step, source: int, target: int) -> tuple[Transfer, ...]:
         sender, receiver = self.rank_classes[source].representative, self.rank_classes[target].representative
         moved = []
         if step.device_bytes > 0:

@@ -12,7 +12,7 @@ from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.pieces import Granularity, Piece, pieces, split
 from strategies.lowering.pipeline import gather_step, in_order, send_step
 from strategies.lowering.stage import StageCost, StageCosts
-from strategies.lowering.tied import rank_parameters, tied_parameters, tied_step
+from strategies.lowering.tied import tied_parameters, tied_step
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Plan, Problem
 from strategies.schedule import Action, ActionKind
@@ -61,6 +61,7 @@ class _Lowering:
         self.arrived: dict[tuple[int, Action], int] = {}
         self.reductions: dict[int, list[int]] = {index: [] for index in range(len(table.members))}
         self.pending: dict[tuple[tuple[int, ...], int, int], dict[int, int]] = {}
+        self.gathers: dict[tuple[int, int, ActionKind], tuple[Piece, ...]] = {}
         self.sends: dict[tuple[int, int, ActionKind], tuple[Step, int]] = {}
         self.templates: dict[tuple[int, ActionKind, GroupShape, bool], tuple[Piece, ...]] = {}
 
@@ -110,10 +111,11 @@ class _Lowering:
         return self.templates[key]
 
     def _gather(self, index: int, action: Action) -> tuple[Piece, ...]:
-        if not self.plan.scatter_gather:
-            return ()
-        step = gather_step(self.problem, self.plan, self.shape[index], self._boundary(action), "boundary")
-        return (Piece(step),) if step else ()
+        key = (index, action.stage, action.kind)
+        if key not in self.gathers:
+            step = gather_step(self.problem, self.plan, self.shape[index], self._boundary(action), "boundary")
+            self.gathers[key] = (Piece(step),) if step else ()
+        return self.gathers[key]
 
     def _boundary(self, action: Action) -> int:
         """Return the bytes that reach an action from the stage it waits for."""
@@ -204,7 +206,8 @@ class _Lowering:
             self.reductions[index].append(task)
 
     def _parameters(self, index: int) -> int:
-        return rank_parameters(self.costs, self.plan, self.emitter.rank_classes[index].stages, self.shape[index])
+        position = self.emitter.rank_classes[index].stages[0] % self.plan.pipeline
+        return self.costs.rank_parameters(self.plan, position, self.shape[index])
 
     def _resident(self) -> tuple[MemoryChange, ...]:
         accelerator = self.cluster.accelerator

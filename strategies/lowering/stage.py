@@ -85,6 +85,16 @@ def idle_ticks(cluster: Cluster, step: Step) -> int:
     return step.duration + bundle(usage, capacity, TICKS_PER_SECOND).solo_ticks
 
 
+class PlanCosts(NamedTuple):
+    """The stages of one plan on the first rank class of each pipeline position.
+
+    ``parameters`` are the elements on a rank of each pipeline position, tied ones once.
+    """
+
+    stages: tuple[StageCost, ...]
+    parameters: tuple[int, ...]
+
+
 class StageCosts:
     """Costs of blocks and stages of one problem, each computed once."""
 
@@ -93,6 +103,8 @@ class StageCosts:
         self._blocks = dict(problem.graph.occurrences)
         self._block_costs: dict[tuple[object, ...], BlockCost] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
+        self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
+        self._positions: dict[Mesh, tuple[int, ...]] = {}
         self._boundaries: dict[tuple[object, ...], int] = {}
         self._shares: dict[tuple[object, ...], int] = {}
         self._classes: dict[Mesh, ClassTable] = {}
@@ -102,6 +114,35 @@ class StageCosts:
         if mesh not in self._classes:
             self._classes[mesh] = fold(self.problem.cluster, mesh)
         return self._classes[mesh]
+
+    def of(self, plan: Plan) -> PlanCosts:
+        """Return the costs of all stages of a plan."""
+        key = (plan.stages, plan.mesh, plan.microbatch, plan.shardings, plan.recompute)
+        if key not in self._plan_costs:
+            shapes = [self.tensor_shape(plan, self.first_class(plan, p)) for p in range(plan.pipeline)]
+            count = len(plan.stages)
+            stages = tuple(self.stage(plan, stage, shapes[stage % plan.pipeline]) for stage in range(count))
+            parameters = tuple(self.rank_parameters(plan, p, shapes[p]) for p in range(plan.pipeline))
+            self._plan_costs[key] = PlanCosts(stages, parameters)
+        return self._plan_costs[key]
+
+    def first_class(self, plan: Plan, position: int) -> int:
+        """Return the first rank class at a pipeline position."""
+        if plan.mesh not in self._positions:
+            table = self.classes(plan.mesh)
+            self._positions[plan.mesh] = tuple(table.on_pipeline_rank(p)[0] for p in range(plan.pipeline))
+        return self._positions[plan.mesh][position]
+
+    def rank_parameters(self, plan: Plan, position: int, shape: GroupShape) -> int:
+        """Return the elements of parameters on a rank at a pipeline position, tied ones once."""
+        own = range(position, len(plan.stages), plan.pipeline)
+        blocks = {block for stage in own for block in plan.stages[stage].blocks}
+        total = sum(self.stage(plan, stage, shape).parameters for stage in own)
+        return total - sum(
+            self.parameter_share(plan, second)
+            for first, second in self.problem.graph.tied
+            if first[0] in blocks and second[0] in blocks
+        )
 
     def stage(self, plan: Plan, stage: int, shape: GroupShape) -> StageCost:
         """Return the cost of a stage on a rank whose tensor group has ``shape``."""

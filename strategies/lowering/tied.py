@@ -18,7 +18,10 @@ from strategies.training import Training
 
 def tied_parameters(costs: StageCosts, plan: Plan, table: ClassTable) -> Iterator[tuple[int, int, int]]:
     """Yield classes on two pipeline ranks that keep one parameter, and its local elements."""
-    for first, second in pairs(costs, plan):
+    placed = {block for stage in plan.stages for block in stage.blocks}
+    for first, second in costs.problem.graph.tied:
+        if first[0] not in placed or second[0] not in placed:
+            continue
         positions = [_position(plan, block) for block, _ in (first, second)]
         if positions[0] == positions[1]:
             continue
@@ -26,22 +29,6 @@ def tied_parameters(costs: StageCosts, plan: Plan, table: ClassTable) -> Iterato
             rank = table.members[index][0]
             other = rank + (positions[1] - positions[0]) * plan.mesh.stride(PIPELINE)
             yield index, table.class_of[other], costs.parameter_share(plan, second)
-
-
-def pairs(costs: StageCosts, plan: Plan) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Yield the tied pairs of the graph whose blocks the plan places."""
-    placed = {block for stage in plan.stages for block in stage.blocks}
-    for first, second in costs.problem.graph.tied:
-        if first[0] in placed and second[0] in placed:
-            yield first, second
-
-
-def duplicated(costs: StageCosts, plan: Plan, stages: tuple[int, ...]) -> int:
-    """Return the local elements that a rank with ``stages`` would count twice."""
-    own = {block for stage in stages for block in plan.stages[stage].blocks}
-    return sum(
-        costs.parameter_share(plan, second) for first, second in pairs(costs, plan) if first[0] in own and second[0] in own
-    )
 
 
 def tied_step(cluster: Cluster, training: Training, shape: GroupShape, count: int) -> Step:
@@ -54,9 +41,3 @@ def tied_step(cluster: Cluster, training: Training, shape: GroupShape, count: in
 def _position(plan: Plan, block: str) -> int:
     stage = next(index for index, stage in enumerate(plan.stages) if block in stage.blocks)
     return stage % plan.pipeline
-
-
-def rank_parameters(costs: StageCosts, plan: Plan, stages: tuple[int, ...], shape: GroupShape) -> int:
-    """Return the elements of parameters on a rank that holds ``stages``, tied ones once."""
-    total = sum(costs.stage(plan, stage, shape).parameters for stage in stages)
-    return total - duplicated(costs, plan, stages)
