@@ -99,7 +99,8 @@ class Operator:
 class Block:
     """Operators in execution order that occur ``repeat`` times in a row.
 
-    ``inputs`` and ``outputs`` name the tensors that cross the block's boundary.
+    ``inputs`` and ``outputs`` name the tensors that cross the block's boundary; the outputs
+    of one block are, in order, the inputs of the next.
     """
 
     name: str
@@ -186,16 +187,16 @@ class OperatorGraph:
 @lru_cache(maxsize=4)
 def _to_networkx(graph: OperatorGraph) -> nx.DiGraph:
     result = nx.DiGraph()
-    boundary: dict[str, str] = {}
+    boundary: list[str | None] = []
     for name, block in graph.occurrences:
-        producers = {inner: boundary[inner] for inner in block.inputs if inner in boundary}
+        # the outputs of one block are the inputs of the next, in order
+        producers = {t: source for t, source in zip(block.inputs, boundary, strict=False) if source is not None}
         for operator in block.operators:
             full = f"{name}.{operator.name}"
             result.add_node(full, operator=operator)
             for tensor in operator.inputs:
                 if tensor in producers:
                     result.add_edge(producers[tensor], full, tensor=tensor)
-            producers |= {tensor: full for tensor in operator.outputs}
-        # the boundary of one block is known to the next under the next one's input names
-        boundary = {tensor: producers[tensor] for tensor in block.outputs if tensor in producers}
+            producers |= dict.fromkeys(operator.outputs, full)
+        boundary = [producers.get(tensor) for tensor in block.outputs]
     return result

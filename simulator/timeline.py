@@ -62,16 +62,21 @@ class Timeline:
 
     @cached_property
     def _computing(self) -> tuple[list[tuple[float, float]], ...]:
-        rows: tuple[list[tuple[float, float]], ...] = tuple([] for _ in self.rank_classes)
+        return tuple(
+            _union((s.start, s.end) for s in spans if not s.kind.communicates) for spans in self._by_class
+        )
+
+    @cached_property
+    def _by_class(self) -> tuple[list[Span], ...]:
+        rows: tuple[list[Span], ...] = tuple([] for _ in self.rank_classes)
         for span in self.spans:
-            if not span.kind.communicates:
-                rows[span.rank_class].append((span.start, span.end))
-        return tuple(_union(row) for row in rows)
+            rows[span.rank_class].append(span)
+        return rows
 
     def busy(self, rank_class: int, kinds: Iterable[TaskKind] | None = None) -> float:
         """Return the seconds in which ``rank_class`` runs at least one span of ``kinds`` (all: None)."""
         chosen = frozenset(kinds) if kinds is not None else frozenset(TaskKind)
-        spans = ((s.start, s.end) for s in self.spans if s.rank_class == rank_class and s.kind in chosen)
+        spans = ((s.start, s.end) for s in self._by_class[rank_class] if s.kind in chosen)
         return sum(end - start for start, end in _union(spans))
 
     @cached_property
@@ -90,7 +95,7 @@ class Timeline:
             if kind.communicates:
                 exposed = 0.0
                 for index, members in enumerate(self.rank_classes):
-                    spans = ((s.start, s.end) for s in self.spans if s.rank_class == index and s.kind == kind)
+                    spans = ((s.start, s.end) for s in self._by_class[index] if s.kind == kind)
                     exposed += _outside(_union(spans), self._computing[index]) * len(members.ranks)
                 result[kind] = exposed / ranks if ranks else 0.0
         return result
@@ -99,8 +104,8 @@ class Timeline:
         """Return (kind, stage, microbatch) of the forwards and backwards of a rank, in order of start."""
         rows = [
             (s.start, s.end, (s.kind, s.stage, s.microbatch))
-            for s in self.spans
-            if s.rank_class == rank_class and s.kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
+            for s in self._by_class[rank_class]
+            if s.kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
         ]
         result: list[tuple[TaskKind, int, int]] = []
         for _, _, action in sorted(rows, key=lambda row: row[:2]):

@@ -28,6 +28,7 @@ class ActionKind(StrEnum):
     BACKWARD = "B"
 
 
+_KINDS = {kind.value: kind for kind in ActionKind}
 _ACTION = re.compile(r"(\d+)([FB])(\d+)")
 
 
@@ -178,7 +179,7 @@ def _number(
     order = []
     for kind in kinds:
         stage, microbatch = (forward if kind == "F" else backward)(count[kind])
-        order.append(Action(stage, ActionKind(kind), microbatch))
+        order.append(Action(stage, _KINDS[kind], microbatch))
         count[kind] += 1
     return tuple(order)
 

@@ -1,0 +1,277 @@
+"""The one loop that runs every search: budget, clock, memo, progress and best so far live here.
+
+An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to
+learn about a plan, and may yield or return a `Proof` to say what it knows about all of them.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import ClassVar, Protocol
+
+from strategies.cost_model import CostModel, SimulatedCost
+from strategies.plan import Plan, Problem, complete
+from strategies.problem import Evaluation, Trial
+from strategies.search.space import EVERYTHING, Space, layouts
+
+MAX_REPEATS = 1000
+"""Proposals in a row that repeat known plans, after which a search has run dry."""
+
+
+class OutOfTime(Exception):
+    """Raised by the costs that an algorithm sees when the search has used its seconds.
+
+    An algorithm that has evaluated nothing yet may catch it and yield the one plan it would try.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The claim that no plan of the space that fits takes less than ``lower_bound`` seconds."""
+
+    lower_bound: float
+
+
+Proposals = Generator[Plan | Proof, Evaluation, Proof | None]
+"""What an algorithm is while it runs; one that only yields plans is one too."""
+
+
+class SearchAlgorithm(Protocol):
+    """A way to look for the best plan; its fields are its hyper-parameters."""
+
+    name: ClassVar[str]
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield plans to evaluate, and proofs; return the last proof, or ``None``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is: what callbacks receive after every evaluation."""
+
+    evaluations: int
+    considered: int
+    elapsed: float
+    best: Trial | None
+    lower_bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found.
+
+    Parameters
+    ----------
+    best
+        The fastest plan that fits; ``None`` where none was found.
+    nearest
+        Where none was found: the plan of the space that needs the least memory, of those that
+        there was time to look at.
+    trials
+        Every plan that was evaluated, once, in order.
+    considered
+        Different plans that were looked at, those dropped without an evaluation included.
+    lower_bound
+        Seconds below which no plan of the space that fits can come; ``None`` where none is known.
+    gap
+        ``(best - lower_bound) / lower_bound``: 0 is proven optimal, ``None`` where none is known.
+    wall_time
+        Seconds.
+    history
+        ``(evaluations, elapsed, step_time)`` whenever the best became better.
+    interrupted
+        Whether the user ended it.
+    """
+
+    algorithm: str
+    best: Trial | None
+    nearest: Trial | None
+    trials: tuple[Trial, ...]
+    evaluations: int
+    considered: int
+    lower_bound: float | None
+    gap: float | None
+    wall_time: float
+    history: tuple[tuple[int, float, float], ...]
+    interrupted: bool
+
+
+def search(
+    algorithm: SearchAlgorithm,
+    problem: Problem,
+    space: Space = EVERYTHING,
+    *,
+    costs: CostModel | None = None,
+    budget: int | None = None,
+    seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> SearchResult:
+    """Return what ``algorithm`` finds for ``problem`` in ``space``.
+
+    Parameters
+    ----------
+    costs
+        How plans are judged; by default the simulator.
+    budget
+        Evaluations, of different plans: a repeated plan costs none.
+    seconds
+        Time after which nothing is looked at any more; a first plan that is proposed later
+        is still evaluated, so that there is a result.
+    progress
+        Called after every evaluation.
+    clock
+        Where the seconds come from.
+
+    Raises
+    ------
+    ValueError
+        Where ``budget`` is less than 1 or ``seconds`` is not positive. That nothing fits is a result.
+    """
+    if budget is not None and budget < 1:
+        raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds are more than 0, met {seconds}")
+    run = _Run(SimulatedCost(problem) if costs is None else costs, budget, seconds, progress, clock)
+    nearest, interrupted = None, False
+    try:
+        run.drive(algorithm.propose(problem, space, run))
+        if run.best is None:
+            nearest = run.nearest(problem, space)
+    except KeyboardInterrupt:
+        interrupted = True
+    return SearchResult(
+        algorithm=algorithm.name,
+        best=run.best,
+        nearest=nearest,
+        trials=tuple(run.trials),
+        evaluations=len(run.trials),
+        considered=len(run.seen),
+        lower_bound=run.lower_bound,
+        gap=_gap(run.best, run.lower_bound),
+        wall_time=run.elapsed,
+        history=tuple(run.history),
+        interrupted=interrupted,
+    )
+
+
+def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
+    if best is None or lower_bound is None or lower_bound <= 0:
+        return None
+    return (best.evaluation.step_time - lower_bound) / lower_bound
+
+
+class _Run:
+    """The state of one search, and the cost model that its algorithm sees: one that counts."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        budget: int | None,
+        seconds: float | None,
+        progress: Callable[[Progress], None] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.costs, self.budget, self.seconds = costs, budget, seconds
+        self.progress, self.clock, self.start = progress, clock, clock()
+        self.trials: list[Trial] = []
+        self.memo: dict[Plan, Evaluation] = {}
+        self.seen: set[int] = set()  # hashes: thousands of plans need not stay alive to be counted
+        self.history: list[tuple[int, float, float]] = []
+        self.best: Trial | None = None
+        self.lower_bound: float | None = None
+        self.repeats = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the search began."""
+        return self.clock() - self.start
+
+    def drive(self, proposals: Proposals) -> None:
+        """Answer every proposal until the algorithm, the budget or the time is at its end."""
+        answer: Evaluation | None = None
+        with closing(proposals):
+            while True:
+                try:
+                    proposal = next(proposals) if answer is None else proposals.send(answer)
+                except StopIteration as end:
+                    return self._learn(end.value)
+                except OutOfTime:
+                    return
+                answer = None
+                if isinstance(proposal, Proof):
+                    self._learn(proposal)
+                elif self._spent(proposal):
+                    return
+                else:
+                    answer = self.evaluate(proposal)
+
+    def _learn(self, proof: Proof | None) -> None:
+        if proof is not None:
+            self.lower_bound = max(proof.lower_bound, self.lower_bound or 0.0)
+
+    @property
+    def _late(self) -> bool:
+        return self.seconds is not None and self.elapsed >= self.seconds
+
+    def _spent(self, plan: Plan) -> bool:
+        if self.trials and self._late:
+            return True
+        if plan in self.memo:
+            self.repeats += 1
+            return self.repeats >= MAX_REPEATS
+        self.repeats = 0
+        return self.budget is not None and len(self.trials) >= self.budget
+
+    def evaluate(self, plan: Plan) -> Evaluation:
+        """Return the evaluation of ``plan``, from the memo where it is known."""
+        if plan not in self.memo:
+            self.seen.add(hash(plan))
+            self._record(Trial(plan, self.costs.evaluate(plan), self.elapsed))
+        return self.memo[plan]
+
+    def _record(self, trial: Trial) -> None:
+        evaluation = trial.evaluation
+        self.memo[trial.plan] = evaluation
+        self.trials.append(trial)
+        if evaluation.fits and (self.best is None or evaluation.step_time < self.best.evaluation.step_time):
+            self.best = trial
+            self.history.append((len(self.trials), trial.elapsed, evaluation.step_time))
+        if self.progress is not None:
+            counts = len(self.trials), len(self.seen)
+            self.progress(Progress(*counts, trial.elapsed, self.best, self.lower_bound))
+
+    def _look(self, plan: Plan) -> None:
+        if self._late:
+            raise OutOfTime
+        self.seen.add(hash(plan))
+
+    def peak_memory(self, plan: Plan) -> float:
+        """Return the bytes of the fullest device."""
+        self._look(plan)
+        return self.costs.peak_memory(plan)
+
+    def fits(self, plan: Plan) -> bool:
+        """Return whether the plan fits in memory."""
+        self._look(plan)
+        return self.costs.fits(plan)
+
+    def bound(self, plan: Plan) -> float:
+        """Return seconds that the plan's step takes at least."""
+        self._look(plan)
+        return self.costs.bound(plan)
+
+    def nearest(self, problem: Problem, space: Space) -> Trial | None:
+        """Return the plan with the least peak memory of those that there is time to look at."""
+        least: tuple[float, Plan] | None = None
+        try:
+            for layout in layouts(problem, space):
+                plan = complete(problem, layout)
+                memory = self.peak_memory(plan)
+                if least is None or memory < least[0]:
+                    least = memory, plan
+        except OutOfTime:
+            pass
+        return None if least is None else Trial(least[1], self.costs.evaluate(least[1]), self.elapsed)

@@ -1,0 +1,240 @@
+"""What a search may choose from: every legal layout of a problem, and which are one decision apart.
+
+A layout is legal where `strategies.plan.violations` finds nothing. Of layouts that mean the same
+step only one is in the space: a single pipeline rank has one schedule, a single data rank one
+ZeRO level (the first that the limits allow, of ``1f1b`` before ``gpipe`` and 0 before 1).
+"""
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import permutations, product
+from math import isqrt
+
+from strategies.plan import Layout, Problem, Recompute, num_layers, violations
+
+FLAT_SCHEDULES = ("1f1b", "gpipe")
+"""Schedules with one model chunk a pipeline rank."""
+LOOPED_SCHEDULES = ("interleaved",)
+"""Schedules with several model chunks a pipeline rank."""
+ZERO_LEVELS = (0, 1)
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "schedule": FLAT_SCHEDULES + LOOPED_SCHEDULES,
+    "zero": ZERO_LEVELS,
+    "sequence_parallel": (False, True),
+    "recompute": tuple(Recompute),
+}
+_DEGREES = ("data", "tensor", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Limits on the fields of a `Layout`; ``None`` allows the default set.
+
+    Parameters
+    ----------
+    data, tensor, pipeline
+        Degrees; by default every divisor of the number of devices.
+    microbatch
+        Sequences a microbatch; by default the powers of two that divide the batch of a data
+        rank, and that batch itself (no gradient accumulation). A limit may name any divisor.
+    schedule
+        Names; by default 1f1b, gpipe and interleaved.
+    chunks
+        Chunks a pipeline rank, 1 for schedules that are not looped; by default every divisor of
+        the layers of a rank. A limit may name counts that do not divide them.
+    zero, sequence_parallel, recompute
+        By default 0 and 1; both; none, selective and full.
+
+    Raises
+    ------
+    ValueError
+        Where a limit allows nothing, or names what no layout can have.
+    """
+
+    data: tuple[int, ...] | None = None
+    tensor: tuple[int, ...] | None = None
+    pipeline: tuple[int, ...] | None = None
+    microbatch: tuple[int, ...] | None = None
+    schedule: tuple[str, ...] | None = None
+    chunks: tuple[int, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    sequence_parallel: tuple[bool, ...] | None = None
+    recompute: tuple[Recompute, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            limit = getattr(self, field.name)
+            if limit is not None:
+                _check(field.name, limit)
+
+
+def _check(name: str, limit: tuple[object, ...]) -> None:
+    if not limit:
+        raise ValueError(f"space: {name} names at least one value, met none; leave it out to allow all")
+    for value in limit:
+        if name in _CHOICES:
+            if value not in _CHOICES[name]:
+                allowed = ", ".join(str(choice) for choice in _CHOICES[name])
+                raise ValueError(f"space: {name} is one of {allowed}, met {value!r}")
+        elif type(value) is not int or value < 1:
+            raise ValueError(f"space: {name} is a whole number of at least 1, met {value!r}; nearest: 1")
+
+
+EVERYTHING = Space()
+"""The space without limits."""
+
+
+def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
+    """Yield every legal layout of ``space`` once, by rising tensor, pipeline and microbatch.
+
+    Layers are split evenly where the stages divide them and balanced where not.
+    """
+    for data, tensor, pipeline in _degrees(problem, space):
+        rest = tuple(product(_zeros(space, data), _sequence_parallels(problem, space, tensor), _recomputes(space)))
+        for microbatch in _microbatches(problem, space, data):
+            for schedule, chunks in _schedules(problem, space, data, pipeline, microbatch):
+                stages = _stages(problem, pipeline * chunks)
+                for zero, sequence_parallel, recompute in rest:
+                    yield Layout(
+                        data=data,
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        microbatch=microbatch,
+                        schedule=schedule,
+                        chunks=chunks,
+                        zero=zero,
+                        sequence_parallel=sequence_parallel,
+                        recompute=recompute,
+                        stages=stages,
+                    )
+
+
+def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, ...]:
+    """Return the layouts of ``space`` that differ from ``layout``, itself of ``space``, in one decision.
+
+    A decision is one field, schedule and chunks together, or a factor traded between two of the
+    three degrees. Being neighbours is symmetric.
+    """
+    result = [trade for trade in _trades(problem, layout) if _admits(problem, space, trade)]
+    data, pipeline = layout.data, layout.pipeline
+    looped = (layout.schedule, layout.chunks)
+    result += [
+        replace(layout, microbatch=microbatch)
+        for microbatch in _microbatches(problem, space, data)
+        if looped in _schedules(problem, space, data, pipeline, microbatch)
+    ]
+    result += [
+        replace(layout, schedule=schedule, chunks=chunks, stages=_stages(problem, pipeline * chunks))
+        for schedule, chunks in _schedules(problem, space, data, pipeline, layout.microbatch)
+    ]
+    result += [replace(layout, zero=zero) for zero in _zeros(space, data)]
+    choices = _sequence_parallels(problem, space, layout.tensor)
+    result += [replace(layout, sequence_parallel=choice) for choice in choices]
+    result += [replace(layout, recompute=recompute) for recompute in _recomputes(space)]
+    return tuple(candidate for candidate in result if candidate != layout)
+
+
+def _trades(problem: Problem, layout: Layout) -> Iterator[Layout]:
+    degrees = {name: getattr(layout, name) for name in _DEGREES}
+    for source, target in permutations(_DEGREES, 2):
+        for factor in _divisors(degrees[source])[1:]:
+            traded = degrees | {source: degrees[source] // factor, target: degrees[target] * factor}
+            stages = _stages(problem, traded["pipeline"] * layout.chunks)
+            yield replace(layout, **traded, stages=stages)
+
+
+def _admits(problem: Problem, space: Space, layout: Layout) -> bool:
+    """Return whether `layouts` yields ``layout``, given a legal product of degrees and a legal recompute."""
+    data, tensor, pipeline = layout.data, layout.tensor, layout.pipeline
+    return (
+        _allowed(space.data, data)
+        and _allowed(space.tensor, tensor)
+        and _allowed(space.pipeline, pipeline)
+        and pipeline <= num_layers(problem.graph)
+        and layout.microbatch in _microbatches(problem, space, data)
+        and (layout.schedule, layout.chunks) in _schedules(problem, space, data, pipeline, layout.microbatch)
+        and layout.zero in _zeros(space, data)
+        and layout.sequence_parallel in _sequence_parallels(problem, space, tensor)
+    )
+
+
+def _allowed(limit: Container[object] | None, value: object) -> bool:
+    return limit is None or value in limit
+
+
+def _degrees(problem: Problem, space: Space) -> Iterator[tuple[int, int, int]]:
+    devices = problem.cluster.num_devices
+    layers = num_layers(problem.graph)
+    for tensor in _divisors(devices):
+        if not _allowed(space.tensor, tensor) or not _cuts(problem, tensor, sequence_parallel=False):
+            continue
+        for pipeline in _divisors(devices // tensor):
+            data = devices // (tensor * pipeline)
+            if pipeline <= layers and _allowed(space.pipeline, pipeline) and _allowed(space.data, data):
+                yield data, tensor, pipeline
+
+
+def _microbatches(problem: Problem, space: Space, data: int) -> tuple[int, ...]:
+    """Return the sequences a microbatch may have on one of ``data`` ranks; none where they divide no batch."""
+    share, left = divmod(problem.training.global_batch, data)
+    if left:
+        return ()
+    if space.microbatch is not None:
+        return tuple(size for size in _divisors(share) if size in space.microbatch)
+    return tuple(size for size in _divisors(share) if size & (size - 1) == 0 or size == share)
+
+
+def _schedules(
+    problem: Problem, space: Space, data: int, pipeline: int, microbatch: int
+) -> tuple[tuple[str, int], ...]:
+    """Return the names and chunks that a pipeline may have."""
+    flat = [(name, 1) for name in FLAT_SCHEDULES if _allowed(space.schedule, name) and _allowed(space.chunks, 1)]
+    if pipeline == 1:
+        return tuple(flat[:1])
+    if problem.training.global_batch // (data * microbatch) % pipeline:
+        return tuple(flat)
+    looped = [name for name in LOOPED_SCHEDULES if _allowed(space.schedule, name)]
+    return tuple(flat) + tuple(product(looped, _chunks(problem, space, pipeline)))
+
+
+def _chunks(problem: Problem, space: Space, pipeline: int) -> tuple[int, ...]:
+    layers = num_layers(problem.graph)
+    if space.chunks is not None:
+        return tuple(count for count in sorted(set(space.chunks)) if 2 <= count <= layers // pipeline)
+    return _divisors(layers // pipeline)[1:] if layers % pipeline == 0 else ()
+
+
+def _zeros(space: Space, data: int) -> tuple[int, ...]:
+    levels = tuple(level for level in ZERO_LEVELS if _allowed(space.zero, level))
+    return levels if data > 1 else levels[:1]
+
+
+def _sequence_parallels(problem: Problem, space: Space, tensor: int) -> tuple[bool, ...]:
+    return tuple(
+        choice
+        for choice in (False, True)
+        if _allowed(space.sequence_parallel, choice) and _cuts(problem, tensor, sequence_parallel=choice)
+    )
+
+
+def _recomputes(space: Space) -> tuple[Recompute, ...]:
+    return tuple(recompute for recompute in Recompute if _allowed(space.recompute, recompute))
+
+
+def _cuts(problem: Problem, tensor: int, *, sequence_parallel: bool) -> bool:
+    """Return whether tensor parallelism of that degree breaks no rule of its own."""
+    probe = Layout(tensor=tensor, sequence_parallel=sequence_parallel)
+    return all(broken.field not in ("tensor", "sequence_parallel") for broken in violations(problem, probe))
+
+
+def _stages(problem: Problem, stages: int) -> str:
+    return "balanced" if num_layers(problem.graph) % stages else "even"
+
+
+@lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    large = [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+    return tuple(small + large)

@@ -1,0 +1,116 @@
+"""The laws that every search algorithm obeys."""
+
+from dataclasses import fields
+from inspect import isgenerator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.plan import Problem, complete
+from strategies.search import ALGORITHMS, Progress, SearchAlgorithm, SearchResult, Space, layouts, search
+
+from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
+
+PROBLEM = small_problem()
+EACH = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def make(name: str, seed: int = 0) -> SearchAlgorithm:
+    """Return the algorithm, seeded where it draws."""
+    algorithm = ALGORITHMS[name]
+    return algorithm(**{"seed": seed} if "seed" in {field.name for field in fields(algorithm)} else {})
+
+
+def found(result: SearchResult) -> list[tuple[object, object]]:
+    """Return what does not depend on the clock."""
+    return [(trial.plan, trial.evaluation) for trial in result.trials]
+
+
+@EACH
+def test_an_algorithm_is_a_frozen_value_with_a_generator(name: str) -> None:
+    algorithm = make(name)
+    assert algorithm == make(name)
+    assert hash(algorithm) == hash(make(name))
+    assert algorithm.name == name
+    assert isgenerator(algorithm.propose(PROBLEM, Space(), FakeCost()))
+
+
+@EACH
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_same_seed_gives_the_same_trials(name: str, seed: int) -> None:
+    first, second = (search(make(name, seed), PROBLEM, costs=FakeCost(), budget=30) for _ in range(2))
+    assert found(first) == found(second)
+    assert first.considered == second.considered
+
+
+@EACH
+@settings(max_examples=15, deadline=None)
+@given(
+    problem=PROBLEMS,
+    space=SPACES,
+    seed=st.integers(0, 99),
+    capacity=st.sampled_from((0.05, 0.4, 1.0)),
+    budget=st.integers(1, 12),
+)
+def test_laws_of_a_result(name: str, problem: Problem, space: Space, seed: int, capacity: float, budget: int) -> None:
+    costs = FakeCost(seed=seed, capacity=capacity)
+    result = search(make(name, seed), problem, space, costs=costs, budget=budget)
+    plans = {complete(problem, layout) for layout in layouts(problem, space)}
+
+    assert result.evaluations == len(result.trials) <= budget
+    assert result.evaluations <= result.considered <= len(plans)
+    evaluated = [trial.plan for trial in result.trials]
+    assert len(set(evaluated)) == len(evaluated)
+    assert plans.issuperset(evaluated)
+
+    fitting = [trial for trial in result.trials if trial.evaluation.fits]
+    assert result.best == min(fitting, key=lambda trial: trial.evaluation.step_time, default=None)
+    if any(map(costs.fits, plans)):
+        assert result.best is not None
+        optimum = min(costs.step_time(plan) for plan in plans if costs.fits(plan))
+        assert (result.lower_bound or 0.0) <= optimum
+        assert result.history[-1][2] == result.best.evaluation.step_time
+        assert result.nearest is None
+    else:
+        assert (result.best is None, result.nearest is None) == (True, not plans)
+
+
+@EACH
+def test_progress_is_monotone(name: str) -> None:
+    seen: list[Progress] = []
+    result = search(make(name), PROBLEM, costs=FakeCost(tight=0.3), budget=40, progress=seen.append)
+    assert len(seen) == result.evaluations > 3
+    for before, after in pairwise(seen):
+        assert after.evaluations == before.evaluations + 1
+        assert after.elapsed >= before.elapsed
+        assert after.considered >= before.considered
+        assert before.best is not None
+        assert after.best is not None
+        assert after.best.evaluation.step_time <= before.best.evaluation.step_time
+        assert (after.lower_bound or 0) >= (before.lower_bound or 0)
+
+
+@EACH
+def test_an_interruption_keeps_the_best_so_far(name: str) -> None:
+    def interrupt(count: int) -> None:
+        if count == 4:
+            raise KeyboardInterrupt
+
+    result = search(make(name), PROBLEM, costs=FakeCost(tight=0.3, on_evaluate=interrupt))
+    whole = search(make(name), PROBLEM, costs=FakeCost(tight=0.3), budget=3)
+    assert result.interrupted
+    assert not whole.interrupted
+    assert found(result) == found(whole)
+    assert result.best is not None
+    assert whole.best is not None
+    assert result.best.plan == whole.best.plan
+
+
+@EACH
+def test_an_infeasible_problem_is_a_result(name: str) -> None:
+    result = search(make(name), PROBLEM, costs=FakeCost(capacity=-1.0))
+    assert (result.best, result.gap, result.history) == (None, None, ())
+    assert result.nearest is not None
+    assert not result.nearest.evaluation.fits

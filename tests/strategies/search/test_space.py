@@ -1,0 +1,152 @@
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.plan import Layout, Problem, Recompute, complete, violations
+from strategies.search import Space, layouts, neighbours
+
+from .small_problems import PROBLEMS, SPACES, small_problem
+
+
+def naive(problem: Problem, space: Space) -> set[Layout]:
+    """Return the space by trying everything and asking for violations."""
+    devices, layers = problem.cluster.num_devices, problem.graph.blocks[0].repeat
+    result = set()
+    for data, tensor, pipeline in product(range(1, devices + 1), repeat=3):
+        if data * tensor * pipeline != devices:
+            continue
+        for microbatch, (schedule, chunks) in product(
+            range(1, problem.training.global_batch + 1),
+            [("1f1b", 1), ("gpipe", 1), *(("interleaved", chunks) for chunks in range(2, layers + 1))],
+        ):
+            for zero, sequence_parallel, recompute in product((0, 1), (False, True), Recompute):
+                layout = Layout(
+                    data, tensor, pipeline, microbatch, schedule, chunks, zero, sequence_parallel, recompute
+                )
+                layout = replace(layout, stages="even" if layers % (pipeline * chunks) == 0 else "balanced")
+                if naively_admitted(problem, space, layout):
+                    result.add(layout)
+    return result
+
+
+def naively_admitted(problem: Problem, space: Space, layout: Layout) -> bool:
+    limits = {field.name: getattr(space, field.name) for field in fields(space)}
+    if any(limit is not None and getattr(layout, name) not in limit for name, limit in limits.items()):
+        return False
+    if any(violations(problem, layout)):
+        return False
+    share = problem.training.global_batch // layout.data
+    if space.microbatch is None and layout.microbatch not in (1, 2, 4, 8, share):
+        return False
+    if space.chunks is None and layout.chunks > 1 and layout.stages == "balanced":
+        return False
+    if layout.pipeline == 1 and layout.schedule == "gpipe" and (space.schedule is None or "1f1b" in space.schedule):
+        return False
+    return not (layout.data == 1 and layout.zero == 1 and (space.zero is None or 0 in space.zero))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=PROBLEMS, space=SPACES)
+def test_the_space_is_everything_legal_once(problem: Problem, space: Space) -> None:
+    found = list(layouts(problem, space))
+    assert max(Counter(found).values(), default=1) == 1
+    assert set(found) == naive(problem, space)
+
+
+def test_two_devices_by_hand() -> None:
+    # data 2: 1 microbatch size x 1 schedule x 2 ZeRO levels x 3 recomputes = 6
+    # tensor 2: 2 sizes x 1 x 1 x 2 sequence parallel x 3 = 12
+    # pipeline 2: 2 sizes x 2 schedules (a rank has 1 layer, hence no chunks) x 1 x 1 x 3 = 12
+    problem = small_problem(nodes=1, devices_per_node=2, layers=2, global_batch=2)
+    found = Counter((layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem))
+    assert found == {(2, 1, 1): 6, (1, 2, 1): 12, (1, 1, 2): 12}
+
+
+def test_degrees_are_not_only_powers_of_two() -> None:
+    problem = small_problem(nodes=1, devices_per_node=6, heads=3, ffn=9, layers=5, global_batch=6)
+    degrees = {(layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem)}
+    assert degrees == {(6, 1, 1), (3, 1, 2), (2, 1, 3), (2, 3, 1), (1, 3, 2)}  # pipeline 6 > 5 layers
+
+
+def test_a_thousand_devices_have_thousands_of_layouts() -> None:
+    problem = small_problem(128, 8, layers=96, heads=96, ffn=49152, sequence=2048, global_batch=1536)
+    found = list(layouts(problem))
+    assert len(found) == len(set(found)) > 9000
+    for layout in found[::100]:
+        complete(problem, layout)
+
+
+def test_a_limit_may_name_what_the_default_leaves_out() -> None:
+    problem = small_problem(nodes=1, devices_per_node=2, layers=5, global_batch=12)
+    assert 3 not in {layout.microbatch for layout in layouts(problem)}
+    assert {layout.microbatch for layout in layouts(problem, Space(microbatch=(3, 5)))} == {3}
+    assert "interleaved" not in {layout.schedule for layout in layouts(problem)}  # 2 ranks do not divide 5 layers
+    uneven = list(layouts(problem, Space(chunks=(2, 3), schedule=("interleaved",))))
+    assert {(layout.chunks, layout.stages) for layout in uneven} == {(2, "balanced")}  # 2 * 3 stages > 5 layers
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"tensor": ()}, "tensor names at least one value"),
+        ({"tensor": (0,)}, "tensor is a whole number of at least 1, met 0"),
+        ({"microbatch": ("2",)}, "microbatch is a whole number of at least 1, met '2'"),
+        ({"data": (True,)}, "data is a whole number of at least 1, met True"),
+        ({"schedule": ("gpip",)}, "schedule is one of 1f1b, gpipe, interleaved, met 'gpip'"),
+        ({"zero": (7,)}, "zero is one of 0, 1, met 7"),
+        ({"recompute": ("half",)}, "recompute is one of none, selective, full, met 'half'"),
+    ],
+)
+def test_limits_that_no_layout_can_meet_are_errors(limits: dict[str, tuple[object, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Space(**limits)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=PROBLEMS, space=SPACES)
+def test_neighbours_are_symmetric_and_of_the_space(problem: Problem, space: Space) -> None:
+    everywhere = set(layouts(problem, space))
+    around = {layout: neighbours(problem, space, layout) for layout in everywhere}
+    for layout, near in around.items():
+        assert len(near) == len(set(near))
+        assert layout not in near
+        assert everywhere.issuperset(near)
+        assert all(layout in around[other] for other in near)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=PROBLEMS, data=st.data())
+def test_neighbours_are_exactly_one_decision_apart(problem: Problem, data: st.DataObject) -> None:
+    everywhere = list(layouts(problem))
+    if not everywhere:
+        return
+    layout = data.draw(st.sampled_from(everywhere))
+    assert set(neighbours(problem, Space(), layout)) == {o for o in everywhere if decisions_apart(layout, o) == 1}
+
+
+def decisions_apart(one: Layout, other: Layout) -> int:
+    names = ("microbatch", "zero", "sequence_parallel", "recompute")
+    count = sum(getattr(one, name) != getattr(other, name) for name in names)
+    count += (one.schedule, one.chunks) != (other.schedule, other.chunks)
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("data", "tensor", "pipeline")]
+    changed = [(a, b) for a, b in pairs if a != b]
+    if changed:  # one factor left one degree and went to another
+        count += 1 if len(changed) == 2 and all(max(pair) % min(pair) == 0 for pair in changed) else 2
+    return count
+
+
+def test_a_walk_over_neighbours_reaches_the_whole_space() -> None:
+    problem = small_problem(nodes=2, devices_per_node=6, heads=12, ffn=12, layers=8, global_batch=12)
+    everywhere = set(layouts(problem))
+    reached, frontier = set(), [next(layouts(problem))]
+    while frontier:
+        layout = frontier.pop()
+        if layout not in reached:
+            reached.add(layout)
+            frontier += neighbours(problem, Space(), layout)
+    assert reached == everywhere
+    assert len(everywhere) > 500

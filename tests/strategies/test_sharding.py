@@ -1,0 +1,73 @@
+"""Layouts and the collectives between them: Megatron's are found, not written down."""
+
+import pytest
+
+from simulator.cluster import Collective
+from simulator.program import TaskKind
+from strategies.lowering.operator import BlockLayout, GroupShape, block_steps
+from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.sharding import REPLICATED, ShardingSpec, megatron, redistribute
+from .problems import problem
+
+CUT_HIDDEN, CUT_SEQUENCE = ShardingSpec((("hidden", (TENSOR,)),)), ShardingSpec((("sequence", (TENSOR,)),))
+PARTIAL = ShardingSpec(partial=(TENSOR,))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "collectives"),
+    [
+        (REPLICATED, REPLICATED, []),
+        (REPLICATED, CUT_HIDDEN, []),
+        (PARTIAL, REPLICATED, [Collective.ALL_REDUCE]),
+        (PARTIAL, CUT_SEQUENCE, [Collective.REDUCE_SCATTER]),
+        (CUT_SEQUENCE, REPLICATED, [Collective.ALL_GATHER]),
+        (CUT_SEQUENCE, CUT_HIDDEN, [Collective.ALL_TO_ALL]),
+    ],
+)
+def test_redistribution(source: ShardingSpec, target: ShardingSpec, collectives: list[Collective]) -> None:
+    assert [move.collective for move in redistribute(source, target)] == collectives
+
+
+def test_nothing_is_made_partial() -> None:
+    with pytest.raises(ValueError, match="not made partial"):
+        redistribute(REPLICATED, PARTIAL)
+
+
+def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str]:
+    small = problem()
+    mesh = Mesh((Axis(PIPELINE, 1), Axis(DATA, 1), Axis(TENSOR, 8)))
+    shardings = {s.operator: s for s in megatron(small.graph, sequence_parallel)}
+    layout = BlockLayout(small.graph.blocks[block], mesh, shardings, 1)
+    steps = getattr(block_steps(small.cluster, layout, GroupShape((8,), 1.0)), direction)
+    return [step.operators for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
+
+
+def test_a_layer_has_two_all_reduces_each_way() -> None:
+    # Shoeybi et al. 2019, figure 4: g after each row-parallel matmul, f before each column-parallel one
+    assert collectives(False, 1, "forward") == ["all_reduce projected", "all_reduce narrow"]
+    assert collectives(False, 1, "backward") == [
+        "all_reduce gradient of feed_forward_norm_out",
+        "all_reduce gradient of input_norm_out",
+    ]
+
+
+def test_sequence_parallel_turns_each_into_gather_and_scatter() -> None:
+    # Korthikanti et al. 2022, figure 5
+    assert collectives(True, 1, "forward") == [
+        "all_gather input_norm_out",
+        "reduce_scatter projected",
+        "all_gather feed_forward_norm_out",
+        "reduce_scatter narrow",
+    ]
+    assert collectives(True, 1, "backward") == [
+        "all_gather gradient of narrow",
+        "reduce_scatter gradient of feed_forward_norm_out",
+        "all_gather gradient of projected",
+        "reduce_scatter gradient of input_norm_out",
+    ]
+
+
+def test_embedding_and_loss_are_vocabulary_parallel() -> None:
+    assert collectives(False, 0, "forward") == ["all_reduce embedded"]
+    assert collectives(False, 2, "forward") == ["all_reduce token_loss"]
+    assert collectives(False, 2, "backward") == ["all_reduce gradient of final_norm_out"]

@@ -1,0 +1,67 @@
+"""Imports point only down, nothing cycles, and the core needs no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "simulator": set(),
+    "strategies": {"simulator"},
+    "executor": {"simulator", "strategies"},
+    "reports": {"simulator", "strategies"},
+    "scenarios": {"simulator", "strategies", "executor", "reports"},
+}
+FILES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
+
+
+def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names.add(node.module or "")
+    return names
+
+
+def test_the_five_rooms_exist() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    met = {name.split(".")[0] for name in imported(path)} & set(ALLOWED)
+    assert met - {room} <= ALLOWED[room]
+
+
+def test_no_module_cycles() -> None:
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    graph = nx.DiGraph()
+    for name, path in names.items():
+        for target in imported(path, top_level_only=True):
+            if target in names and target != name and not name.startswith(target + "."):
+                graph.add_edge(name, target)
+    assert list(nx.simple_cycles(graph)) == []
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if "executor" not in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_executor_imports_torch(path: Path) -> None:
+    assert "torch" not in {name.split(".")[0] for name in imported(path)}
+
+
+def test_the_core_runs_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import scenarios, simulator.engine, strategies.lowering, strategies.cost_model, strategies.search\n"
+        "import reports.timeline, reports.trace\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
