@@ -47,6 +47,7 @@ class SimulatedCost:
     def __init__(self, problem: Problem, engine: str = "discrete_event") -> None:
         self.problem, self.engine = problem, engine
         self.costs = StageCosts(problem)
+        self._sends: dict[tuple[object, ...], int] = {}
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
@@ -70,18 +71,28 @@ class SimulatedCost:
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps.
         """
-        stages = self.costs.of(plan).stages
         tails = [self._tail(plan, position) for position in range(plan.pipeline)]
         fill = drain = best = 0
         for position in range(plan.pipeline):
-            own = stages[position :: plan.pipeline]
-            work = plan.num_microbatches * sum(stage.forward_ticks + stage.backward_ticks for stage in own)
+            own = range(position, len(plan.stages), plan.pipeline)
+            forward, backward = zip(*(self._ticks(plan, stage) for stage in own), strict=True)
+            work = plan.num_microbatches * (sum(forward) + sum(backward))
             best = max(best, fill + work + max(tails[position], drain + tails[0]))
             if position < plan.pipeline - 1:
-                send = self._send_ticks(plan, position)
-                fill += stages[position].forward_ticks + send
-                drain += stages[position].backward_ticks + send
+                fill += forward[0] + self._send_ticks(plan, position, position, 1)
+                drain += backward[0] + self._send_ticks(plan, position, position + 1, -1)
         return to_seconds(best)
+
+    def _ticks(self, plan: Plan, stage: int) -> tuple[int, int]:
+        """Return the least ticks of a stage's forward and backward over its rank classes."""
+        position = stage % plan.pipeline
+        shapes = {self.costs.tensor_shape(plan, index) for index in self._on(plan, position)}
+        costs = [self.costs.stage(plan, stage, shape) for shape in shapes] if len(shapes) > 1 else []
+        costs = costs or [self.costs.of(plan).stages[stage]]
+        return min(cost.forward_ticks for cost in costs), min(cost.backward_ticks for cost in costs)
+
+    def _on(self, plan: Plan, position: int) -> tuple[int, ...]:
+        return self.costs.classes(plan.mesh).on_pipeline_rank(position)
 
     def _rank_memory(self, plan: Plan, position: int) -> float:
         costs = self.costs.of(plan)
@@ -90,12 +101,16 @@ class SimulatedCost:
         chunks = costs.stages[position :: plan.pipeline]
         return sum(change.size for change in held) + peak_activations(plan, position, chunks)
 
-    def _send_ticks(self, plan: Plan, position: int) -> int:
-        table, index = self.costs.classes(plan.mesh), self.costs.first_class(plan, position)
-        rank, _ = table.neighbour(index, 1)
-        size = self.costs.boundary_bytes(plan, position)
-        step = send_step(self.problem, plan, table.pair_shape(index, rank), size, "")
-        return idle_ticks(self.problem.cluster, step)
+    def _send_ticks(self, plan: Plan, stage: int, sender: int, direction: int) -> int:
+        """Return the least ticks of a transfer of ``stage``'s boundary from a pipeline position."""
+        table, size = self.costs.classes(plan.mesh), self.costs.boundary_bytes(plan, stage)
+        key = (plan.mesh, plan.scatter_gather, plan.sequence_parallel, size, sender, direction)
+        if key not in self._sends:
+            pairs = [(index, table.neighbour(index, direction)[0]) for index in self._on(plan, sender)]
+            shapes = {table.pair_shape(index, rank) for index, rank in pairs}
+            steps = [send_step(self.problem, plan, shape, size, "") for shape in shapes]
+            self._sends[key] = min(idle_ticks(self.problem.cluster, step) for step in steps)
+        return self._sends[key]
 
     def _tail(self, plan: Plan, position: int) -> int:
         """Return the ticks after a rank's last backward: the last reduction, the optimizer, ZeRO's gather."""
@@ -105,12 +120,13 @@ class SimulatedCost:
         ticks = idle_ticks(cluster, optimizer_step(cluster, training, plan, parameters))
         if plan.data == 1:
             return ticks
-        shape = self.costs.classes(plan.mesh).shape(self.costs.first_class(plan, position), DATA)
         last = parameters
         if plan.overlap_gradients:
             found = buckets(costs.stages[position], training.gradient_bytes)
             last = found[-1].parameters if found else 0
-        ticks += idle_ticks(cluster, gradient_step(cluster, training, plan, shape, last, ""))
+        table = self.costs.classes(plan.mesh)
+        shapes = {table.shape(index, DATA) for index in self._on(plan, position)}
+        ticks += min(idle_ticks(cluster, gradient_step(cluster, training, plan, s, last, "")) for s in shapes)
         if plan.zero:
-            ticks += idle_ticks(cluster, parameter_step(cluster, training, shape, parameters))
+            ticks += min(idle_ticks(cluster, parameter_step(cluster, training, s, parameters)) for s in shapes)
         return ticks

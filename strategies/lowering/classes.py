@@ -11,7 +11,7 @@ Weisfeiler and Leman 1968 (1-dimensional colour refinement).
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 from simulator.cluster import Cluster
 from simulator.program import RankClass
@@ -42,20 +42,30 @@ class ClassTable:
 
     def on_pipeline_rank(self, position: int) -> tuple[int, ...]:
         """Return the classes at one pipeline position."""
-        return tuple(
-            i for i, members in enumerate(self.members) if self.mesh.coordinate(members[0], PIPELINE) == position
-        )
+        return self._positions[position]
+
+    @cached_property
+    def _positions(self) -> tuple[tuple[int, ...], ...]:
+        rows: list[list[int]] = [[] for _ in range(self.mesh.size(PIPELINE))]
+        for index, members in enumerate(self.members):
+            rows[self.mesh.coordinate(members[0], PIPELINE)].append(index)
+        return tuple(map(tuple, rows))
+
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, str], GroupShape]:
+        return {}
 
     def group_classes(self, index: int, axis: str) -> tuple[int, ...]:
         """Return the classes that the group of a class's representative touches, along ``axis``."""
         group = self.mesh.group(self.members[index][0], axis)
         return tuple(sorted({self.class_of[rank] for rank in group}))
 
-    @lru_cache(maxsize=None)  # noqa: B019 - a table lives as long as its problem's costs
     def shape(self, index: int, axis: str) -> GroupShape:
         """Return how the group of a class's representative lies on the machine."""
-        group = self.mesh.group(self.members[index][0], axis)
-        return GroupShape(self.cluster.spans(group), self._sharing(index, group))
+        if (index, axis) not in self._shapes:
+            group = self.mesh.group(self.members[index][0], axis)
+            self._shapes[index, axis] = GroupShape(self.cluster.spans(group), self._sharing(index, group))
+        return self._shapes[index, axis]
 
     def neighbour(self, index: int, step: int) -> tuple[int, int]:
         """Return the rank ``step`` pipeline positions on from the representative, and its class."""
@@ -73,14 +83,15 @@ class ClassTable:
     def _sharing(self, index: int, group: tuple[int, ...]) -> float:
         """Return how many such groups put their bytes through the representative's NIC at once."""
         rank = self.members[index][0]
-        local = [other for other in self._nic_ranks(rank) if self.class_of[other] == index]
+        local = [other for other in nic_ranks(self.cluster, rank) if self.class_of[other] == index]
         own = [other for other in local if other in group]
         return len(local) / len(own)
 
-    def _nic_ranks(self, rank: int) -> list[int]:
-        first = self.cluster.node(rank) * self.cluster.devices_per_node
-        last = min(first + self.cluster.devices_per_node, self.mesh.num_ranks)
-        return [other for other in range(first, last) if self.cluster.nic(other) == self.cluster.nic(rank)]
+
+def nic_ranks(cluster: Cluster, rank: int) -> list[int]:
+    """Return the ranks that use the NIC of ``rank``."""
+    first = cluster.node(rank) * cluster.devices_per_node
+    return [r for r in range(first, first + cluster.devices_per_node) if cluster.nic(r) == cluster.nic(rank)]
 
 
 def fold(cluster: Cluster, mesh: Mesh) -> ClassTable:
@@ -131,8 +142,11 @@ def _group_colours(mesh: Mesh, axis: str, colours: list[int]) -> list[frozenset[
 def _first_colour(cluster: Cluster, mesh: Mesh, rank: int) -> Hashable:
     after = (rank + mesh.stride(PIPELINE)) % mesh.num_ranks
     before = (rank - mesh.stride(PIPELINE)) % mesh.num_ranks
+    stage = mesh.coordinate(rank, PIPELINE)
+    sharing = [other for other in nic_ranks(cluster, rank) if mesh.coordinate(other, PIPELINE) == stage]
     return (
-        mesh.coordinate(rank, PIPELINE),
+        stage,
+        tuple(sum(other in mesh.group(rank, axis) for other in sharing) for axis in (TENSOR, DATA)) + (len(sharing),),
         cluster.spans(mesh.group(rank, TENSOR)),
         cluster.spans(mesh.group(rank, DATA)),
         cluster.node(after) == cluster.node(rank),
