@@ -1,0 +1,1 @@
+"""Runs a plan for real on torch.distributed and measures it."""

@@ -1,0 +1,174 @@
+"""Measure this machine into a Cluster that the simulator can predict its own runs with."""
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibration_file
+from executor.heartbeat import operation, read
+from executor.launcher import launch, require_torch
+from executor.measured_timeline import physical_memory
+from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, MatmulModel
+from simulator.compute import Pass, operator_time
+from simulator.models.transformer import build
+from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.training import Training
+
+_OPERATORS = {
+    "norm": ("layers.input_norm",),
+    "elementwise": ("layers.attention_residual", "layers.activation", "layers.feed_forward_residual"),
+    "dropout": ("layers.attention_residual",),
+    "softmax": ("layers.softmax",),
+    "attention": ("layers.attention",),
+    "embedding": ("embedding.token",),
+    "cross_entropy": ("head.cross_entropy",),
+}
+Row = tuple[int, int, int, float]
+
+
+def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None) -> Cluster:
+    """Return this machine as a cluster of ``processes`` accelerators: its cores, one thread each, all busy at once.
+
+    Parameters
+    ----------
+    seconds
+        About how long to measure, besides some seconds to start.
+    progress
+        Called with what is measured now.
+    """
+    if processes < 1 or seconds <= 0:
+        raise ValueError(f"processes is at least 1 and seconds positive, met {processes} and {seconds}")
+    require_torch()
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
+        folder = Path(name)
+        last = ""
+
+        def poll() -> None:
+            nonlocal last
+            now = operation(read(folder, 0))
+            if progress is not None and now != last:
+                progress(now)
+            last = now
+
+        launch("executor.calibration_worker", [name, str(seconds)], folder, processes, poll=poll)
+        return _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
+
+
+def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
+    curves = _curves(ranks)
+    loopback = _link(curves)
+    memory = physical_memory()
+    host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
+    accelerator = _accelerator(ranks, memory / len(ranks))
+    return Cluster("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, curves)
+
+
+def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
+    products = {name: _median_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
+    launch_time = median(rank["layer"] for rank in ranks) / launches(build(TINY, 2, "fp32"))
+    peak = {name: best_rate(rows) for name, rows in products.items()}
+    bandwidth = median(rank["copy"] for rank in ranks)
+    kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
+    return Accelerator(
+        name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
+        peak_flops=tuple(peak.items()),
+        memory=memory,
+        memory_bandwidth=bandwidth,
+        launch=launch_time,
+        matmul=fit_matmul(peak["fp32"], products["fp32"]),
+        kernel_bandwidth=tuple(
+            (kind, _rate(kind, seconds, launch_time) / bandwidth) for kind, seconds in kinds.items()
+        ),
+    )
+
+
+def launches(graph: OperatorGraph) -> int:
+    """Return how many launches the simulator counts for forward and backward of one layer."""
+    layer = next(block for block in graph.blocks if block.repeat > 1)
+    products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)
+    return sum(3 if operator.kind in products else 2 for operator in layer.operators)
+
+
+def best_rate(rows: Sequence[Row]) -> float:
+    """Return the highest FLOP/s among measured products ``(m, n, k, seconds)``.
+
+    >>> best_rate([(10, 10, 10, 2.0), (10, 10, 20, 2.0)])
+    2000.0
+    """
+    return max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
+
+
+def fit_matmul(peak: float, rows: Sequence[Row]) -> MatmulModel:
+    """Return the fraction of ``peak`` and the ``half_k`` that fit measured products with least relative error.
+
+    ``seconds * peak / (2 m n k) = 1 / fraction + (half_k / fraction) / k`` is linear in ``1 / k``.
+    """
+    slowness = np.array([seconds * peak / (2.0 * m * n * k) for m, n, k, seconds in rows])
+    columns = np.array([[1.0, 1.0 / k] for _, _, k, _ in rows])
+    (base, slope), *_ = np.linalg.lstsq(columns / slowness[:, None], np.ones(len(rows)), rcond=None)
+    if slope < 0:  # no gain from a long k: the best constant
+        base, slope = float(np.sum(1 / slowness) / np.sum(1 / slowness**2)), 0.0
+    fraction = min(1.0, 1.0 / float(base))
+    return MatmulModel(fraction=fraction, half_k=float(slope) * fraction)
+
+
+def _rate(kind: str, seconds: float, launch_time: float) -> float:
+    """Return the byte/s that make the simulator's time of ``kind`` the measured one.
+
+    What launches cost is taken off, down to a twentieth of the time.
+    """
+    if kind == "optimizer":
+        training = Training(1, 1, "fp32", "adamw")
+        each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
+        layer = next(block for block in build(MEASURED, SEQUENCE, "fp32").blocks if block.repeat > 1)
+        return layer.num_parameters * each / seconds
+    names = _OPERATORS[kind]
+    return traffic(kind) / max(seconds - 2 * len(names) * launch_time, seconds / 20)
+
+
+def traffic(kind: str) -> float:
+    """Return the bytes that the simulator counts for forward and backward of the measured operators of ``kind``."""
+    attention = "unfused" if kind == "softmax" else "flash"
+    spec = replace(MEASURED, attention=attention, dropout=kind == "dropout")
+    unit = Accelerator("unit", (("fp32", 1e30),), memory=1.0, memory_bandwidth=1.0)  # seconds are bytes
+    total = 0.0
+    for block in build(spec, SEQUENCE, "fp32").blocks:
+        for operator in block.operators:
+            if f"{block.name}.{operator.name}" in _OPERATORS[kind]:
+                sizes = dict(operator.dims) | {"batch": BATCH}
+                total += sum(operator_time(unit, block, operator, sizes, direction) for direction in Pass)
+    return total
+
+
+def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    return [(*same[0][:3], median(row[3] for row in same)) for same in zip(*ranks, strict=True)]
+
+
+def _curves(ranks: Sequence[Mapping[str, Any]]) -> tuple[CollectiveCurve, ...]:
+    times: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for rank in ranks:
+        for name, size, nbytes, seconds in rank["collectives"]:
+            times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
+    return tuple(
+        CollectiveCurve(
+            Collective(name), size, tuple((float(nbytes), median(found)) for nbytes, found in sorted(points.items()))
+        )
+        for (name, size), points in times.items()
+    )
+
+
+def _link(curves: Sequence[CollectiveCurve]) -> Link:
+    """Return the loopback as a link: time of the fastest message, rate of the largest."""
+    send = next((curve for curve in curves if curve.collective is Collective.SEND), None)
+    if send is None:  # one process talks to nobody
+        return Link(latency=0.0, bandwidth=1e9)
+    latency, (size, seconds) = min(seconds for _, seconds in send.points), send.points[-1]
+    return Link(latency=latency, bandwidth=size / max(seconds - latency, seconds / 20))

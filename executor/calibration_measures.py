@@ -1,0 +1,192 @@
+"""What one rank measures in a calibration.
+
+All ranks measure the same thing at the same time, so that what they share (memory, caches,
+cores) is shared as in training. Every figure is the median of its repetitions.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import LayerNorm
+from torch.nn.functional import dropout, embedding, gelu, linear
+
+from executor.calibration_sizes import BATCH, COPY, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
+from executor.model import Layer, cross_entropy, flash_attention
+from executor.optimizer import OPTIMIZERS
+
+REPETITIONS = (5, 100)
+Run = Callable[[], Any]
+Measure = Callable[[Run], float]
+
+
+def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
+    """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
+    torch.manual_seed(0)
+    sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
+    figures = 2 * len(MATMULS) + len(KINDS) + 2 + 4 * len(sizes) * len(MESSAGES)
+    measure = partial(_median_time, share=seconds / figures)
+    result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
+    for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
+        note(f"matrix products in {name}")
+        result["matmul"][name] = [(m, n, k, measure(_product(m, n, k, dtype))) for m, n, k in MATMULS]
+    note("memory")
+    result["copy"] = _copy_rate(measure)
+    note("dispatch")
+    result["layer"] = measure(_tiny_layer())
+    for kind, prepare in KINDS.items():
+        note(kind)
+        result["kinds"][kind] = measure(prepare())
+    for size in sizes:
+        note(f"collectives of {size} ranks")
+        result["collectives"] += _collectives(size, measure)
+    return result
+
+
+def _median_time(run: Run, share: float) -> float:
+    """Return the median seconds of ``run``, repeated for about ``share`` seconds, as often on every rank."""
+    run()
+    dist.barrier()
+    start = perf_counter()
+    run()
+    least, most = REPETITIONS
+    count = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), least), most))
+    dist.broadcast(count, 0)
+    times = []
+    for _ in range(int(count)):
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
+    return partial(linear, torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype))
+
+
+def _copy_rate(measure: Measure) -> float:
+    """Return byte/s of a large copy, which reads and writes every byte."""
+    source = torch.ones(COPY, dtype=torch.uint8)
+    return 2 * COPY / measure(partial(torch.empty_like(source).copy_, source))
+
+
+def _tiny_layer() -> Run:
+    layer = Layer(TINY)
+    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+
+
+def _both_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:
+    """Return a run of ``function(inputs[0])`` and of its gradients to all inputs."""
+    gradient = torch.ones_like(function(inputs[0]))
+    return lambda: torch.autograd.grad(function(inputs[0]), inputs, gradient)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def _norm() -> Run:
+    norm = LayerNorm(MEASURED.hidden)
+    return _both_passes(norm, _random(BATCH, SEQUENCE, MEASURED.hidden), norm.weight, norm.bias)
+
+
+def _elementwise() -> Run:
+    x, wide = _random(BATCH, SEQUENCE, MEASURED.hidden), _random(BATCH, SEQUENCE, MEASURED.ffn)
+    source = x.detach()
+    add, activate = _both_passes(lambda a: a + source, x), _both_passes(gelu, wide)
+    return lambda: (add(), activate(), add())
+
+
+def _dropout() -> Run:
+    x = _random(BATCH, SEQUENCE, MEASURED.hidden)
+    source = x.detach()
+    return _both_passes(lambda a: source + dropout(a, 0.1), x)
+
+
+def _softmax() -> Run:
+    future = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
+    scores = _random(BATCH, MEASURED.heads, SEQUENCE, SEQUENCE)
+    return _both_passes(lambda s: torch.softmax((s / 8.0).masked_fill(future, float("-inf")), -1), scores)
+
+
+def _attention() -> Run:
+    query, key, value = (_random(BATCH, MEASURED.heads, SEQUENCE, MEASURED.head_dim) for _ in range(3))
+    return _both_passes(lambda q: flash_attention(q, key, value), query, key, value)
+
+
+def _embedding() -> Run:
+    tokens = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
+    return _both_passes(lambda table: embedding(tokens, table), _random(MEASURED.vocab, MEASURED.hidden))
+
+
+def _cross_entropy() -> Run:
+    targets = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
+    return _both_passes(lambda logits: cross_entropy(logits, targets), _random(BATCH, SEQUENCE, MEASURED.vocab))
+
+
+def _optimizer() -> Run:
+    layer = Layer(MEASURED)
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    kind, options = OPTIMIZERS["adamw"]
+    return kind(layer.parameters(), **options).step
+
+
+KINDS: dict[str, Callable[[], Run]] = {
+    "norm": _norm,
+    "elementwise": _elementwise,
+    "dropout": _dropout,
+    "softmax": _softmax,
+    "attention": _attention,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "optimizer": _optimizer,
+}
+
+
+def _collectives(size: int, measure: Measure) -> list[tuple[str, int, int, float]]:
+    """Return (collective, ranks, bytes, seconds) of groups of ``size`` neighbours that communicate at once.
+
+    Ranks that are left over take part in the waits only.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks - size + 1, size)]
+    member = rank // size < len(groups)
+    rows = []
+    for nbytes in MESSAGES:
+        runs = _messages(groups[rank // size], size, nbytes) if member else {}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", *(["send"] if size == 2 else [])):
+            seconds = measure(runs.get(name, _nothing))
+            if member:
+                rows.append((name, size, nbytes, seconds / 2 if name == "send" else seconds))
+    return rows
+
+
+def _nothing() -> None:
+    return None
+
+
+def _messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run]:
+    whole, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
+    return {
+        "all_reduce": partial(dist.all_reduce, whole, group=group),
+        "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        "send": partial(_ping_pong, whole, group),
+    }
+
+
+def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
+    """Send ``message`` to the other of two ranks and receive it back, or the other way round."""
+    me = group.rank()
+    peer = dist.get_global_rank(group, 1 - me)
+    for sender in (0, 1):
+        if me == sender:
+            dist.send(message, peer)
+        else:
+            dist.recv(message, peer)

@@ -1,0 +1,22 @@
+"""What a calibration measures, and where its figures go."""
+
+from pathlib import Path
+
+from simulator.models.presets import PRESETS
+from simulator.models.transformer import Transformer
+
+MEASURED = PRESETS["gpt-byte"]
+"""The model at whose sizes kernels are measured."""
+TINY = Transformer(layers=2, hidden=8, heads=1, kv_heads=1, ffn=16, vocab=256)
+"""A model so small that only its launches count."""
+BATCH, SEQUENCE = 4, 128
+MESSAGES = tuple(4**exponent * 1024 for exponent in range(8))
+"""Bytes of the measured messages: 1 KiB to 16 MiB."""
+MATMULS = (*((m, n, k) for m in (128, 512) for n in (256, 1024) for k in (64, 256, 1024)), (1024, 1024, 1024))
+COPY = 64 * 2**20
+"""Bytes of a copy that no cache holds."""
+
+
+def calibration_file(folder: Path, rank: int) -> Path:
+    """Return where ``rank`` leaves its figures as JSON."""
+    return folder / f"rank-{rank}.json"

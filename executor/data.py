@@ -1,0 +1,37 @@
+"""Bytes to train on: the documentation topics that ship with Python."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRIDE = 1_000_003
+"""Bytes between the starts of two samples, modulo the corpus: a prime, so that samples do not repeat soon."""
+
+
+@lru_cache(maxsize=1)
+def corpus() -> NDArray[np.int64]:
+    """Return every topic of ``pydoc_data.topics``, sorted by name, as one array of byte values."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+
+
+def batch(step: int, global_batch: int, sequence: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (tokens, targets), both ``(global_batch, sequence)``, of a step: the same for any plan."""
+    text = corpus()
+    starts = (step * global_batch + np.arange(global_batch)) * STRIDE % (len(text) - sequence)
+    rows = text[starts[:, None] + np.arange(sequence + 1)]
+    return rows[:, :-1], rows[:, 1:]
+
+
+def share(
+    step: int, global_batch: int, sequence: int, rank: int, ranks: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the contiguous part of `batch` that data-parallel ``rank`` of ``ranks`` works on."""
+    if global_batch % ranks:
+        raise ValueError(f"data divides global_batch({global_batch}), met {ranks}")
+    each = global_batch // ranks
+    tokens, targets = batch(step, global_batch, sequence)
+    return tokens[rank * each : (rank + 1) * each], targets[rank * each : (rank + 1) * each]

@@ -1,0 +1,72 @@
+"""Data parallelism: gradients become the mean over the data axis.
+
+DistributedDataParallel does it where it can. It cannot hold DTensors ("aten.cat.default got
+mixed torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no
+overlap, a stage's gradients are summed as one flat buffer: as soon as its last backward
+ended, or after the last backward of the rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of ``tensor`` that lives on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all elements of ``tensors`` as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy a vector that `flatten` made back into ``tensors``."""
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()
+
+
+class GradientReducer:
+    """Averages the gradients of whole stages over ``group``.
+
+    Parameters
+    ----------
+    overlap
+        Whether a stage is reduced while earlier ones still run backward.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, overlap: bool) -> None:
+        self.group, self.overlap = group, overlap
+        self._waiting: list[nn.Module] = []
+        self._running: list[tuple[list[Tensor], Tensor, Any]] = []
+
+    def stage_done(self, module: nn.Module) -> None:
+        """Take note that ``module`` has run its last backward."""
+        if isinstance(module, DistributedDataParallel) or self.group.size() == 1:
+            return
+        self._waiting.append(module)
+        if self.overlap:
+            self._launch()
+
+    def _launch(self) -> None:
+        for module in self._waiting:
+            gradients = [local(p.grad) for p in module.parameters() if p.grad is not None]
+            flat = flatten(gradients)
+            self._running.append((gradients, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        self._waiting.clear()
+
+    def finish(self) -> None:
+        """Return when every gradient is the mean."""
+        self._launch()
+        for gradients, flat, work in self._running:
+            work.wait()
+            fill(gradients, flat.div_(self.group.size()))
+        self._running.clear()

@@ -1,0 +1,113 @@
+"""What one rank does with a job: timed steps, then one step under the profiler, then its tensors."""
+
+import json
+import warnings
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from executor import trace
+from executor.data_parallel import local
+from executor.heartbeat import Heartbeat
+from executor.job import Job, metrics_file, result_file, tensors_file
+from executor.private_torch import trace_events
+from executor.recorder import Recorder
+from executor.trainer import Trainer
+from simulator.program import Category
+from strategies.mesh import TENSOR
+
+_MARK = "meshwise step"
+
+
+def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
+    """Train as ``job`` says and leave this rank's results in ``folder``."""
+    warnings.filterwarnings("ignore", category=UserWarning)
+    heartbeat.step = -1
+    heartbeat.beat("build")
+    trainer = Trainer(job, Recorder(heartbeat))
+    _timed_steps(trainer, metrics_file(folder, rank))
+    if job.dump:
+        _dump(trainer, tensors_file(folder, rank))
+    if job.profile:
+        result_file(folder, rank).write_text(json.dumps(_profiled_step(trainer)))
+
+
+def _timed_steps(trainer: Trainer, path: Path) -> None:
+    dist.barrier()
+    with path.open("w") as metrics:
+        for step in range(trainer.job.steps):
+            trainer.recorder.heartbeat.step = step
+            start = perf_counter_ns()
+            loss = trainer.step(step)
+            seconds = (perf_counter_ns() - start) / 1e9
+            metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
+            metrics.flush()
+
+
+def _profiled_step(trainer: Trainer) -> dict[str, Any]:
+    """Return spans and memory of one more step; the profiler slows it, so it is not among the timed ones."""
+    recorder = trainer.recorder
+    trainer.optimizer.zero_grad(set_to_none=True)
+    resident = _resident(trainer)
+    recorder.records = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        dist.barrier()
+        start = perf_counter_ns()
+        with record_function(_MARK):
+            pass
+        trainer.step(trainer.job.steps)
+        end = perf_counter_ns()
+    records, recorder.records = recorder.records, None
+    events = trace_events(profiler)
+    offset = start - next(event.start for event in events if event.name == _MARK)
+    events = [event._replace(start=event.start + offset, end=event.end + offset) for event in events]
+    return {
+        "start": start,
+        "end": end,
+        "spans": trace.rows(records, events),
+        "resident": resident,
+        "memory": trace.memory(events, start),
+    }
+
+
+def _resident(trainer: Trainer) -> dict[str, int]:
+    """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets."""
+    networks = trainer.networks
+    buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
+    state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
+    return {
+        Category.PARAMETERS: sum(_nbytes(p) for n in networks.values() for p in n.parameters()),
+        Category.GRADIENTS: sum(_nbytes(p) for module in buckets for p in module.parameters()),
+        Category.OPTIMIZER: sum(
+            _nbytes(value) for values in state.values() for value in values.values() if isinstance(value, Tensor)
+        ),
+    }
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return local(tensor).untyped_storage().nbytes()
+
+
+def _dump(trainer: Trainer, path: Path) -> None:
+    """Write whole gradients and parameters by name, once a tensor group."""
+    arrays: dict[str, Any] = {}
+    for network in trainer.networks.values():
+        for name, parameter in network.named_parameters():
+            arrays[f"parameter {name}"] = _whole(parameter.detach())
+            if parameter.grad is not None:
+                arrays[f"gradient {name}"] = _whole(parameter.grad)
+    if trainer.mesh[TENSOR].get_local_rank() == 0:
+        np.savez(path, **arrays)
+
+
+def _whole(tensor: Tensor) -> Any:
+    with torch.no_grad():
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).numpy()

@@ -1,0 +1,79 @@
+"""The ranks' results of a profiled step as one Timeline on one clock."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from executor.job import result_file
+from simulator.memory import CATEGORIES, MemoryProfile
+from simulator.program import Category, RankClass, StreamKind, TaskKind
+from simulator.timeline import Span, Timeline
+from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.plan import Plan
+
+Row = list[Any]
+Key = tuple[bool, int, int, int, int]
+
+
+def read_timeline(plan: Plan, folder: Path) -> Timeline:
+    """Return the measured timeline of the job in ``folder``: one rank a class, seconds from the first start.
+
+    A transfer lasts from when both ends are ready to when the receiver takes it. Allocations of
+    the step (activations, gradients, temporaries) count as activations.
+    """
+    ranks = range(plan.mesh.num_ranks)
+    results = [json.loads(result_file(folder, rank).read_text()) for rank in ranks]
+    first = min(result["start"] for result in results)
+    _match_transfers(plan, results)
+    spans = [
+        Span(rank, StreamKind(s), TaskKind(k), stage, microbatch, name, (start - first) / 1e9, (end - first) / 1e9)
+        for rank in ranks
+        for s, k, stage, microbatch, name, start, end in results[rank]["spans"]
+    ]
+    return Timeline(
+        source="measured",
+        rank_classes=tuple(
+            RankClass(f"rank {rank}", plan.schedule.stages_of(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
+            for rank in ranks
+        ),
+        spans=tuple(sorted(spans, key=lambda span: (span.start, span.end, span.rank_class))),
+        memory=tuple(_profile(rank, len(ranks), results[rank], first) for rank in ranks),
+        step_time=(max(result["end"] for result in results) - first) / 1e9,
+        engine="gloo",
+    )
+
+
+def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
+    """Cut sends and receives, in place, to the time in which both ends took part."""
+    sends: dict[Key, Row] = {}
+    receives: dict[Key, Row] = {}
+    for rank, result in enumerate(results):
+        for row in result["spans"]:
+            stream, forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
+            column = (plan.mesh.coordinate(rank, DATA), plan.mesh.coordinate(rank, TENSOR))
+            if stream in (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD):
+                sends[forward, row[2] + (1 if forward else -1), row[3], *column] = row
+            elif stream in (StreamKind.RECEIVE_FORWARD, StreamKind.RECEIVE_BACKWARD):
+                receives[forward, row[2], row[3], *column] = row
+    for key, receive in receives.items():
+        send = sends[key]
+        start = min(max(send[5], receive[5]), receive[6])
+        send[5:] = receive[5:] = [start, receive[6]]
+
+
+def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> MemoryProfile:
+    resident = [float(result["resident"].get(category, 0)) for category in CATEGORIES]
+    dynamic = CATEGORIES.index(Category.ACTIVATIONS)
+    times, usage = [0.0], [tuple(resident)]
+    for instant, size in result["memory"]:
+        level = resident.copy()
+        level[dynamic] += size
+        times.append(max((instant - first) / 1e9, times[-1]))
+        usage.append(tuple(level))
+    return MemoryProfile(rank, physical_memory() / ranks, tuple(times), tuple(usage))
+
+
+def physical_memory() -> float:
+    """Return the bytes of main memory of this host."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

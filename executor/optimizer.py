@@ -1,0 +1,81 @@
+"""The optimizer of a rank: plain, or with its states split over the data axis (ZeRO-1).
+
+torch's ZeroRedundancyOptimizer cannot hold DTensors ("aten.cat.default got mixed torch.Tensor
+and DTensor"), so with tensor parallelism `PartitionedOptimizer` does the same by hand.
+
+References
+----------
+Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from executor.data_parallel import fill, flatten, local
+from strategies.plan import Plan
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "foreach": False}),
+    "sgd": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "foreach": False}),
+}
+
+
+class PartitionedOptimizer:
+    """Steps the parameters that this rank owns and receives the others from their owners.
+
+    A parameter goes, largest first, to the rank of ``group`` that owns least.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        kind: type[torch.optim.Optimizer],
+        group: dist.ProcessGroup,
+        options: dict[str, Any],
+    ) -> None:
+        self.parameters, self.group = parameters, group
+        self.owned: list[list[nn.Parameter]] = [[] for _ in range(group.size())]
+        load = [0] * group.size()
+        for parameter in sorted(parameters, key=lambda p: -local(p).numel()):
+            owner = load.index(min(load))
+            self.owned[owner].append(parameter)
+            load[owner] += local(parameter).numel()
+        mine = self.owned[group.rank()]
+        self.optim = kind(mine, **options) if mine else None
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """Optimizer state of the owned parameters."""
+        return self.optim.state if self.optim is not None else {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the owned parameters and broadcast them."""
+        if self.optim is not None:
+            self.optim.step()
+        for owner, parameters in enumerate(self.owned):
+            parts = [local(parameter.detach()) for parameter in parameters]
+            if parts:
+                flat = flatten(parts)
+                dist.broadcast(flat, dist.get_global_rank(self.group, owner), group=self.group)
+                fill(parts, flat)
+
+
+def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
+    """Return the optimizer ``name`` for one rank's parameters; ``group`` is its data-parallel group."""
+    kind, options = OPTIMIZERS[name]
+    if plan.zero == 0 or plan.data == 1:
+        return kind(parameters, **options)
+    if plan.tensor > 1:
+        return PartitionedOptimizer(parameters, kind, group, options)
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, process_group=group, **options)

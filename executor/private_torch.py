@@ -1,0 +1,72 @@
+"""Every private interface of torch that the executor uses, in one place (checked with torch 2.13).
+
+``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
+order of actions, and the actions themselves, are private.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    REDUCE_GRAD,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    _Action,
+    _PipelineScheduleRuntime,
+)
+
+from executor.trace import TraceEvent
+from strategies.schedule import Schedule
+
+
+def runtime(
+    stages: Sequence[PipelineStage],
+    schedule: Schedule,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    reduce_gradients: Callable[[int], None],
+) -> Any:
+    """Return torch's pipeline runtime loaded with exactly the order that ``schedule`` prints.
+
+    ``reduce_gradients(stage)`` is called once a stage, after its last backward.
+    """
+    make: Any = _PipelineScheduleRuntime
+    result = make(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
+    orders = {rank: [_Action.from_str(str(a)) for a in order] for rank, order in enumerate(schedule.orders)}
+    result._prepare_schedule_with_comms(orders)
+    result.register_custom_function(REDUCE_GRAD, lambda action, context: reduce_gradients(action.stage_index))
+    return result
+
+
+def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:
+    """Return torch's own order for a schedule as the text that `Schedule` prints: one line a pipeline rank.
+
+    Makes and drops a fake process group, so no other may exist. torch 2.13's table for 1F1B
+    counts the forwards of the last rank from 1 (what its own class runs counts from 0).
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        device = torch.device("cpu")
+        stages = [PipelineStage(nn.Identity(), chunk * ranks, ranks * chunks, device) for chunk in range(chunks)]
+        if name == "interleaved":
+            order = ScheduleInterleaved1F1B(list(stages), microbatches).pipeline_order
+        else:
+            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
+            order = kind(stages[0], microbatches)._get_pipeline_order() or {}
+    finally:
+        dist.destroy_process_group()
+    passes = ([str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in range(ranks))
+    return "\n".join(" ".join(words) for words in passes)
+
+
+def trace_events(profiler: Any) -> list[TraceEvent]:
+    """Return the events of a finished ``torch.profiler.profile``, allocations included, in order of start."""
+    raw = profiler.profiler.kineto_results.events()
+    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), e.nbytes() if e.name() == "[memory]" else 0) for e in raw]
+    return sorted(rows, key=lambda row: row.start)

@@ -1,0 +1,63 @@
+"""Collects what a rank does and when, in nanoseconds of the host's monotonic clock."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from executor.heartbeat import Heartbeat
+from simulator.program import TaskKind
+
+
+class Record(NamedTuple):
+    """One thing a rank did, from ``start`` to ``end`` ns."""
+
+    kind: TaskKind
+    stage: int
+    microbatch: int
+    operators: str
+    start: int
+    end: int
+
+
+_LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B"}
+
+
+class Recorder:
+    """Notes spans of one rank, while `records` is a list, and beats its heart at each."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        self.records: list[Record] | None = None
+        self._stage, self._microbatch = -1, -1
+
+    @contextmanager
+    def span(self, kind: TaskKind, stage: int = -1, microbatch: int = -1, operators: str = "") -> Iterator[None]:
+        """Record the body as one span."""
+        self.heartbeat.beat(f"{kind} {stage}{_LETTER[kind]}{microbatch}" if kind in _LETTER else str(kind))
+        self._stage, self._microbatch = stage, microbatch
+        start = perf_counter_ns()
+        yield
+        if self.records is not None:
+            self.records.append(Record(kind, stage, microbatch, operators, start, perf_counter_ns()))
+
+    @contextmanager
+    def loss_span(self) -> Iterator[None]:
+        """Lengthen the forward span before it by the body, which belongs to the same pass."""
+        yield
+        if self.records:
+            self.records[-1] = self.records[-1]._replace(end=perf_counter_ns())
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        start = perf_counter_ns()
+        try:
+            yield
+        finally:  # recomputation stops early, by an exception, when it has what it needs
+            if self.records is not None:
+                end = perf_counter_ns()
+                self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return contexts for a checkpointed forward pass and for its recomputation."""
+        return nullcontext(), self._recomputing()

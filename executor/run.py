@@ -1,0 +1,174 @@
+"""Execute a plan on this host and return what was measured."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from executor.job import Job, metrics_file
+from executor.launcher import launch, require_torch
+from executor.measured_timeline import read_timeline
+from executor.supported import BYTES, unsupported
+from executor.verification import Verification, verify
+from simulator.models.transformer import Transformer
+from simulator.timeline import Timeline
+from strategies.plan import Plan
+from strategies.training import Training
+
+WARM_UP = 2
+VERIFIED_STEPS = 3
+VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
+Progress = Callable[[int, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a plan did on torch.
+
+    Parameters
+    ----------
+    losses
+        Mean cross entropy over the global batch, per step.
+    step_times
+        Seconds of every step: of its slowest rank.
+    step_time
+        Their median without the first two steps.
+    peak_memory
+        Largest bytes of tensors held at once by any rank, as torch's allocator reports them.
+    """
+
+    steps: int
+    losses: tuple[float, ...]
+    step_times: tuple[float, ...]
+    step_time: float
+    peak_memory: float
+    timeline: Timeline
+    verification: Verification | None
+
+
+def execute(
+    spec: Transformer,
+    training: Training,
+    plan: Plan,
+    *,
+    steps: int,
+    verify: bool,
+    folder: Path,
+    seed: int = 0,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> Run:
+    """Return what was measured in ``steps`` steps of ``plan`` on this host, one process a rank.
+
+    Parameters
+    ----------
+    verify
+        Whether the same plan also runs a scaled-down model in fp64 against one process.
+    folder
+        Where job and results are written.
+    timeout
+        Seconds without any sign of life of a rank after which the run ends.
+    progress
+        Called with (step, loss, seconds) after every step.
+
+    Raises
+    ------
+    ValueError
+        Where torch cannot run the plan; nothing was started.
+    ExecutionError
+        Where a rank fails.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is at least 1, met {steps}")
+    refuse(spec, training, plan)
+    job = Job(spec, training, plan, steps, seed, timeout=timeout)
+    jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
+    run_jobs(jobs, progress)
+    times = step_times(job, folder)
+    timeline = read_timeline(plan, folder)
+    return Run(
+        steps=steps,
+        losses=losses(job, folder),
+        step_times=times,
+        step_time=median(times[WARM_UP:] or times),
+        peak_memory=timeline.peak_memory,
+        timeline=timeline,
+        verification=compare(*jobs[1]) if verify else None,
+    )
+
+
+def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
+    """Return where the executor can run ``plan``, else raise ``ValueError`` with every reason."""
+    require_torch()
+    if reasons := unsupported(spec, training, plan):
+        raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
+
+
+def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> None:
+    """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
+    paths = [str(job.write(folder).resolve()) for job, folder in jobs]
+    (first, folder), told = jobs[0], 0
+
+    def poll() -> None:
+        nonlocal told
+        if progress is not None:
+            rows = _metrics(first, folder)
+            for step in range(told, min(len(row) for row in rows)):
+                progress(step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
+                told = step + 1
+
+    timeout = max(job.timeout for job, _ in jobs)
+    launch("executor.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+
+
+def verification_job(job: Job) -> Job:
+    """Return the job in fp64 with the same plan and a model scaled down in its widths.
+
+    Layers, heads and microbatches stay, so stages and cuts do; heads become at most 8 wide,
+    the feed-forward layer at most twice as wide as the hidden one, sequences at most 32 long.
+    """
+    spec, tensor = job.spec, job.plan.tensor
+    hidden = spec.heads * min(spec.head_dim, VERIFIED_HEAD_DIM)
+    ffn = min(spec.ffn, -(-2 * hidden // tensor) * tensor)
+    vocab = BYTES if BYTES % tensor == 0 else spec.vocab
+    sequence = min(job.training.sequence, -(-VERIFIED_SEQUENCE // tensor) * tensor)
+    return replace(
+        job,
+        spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab),
+        training=replace(job.training, precision="fp64", sequence=sequence),
+        steps=VERIFIED_STEPS,
+        dump=True,
+        profile=False,
+    )
+
+
+def compare(job: Job, folder: Path) -> Verification:
+    """Return how far a dumped job is from one process."""
+    return verify(job, folder, losses(job, folder))
+
+
+def losses(job: Job, folder: Path) -> tuple[float, ...]:
+    """Return the loss of every step: the mean over the ranks of the last stage, equal shares each."""
+    rows = _metrics(job, folder)
+    return tuple(_mean_loss(rows, step) for step in range(job.steps))
+
+
+def step_times(job: Job, folder: Path) -> tuple[float, ...]:
+    """Return the seconds of every step on its slowest rank."""
+    rows = _metrics(job, folder)
+    return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(job.steps))
+
+
+def _metrics(job: Job, folder: Path) -> list[list[dict[str, float | None]]]:
+    result = []
+    for rank in range(job.plan.mesh.num_ranks):
+        path = metrics_file(folder, rank)
+        text = path.read_text() if path.exists() else ""
+        result.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
+    return result
+
+
+def _mean_loss(rows: list[list[dict[str, float | None]]], step: int) -> float:
+    values = [loss for row in rows if (loss := row[step]["loss"]) is not None]
+    return sum(values) / len(values)

@@ -1,0 +1,72 @@
+"""What the executor cannot run, said before anything starts."""
+
+from collections.abc import Iterator
+
+from simulator.models.transformer import Transformer, build
+from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.plan import Plan
+from strategies.sharding import megatron
+from strategies.training import Training
+
+PRECISIONS = ("fp32", "fp64")
+BYTES = 256
+"""The smallest vocabulary for a corpus of bytes."""
+
+
+def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
+    """Return every reason why the executor cannot run ``plan``; empty where it can."""
+    return (*_model(spec, plan), *_training(training, plan), *_plan(spec, training, plan))
+
+
+def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
+    if spec.ffn_kind != "gelu":
+        yield f"ffn_kind: the executor's model has gelu, met {spec.ffn_kind}"
+    if spec.kv_heads != spec.heads:
+        yield f"kv_heads: the executor's model has kv_heads equal to heads({spec.heads}), met {spec.kv_heads}"
+    if spec.positions != "learned":
+        yield f"positions: the executor's model has learned positions, met {spec.positions}"
+    if spec.dropout:
+        yield "dropout: the executor trains without dropout, met true; a rank's random masks differ from one process's"
+    if spec.tied_embeddings and plan.pipeline > 1:
+        yield f"tied_embeddings: both ends of the model are on one stage, met pipeline {plan.pipeline}; nearest: false"
+    if spec.vocab < BYTES:
+        yield f"vocab: the corpus is bytes, so vocab is at least {BYTES}, met {spec.vocab}"
+
+
+def _training(training: Training, plan: Plan) -> Iterator[str]:
+    if training.precision not in PRECISIONS:
+        yield f"precision: the executor on gloo trains in {' or '.join(PRECISIONS)}, met {training.precision}"
+    batch = plan.data * plan.microbatch * plan.num_microbatches
+    if training.global_batch != batch:
+        yield (
+            f"global_batch: data({plan.data}) * microbatch({plan.microbatch}) * microbatches({plan.num_microbatches}) "
+            f"= {batch}, met {training.global_batch}"
+        )
+
+
+def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    graph = build(spec, training.sequence, training.precision)
+    blocks = [name for stage in plan.stages for name in stage.blocks]
+    expected = [name for name, _ in graph.occurrences]
+    if blocks != expected:
+        yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
+    if len(plan.stages) != plan.schedule.num_stages:
+        yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
+    other = [axis.name for axis in plan.mesh.axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
+    if other:
+        yield f"mesh: the executor has the axes {PIPELINE}, {DATA} and {TENSOR}, met {', '.join(other)}"
+    if plan.zero not in (0, 1):
+        yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
+    if plan.tensor > 1:
+        yield from _tensor(spec, training, plan)
+        if plan.shardings != megatron(graph, plan.sequence_parallel):
+            yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+
+
+def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    sizes = {"heads": spec.heads, "ffn": spec.ffn, "vocab": spec.vocab}
+    if plan.sequence_parallel:
+        sizes["sequence"] = training.sequence
+    for dim, size in sizes.items():
+        if size % plan.tensor:
+            yield f"tensor: torch needs tensor to divide {dim}({size}), met {plan.tensor}"

@@ -1,0 +1,58 @@
+"""Tensor parallelism: the Megatron cut of a network, applied with DTensor."""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from executor.model import Network
+
+
+def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Cut ``network`` over the one-dimensional ``mesh`` in place.
+
+    Activations between blocks are plain tensors: whole on every rank, or each rank's part of
+    the sequence with ``sequence_parallel``.
+    """
+    between = Shard(1) if sequence_parallel else Replicate()
+    layer = {
+        "qkv": ColwiseParallel(input_layouts=between),
+        "projection": RowwiseParallel(output_layouts=between),
+        "up": ColwiseParallel(input_layouts=between),
+        "down": RowwiseParallel(output_layouts=between),
+    }
+    logits = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    head: dict[str, ParallelStyle] = {"logits": logits}
+    if sequence_parallel:
+        layer |= {"input_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        head |= {"final_norm": SequenceParallel()}
+    for block in network.decoder_layers():
+        parallelize_module(block, mesh, layer)
+    if network.embedding is not None:
+        _cut_embedding(network.embedding, mesh, sequence_parallel)
+    if network.head is not None:
+        parallelize_module(network.head, mesh, head)
+    network.tie()
+
+
+def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallelize_module(embedding, mesh, {"token": table})
+    if sequence_parallel:
+        scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+        parallelize_module(embedding, mesh, scatter)
+
+
+def complete_gradients(network: nn.Module) -> None:
+    """Sum gradients that are partial over the tensor axis, as those of sequence-parallel norms are."""
+    for parameter in network.parameters():
+        gradient = parameter.grad
+        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)

@@ -1,0 +1,136 @@
+"""One rank's profiled step: what it recorded and what the profiler saw, joined into spans and memory.
+
+The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
+pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
+launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
+the others are data parallelism.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from executor.recorder import Record
+from simulator.program import StreamKind, TaskKind
+
+_TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
+_FUNCTIONAL = "_c10d_functional"
+_STREAMS = {
+    ("SEND", "F"): StreamKind.SEND_FORWARD,
+    ("RECV", "F"): StreamKind.RECEIVE_FORWARD,
+    ("SEND", "B"): StreamKind.SEND_BACKWARD,
+    ("RECV", "B"): StreamKind.RECEIVE_BACKWARD,
+}
+
+
+class TraceEvent(NamedTuple):
+    """One event of the profiler: ns of its own clock; ``size`` is what an allocation adds, in bytes."""
+
+    name: str
+    start: int
+    end: int
+    size: int
+
+
+class Row(NamedTuple):
+    """One span of one rank; ``start`` and ``end`` in ns of the host's monotonic clock."""
+
+    stream: StreamKind
+    kind: TaskKind
+    stage: int
+    microbatch: int
+    operators: str
+    start: int
+    end: int
+
+
+class _Intervals:
+    """Intervals of one thread that do not overlap; finds the one that holds an instant."""
+
+    def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
+        self.rows = sorted(rows)
+        self.starts = [start for start, _, _ in self.rows]
+
+    def at(self, instant: int) -> int | None:
+        index = bisect_right(self.starts, instant) - 1
+        return self.rows[index][2] if index >= 0 and instant <= self.rows[index][1] else None
+
+
+def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
+    """Return the spans of a rank: passes without the communication they wait for, and that communication."""
+    communication = list(_communication(records, events))
+    blocking = {
+        TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
+        TaskKind.RECOMPUTE: [r for r in communication if r.kind is TaskKind.TENSOR_COMMUNICATION],
+    }
+    tensor = blocking[TaskKind.RECOMPUTE]
+    recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
+    blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: sorted(tensor + recomputed, key=lambda r: r.start)}
+    result = communication + [piece for r in records for piece in _without(_row(r), blocking[r.kind])]
+    return sorted(result, key=lambda row: (row.start, row.end))
+
+
+def _row(record: Record) -> Row:
+    return Row(StreamKind.COMPUTE, *record)
+
+
+def _without(row: Row, holes: Sequence[Row]) -> list[Row]:
+    """Return what is left of ``row`` outside ``holes``; never nothing, so that an order is complete."""
+    result, start = [], row.start
+    for hole in holes:
+        if hole.end <= start or hole.start >= row.end:
+            continue
+        if hole.start > start:
+            result.append(row._replace(start=start, end=hole.start))
+        start = max(start, hole.end)
+    if start < row.end:
+        result.append(row._replace(start=start))
+    return result or [row._replace(end=row.start)]
+
+
+def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
+    passes = [r for r in records if r.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.OPTIMIZER)]
+    passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
+    actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
+    moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
+    windows = _tensor_windows(events)
+    for event in events:
+        name = event.name.removeprefix("gloo:")
+        if name in ("send", "recv") and (action := moving.at(event.start)) is not None:
+            posted, (stage, way, direction, microbatch) = actions[action][0].start, actions[action][1].groups()
+            kind, stream = TaskKind.PIPELINE_COMMUNICATION, _STREAMS[way, direction]
+            yield Row(stream, kind, int(stage), int(microbatch), name, posted, event.end)
+        elif event.name.startswith("gloo:") and name != "barrier":
+            origin = passing.at(event.start)
+            where = passes[origin][1:3] if origin is not None else (-1, -1)
+            window = next((w for w in windows if w[0] <= event.start <= w[1]), None)
+            if window is None:
+                yield Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, event.start, event.end)
+            else:
+                windows.remove(window)
+                yield Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, *where, name, *window)
+
+
+def _tensor_windows(events: Sequence[TraceEvent]) -> list[tuple[int, int]]:
+    """Return (launch, end of wait) of every functional collective; one collective runs in each."""
+    functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
+    waits = [event for event in functional if event.name.endswith("wait_tensor")]
+    starts = [event.start for event in waits]
+    launches = [event.start for event in functional if not event.name.endswith("wait_tensor")]
+    return [(launch, waits[index].end) for launch in launches if (index := bisect_left(starts, launch)) < len(waits)]
+
+
+def memory(events: Sequence[TraceEvent], start: int) -> list[tuple[int, int]]:
+    """Return (ns, bytes beyond what was held before) where the allocated total turns, from ``start`` on."""
+    result, level = [(start, 0)], 0
+    rising = True
+    for event in events:
+        if event.size and event.start >= start:
+            level += event.size
+            if (event.size > 0) == rising and len(result) > 1:
+                result[-1] = (event.start, level)
+            else:
+                result.append((event.start, level))
+            rising = event.size > 0
+    return result

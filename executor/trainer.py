@@ -1,0 +1,131 @@
+"""One rank's share of a plan, built on torch.distributed and stepped."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from executor import data, optimizer, tensor_parallel
+from executor.data_parallel import GradientReducer, local
+from executor.job import Job
+from executor.model import Network, cross_entropy, initialize
+from executor.private_torch import runtime
+from executor.recorder import Recorder
+from simulator.program import TaskKind
+from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.plan import Plan
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+class MeasuredStage(PipelineStage):
+    """A pipeline stage whose passes are recorded."""
+
+    recorder: Recorder
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and record one forward pass."""
+        with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and record one backward pass."""
+        with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class Trainer:
+    """Builds the stages of this rank and runs steps; every rank of the job makes one."""
+
+    def __init__(self, job: Job, recorder: Recorder) -> None:
+        plan = job.plan
+        self.job, self.recorder = job, recorder
+        self.mesh = _device_mesh(plan)
+        self.data_rank = self.mesh[DATA].get_local_rank()
+        stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
+        self.networks = {stage: self._network(stage) for stage in stages}
+        self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
+        self.reducer = GradientReducer(self.mesh[DATA].get_group(), plan.overlap_gradients)
+        self.runtime = runtime(
+            [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
+        )
+        parameters = [p for network in self.networks.values() for p in network.parameters()]
+        self.optimizer = optimizer.build(job.training.optimizer, plan, parameters, self.mesh[DATA].get_group())
+        self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
+
+    def _network(self, stage: int) -> Network:
+        job = self.job
+        blocks = job.plan.stages[stage].blocks
+        contexts = self.recorder.checkpoint_contexts
+        network = Network(job.spec, job.training.sequence, blocks, job.plan.recompute, contexts)
+        network.to(DTYPES[job.training.precision])
+        initialize(network, job.seed)
+        if job.plan.tensor > 1:
+            tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        return network
+
+    def _replicate(self, network: Network) -> nn.Module:
+        plan = self.job.plan
+        if plan.data == 1 or plan.tensor > 1 or not plan.overlap_gradients:
+            return network
+        return DistributedDataParallel(network, process_group=self.mesh[DATA].get_group(), gradient_as_bucket_view=True)
+
+    def _stage(self, index: int) -> MeasuredStage:
+        plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
+        dtype = DTYPES[training.precision]
+        length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(plan.microbatch, training.sequence, dtype=torch.int64, device="meta")
+        between = torch.empty(plan.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        stage = MeasuredStage(
+            self.modules[index],
+            index,
+            len(plan.stages),
+            torch.device("cpu"),
+            # shapes are stated because torch's own inference of them runs a backward pass that
+            # DistributedDataParallel counts: "rebuilt parameter indices size is not same"
+            input_args=tokens if index == 0 else between,
+            output_args=between,
+            group=self.mesh[PIPELINE].get_group(),
+        )
+        stage.recorder = self.recorder
+        return stage
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with self.recorder.loss_span():
+            return cross_entropy(logits, targets) / self.job.plan.num_microbatches
+
+    def _reduce_gradients(self, stage: int) -> None:
+        if self.job.plan.tensor > 1:
+            tensor_parallel.complete_gradients(self.networks[stage])
+        self.reducer.stage_done(self.modules[stage])
+
+    def step(self, index: int) -> float | None:
+        """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
+        training = self.job.training
+        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.job.plan.data)
+        tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
+            self.runtime.step(
+                *((tokens,) if self.is_first else ()),
+                target=targets if self.is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
+        self.recorder.heartbeat.beat("gradients")
+        self.reducer.finish()
+        with self.recorder.span(TaskKind.OPTIMIZER):
+            self.optimizer.step()
+        return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
+
+
+def _device_mesh(plan: Plan) -> DeviceMesh:
+    axes = [(name, plan.mesh.size(name)) for name in (PIPELINE, DATA, TENSOR) if name not in dict(plan.mesh.axes)]
+    axes += list(plan.mesh.axes)
+    return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

@@ -1,0 +1,71 @@
+"""One rank: ``python -m executor.worker JOB.json ...``, started by our launcher or by torchrun.
+
+Jobs run one after the other in the same process group; results go beside each job file.
+Nothing is written to stdout.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+WATCH_PARENT = "MESHWISE_WATCH_PARENT"
+
+
+def watch_parent() -> None:
+    """End this process when stdin closes, which is when the launcher is gone, however it went."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    if os.environ.get(WATCH_PARENT):
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Return where ``rank`` leaves its exception as JSON."""
+    return folder / f"rank-{rank}.error"
+
+
+def run_rank(folder: Path, run: Callable[[int], None]) -> int:
+    """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
+    watch_parent()
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        run(rank)
+    except Exception as error:  # the boundary of the process: everything becomes one message
+        traceback.print_exc()
+        message = " ".join(str(error).split())
+        document = {"time": time.monotonic(), "error": f"{type(error).__name__}: {message}"[:2000]}
+        error_file(folder, rank).write_text(json.dumps(document))
+        return 1
+    return 0
+
+
+def main(paths: list[Path]) -> int:
+    """Run every job and return the exit code."""
+    return run_rank(paths[0].parent, lambda rank: _run(paths, rank))
+
+
+def _run(paths: list[Path], rank: int) -> None:
+    from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
+    from executor.job import Job
+    from executor.measure import measure
+    from executor.process_group import joined
+
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [Job.read(path) for path in paths]
+    with joined(paths[0].parent, max(job.timeout for job in jobs)):
+        for path, job in zip(paths, jobs, strict=True):
+            measure(job, path.parent, heartbeat, rank)
+
+
+if __name__ == "__main__":
+    sys.exit(main([Path(argument) for argument in sys.argv[1:]]))

@@ -1,0 +1,1 @@
+"""Pictures, traces, tables and documents made of timelines, trials and accuracy rows."""

@@ -1,0 +1,164 @@
+"""Picture of memory over a step: what fills the fullest rank class, and how near every stage comes to capacity."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from reports.bars import FloatArray
+from reports.figure import GRID, HEIGHT, INK, WIDTH, axes, header, pixels, sheet, size_unit, time_unit
+from reports.lanes import label
+from reports.palette import CATEGORY_COLOUR, blend
+from simulator.memory import CATEGORIES, MemoryProfile
+from simulator.timeline import Timeline
+from simulator.units import format_size, format_time
+
+_LEFT, _TOP, _BOTTOM = 96, 160, 70  # pixels around the panels
+_BIG, _GAP, _DEEP = 900, 110, 110  # pixels: width of the large panel, and between panels
+_HEADROOM = 1.14  # of the axis above the tallest thing on it
+_NEAR = 0.35  # of capacity, from which the axis goes up to capacity
+_LETTER = 7  # pixels of a letter below the bars
+
+
+def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
+    """Draw what the fullest rank class holds over the step, the totals of all, and their peaks by category.
+
+    Raises
+    ------
+    ValueError
+        Where the timeline holds no memory profile or ``path`` ends in neither .png nor .svg.
+    """
+    if not timeline.memory:
+        raise ValueError("a memory picture needs a memory profile of at least one rank class, met none")
+    fullest = max(timeline.memory, key=lambda profile: profile.peak)
+    names = [label(timeline.rank_classes[p.rank_class], timeline.rank_classes) for p in timeline.memory]
+    name = names[timeline.memory.index(fullest)]
+    beside, half = _LEFT + _BIG + _GAP, (HEIGHT - _TOP - _BOTTOM - _DEEP) // 2
+    width = WIDTH - beside - 24
+    with sheet(path) as figure:
+        header(figure, title or "Memory over one training step", facts(fullest, name))
+        _legend(figure)
+        _draw_fullest(axes(figure, _LEFT, _TOP, _BIG, HEIGHT - _TOP - _BOTTOM), timeline, fullest, name)
+        _draw_totals(axes(figure, beside, _TOP, width, half), timeline)
+        _draw_peaks(axes(figure, beside, _TOP + half + _DEEP, width, half), timeline, names)
+
+
+def facts(fullest: MemoryProfile, name: str) -> str:
+    """Return in one line the peak of the fullest rank class, its moment, and how it compares with capacity."""
+    peak = f"peak {format_size(fullest.peak)} on {name} at {format_time(fullest.peak_time)}"
+    if not isfinite(fullest.capacity) or fullest.capacity <= 0:
+        return peak
+    verdict = "fits" if fullest.peak <= fullest.capacity else "does not fit"
+    share = fullest.peak / fullest.capacity
+    return f"{peak}: {f'{share:.0%}' if share >= 0.01 else 'below 1%'} of {format_size(fullest.capacity)}, {verdict}"
+
+
+def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatArray]:
+    """Return the moments of a profile up to ``step_time``, and bytes by category that hold from each one on."""
+    end = max(step_time, profile.times[-1])
+    usage = np.array([*profile.usage, profile.usage[-1]], dtype=np.float64)
+    return np.array([*profile.times, end]), usage.reshape(-1, len(CATEGORIES))
+
+
+def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, name: str) -> None:
+    """Stack the categories of ``profile`` over time, and mark its peak and the capacity."""
+    times, usage = steps(profile, timeline.step_time)
+    unit, unit_name = _frame(ax, timeline, f"fullest: {name}")
+    base = np.zeros(len(times))
+    for index, category in enumerate(CATEGORIES):
+        top = base + usage[:, index] / unit
+        ax.fill_between(times, base, top, step="post", color=CATEGORY_COLOUR[category], linewidth=0.6)
+        base = top
+    _mark_capacity(ax, profile.capacity, unit, named=True)
+    _mark_peak(ax, profile, unit, timeline.step_time)
+    ax.set_ylabel(f"memory of one device ({unit_name})")
+
+
+def _draw_totals(ax: Axes, timeline: Timeline) -> None:
+    """Draw the total of every rank class over time, from light (first) to dark (last)."""
+    unit, unit_name = _frame(ax, timeline, "total of every stage: first light, last dark")
+    colours = _ramp(len(timeline.memory))
+    for profile, colour in zip(timeline.memory, colours, strict=True):
+        times, usage = steps(profile, timeline.step_time)
+        ax.step(times, usage.sum(axis=1) / unit, where="post", color=colour, linewidth=1.4)
+    _mark_capacity(ax, timeline.memory[0].capacity, unit, named=False)
+    ax.set_ylabel(unit_name)
+
+
+def _draw_peaks(ax: Axes, timeline: Timeline, names: Sequence[str]) -> None:
+    """Draw a bar a rank class: what it holds, by category, at its peak."""
+    unit, unit_name = _frame(ax, timeline, "every stage at its peak, by category")
+    places = np.arange(len(timeline.memory))
+    rows = np.array([p.usage[p.totals.index(p.peak)] for p in timeline.memory]) / unit
+    base = np.zeros(len(places))
+    for index, category in enumerate(CATEGORIES):
+        ax.bar(places, rows[:, index], bottom=base, width=0.82, color=CATEGORY_COLOUR[category])
+        base += rows[:, index]
+    _mark_capacity(ax, timeline.memory[0].capacity, unit, named=False)
+    ax.set_xlim(-0.6, len(places) - 0.4)
+    short = [name.split(" (")[0].removeprefix("stages ").removeprefix("stage ") for name in names]
+    every = -(-len(short) * (max(map(len, short)) + 2) * _LETTER // pixels(ax)[0])
+    ax.set_xticks(places[::every], short[::every], fontsize=9)
+    ax.set_xlabel("stage")
+    ax.set_ylabel(unit_name)
+
+
+def _frame(ax: Axes, timeline: Timeline, title: str) -> tuple[float, str]:
+    """Set title, time axis and memory axis, and return the unit of the latter."""
+    unit, name = time_unit(timeline.step_time)
+    capacity = max((p.capacity for p in timeline.memory if isfinite(p.capacity)), default=0.0)
+    limit = timeline.peak_memory
+    limit = max(limit, capacity) if limit >= _NEAR * capacity else limit
+    size, size_name = size_unit(limit)
+    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=8)
+    ax.set_xlim(0.0, max(timeline.step_time, *(p.times[-1] for p in timeline.memory), 1e-12))
+    ax.set_ylim(0.0, max(limit, 1.0) * _HEADROOM / size)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value / unit:.6g}")
+    ax.set_xlabel(f"time ({name})")
+    ax.grid(axis="y", color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    return size, size_name
+
+
+def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool) -> None:
+    """Draw the capacity as a dashed line, or say that it lies above the axis."""
+    if not isfinite(capacity) or capacity <= 0:
+        return
+    inside = capacity / unit <= ax.get_ylim()[1]
+    if inside:
+        ax.axhline(capacity / unit, color=INK, linewidth=1.4, linestyle=(0, (6, 4)))
+    if named:
+        words = f"capacity {format_size(capacity)}" + ("" if inside else " (above this axis)")
+        height = capacity / unit if inside else ax.get_ylim()[1]
+        ax.annotate(
+            words, (1.0, height), xycoords=("axes fraction", "data"), xytext=(-6, 5 if inside else -14),
+            textcoords="offset points", ha="right", fontsize=11, color=INK,
+        )  # fmt: skip
+
+
+def _mark_peak(ax: Axes, profile: MemoryProfile, unit: float, step_time: float) -> None:
+    """Mark the peak with its value and moment, on the side that has room."""
+    moment, peak = profile.peak_time, profile.peak / unit
+    early = moment < step_time / 2
+    ax.plot([moment], [peak], marker="o", markersize=7, color=INK, markeredgecolor="white", clip_on=False)
+    words = f"peak {format_size(profile.peak)} at {format_time(moment)}"
+    ax.annotate(
+        words, (moment, peak), textcoords="offset points", xytext=(10 if early else -10, 9), fontweight="bold",
+        ha="left" if early else "right", fontsize=11, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+    )  # fmt: skip
+
+
+def _ramp(count: int) -> list[str]:
+    """Return colours from light to dark."""
+    return [blend("#A9CBE8", "#0B2545", i / max(count - 1, 1)) for i in range(count)]
+
+
+def _legend(figure: Figure) -> None:
+    handles = [Patch(color=CATEGORY_COLOUR[category]) for category in reversed(CATEGORIES)]
+    names = [category.value for category in reversed(CATEGORIES)]
+    place = (0.012, 1 - 106 / HEIGHT)
+    figure.legend(handles, names, loc="center left", bbox_to_anchor=place, ncols=len(names), fontsize=11)

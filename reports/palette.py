@@ -1,0 +1,67 @@
+"""Colours: safe for colour-blind readers, and of different lightness so that they survive grey print."""
+
+from simulator.program import Category, TaskKind
+
+IDLE = "#F1F1F1"
+KIND_COLOUR = {
+    TaskKind.FORWARD: "#F0B429",
+    TaskKind.BACKWARD: "#1D5B96",
+    TaskKind.RECOMPUTE: "#CC84B4",
+    TaskKind.OPTIMIZER: "#26262B",
+    TaskKind.TENSOR_COMMUNICATION: "#35B898",
+    TaskKind.PIPELINE_COMMUNICATION: "#CF4A16",
+    TaskKind.DATA_COMMUNICATION: "#5A2A82",
+}
+CATEGORY_COLOUR = {
+    Category.PARAMETERS: "#1D5B96",
+    Category.GRADIENTS: "#8BBDE3",
+    Category.OPTIMIZER: "#A85A93",
+    Category.ACTIVATIONS: "#F0B429",
+    Category.BUFFERS: "#7A7A7A",
+}
+SERIES = ("#1D5B96", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A2A82", "#333333")
+"""For lines of unordered things; line styles tell more than eight apart."""
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+_LIGHTEST = 0.62
+
+
+def shade(kind: TaskKind, chunk: int, chunks: int) -> str:
+    """Return the colour of ``kind`` for one of ``chunks`` model chunks: later chunks are lighter.
+
+    >>> shade(TaskKind.FORWARD, 0, 2)
+    '#f0b429'
+    """
+    weight = _LIGHTEST * chunk / max(chunks, 2) if chunks > 1 else 0.0
+    return blend(KIND_COLOUR[kind], "#FFFFFF", weight)
+
+
+def blend(colour: str, other: str, weight: float) -> str:
+    """Return ``colour`` moved towards ``other`` by ``weight`` of the way.
+
+    >>> blend("#000000", "#ffffff", 0.5)
+    '#808080'
+    """
+    mixed = (a + (b - a) * weight for a, b in zip(channels(colour), channels(other), strict=True))
+    return "#" + "".join(f"{int(value + 0.5):02x}" for value in mixed)
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """Return red, green and blue of ``#rrggbb``, each from 0 to 255."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
+
+
+def lightness(colour: str) -> float:
+    """Return how light ``colour`` prints in grey, from 0 to 100 (CIE L*, sRGB luminance).
+
+    >>> round(lightness("#FFFFFF"))
+    100
+    """
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in channels(colour))]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
+
+
+def text_on(colour: str) -> str:
+    """Return black or white, whichever reads better on ``colour``."""
+    return "#FFFFFF" if lightness(colour) < 58 else "#1A1A1A"

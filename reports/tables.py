@@ -1,0 +1,185 @@
+"""Results as tables for the terminal, from the same mappings that ``--json`` prints."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.units import format_compute_rate, format_size, format_time
+
+Formatter = Callable[[Any], str]
+_NONE = "-"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction for people.
+
+    >>> percent(0.1234)
+    '12.3 %'
+    """
+    return f"{100 * fraction:.3g} %"
+
+
+def count(number: float) -> str:
+    """Return a number for people.
+
+    >>> count(12345.6)
+    '12,346'
+    """
+    return f"{number:,.0f}" if abs(number) >= 100 or number == int(number) else f"{number:,.3g}"
+
+
+def yes_or_no(value: bool) -> str:
+    """Return a truth value for people."""
+    return "yes" if value else "no"
+
+
+_RESULT: tuple[tuple[str, str, Formatter], ...] = (
+    ("step_time", "step time", format_time),
+    ("tokens_per_second", "tokens per second", count),
+    ("tokens_per_second_per_device", "tokens per second and device", count),
+    ("model_flops_per_second_per_device", "model FLOP/s per device", format_compute_rate),
+    ("mfu", "model FLOP utilisation", percent),
+    ("fits", "fits in memory", yes_or_no),
+    ("peak_memory", "peak memory", format_size),
+    ("memory_capacity", "memory of a device", format_size),
+    ("bubble", "pipeline bubble", percent),
+    ("engine", "engine", str),
+    ("tasks", "tasks", count),
+    ("classes", "rank classes", count),
+    ("ranks", "ranks", count),
+    ("wall_time", "time to simulate", format_time),
+)
+_MEMORY = ("parameters", "gradients", "optimizer", "activations", "buffers", "peak", "host_peak")
+
+
+def print_result(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, assumptions."""
+    table = _table("one training step", ("", "left"), ("", "right"))
+    for key, name, formatter in _RESULT:
+        if key in result:
+            table.add_row(name, _cell(result[key], formatter))
+    for kind, seconds in _items(result.get("exposed_communication")):
+        table.add_row(f"exposed {escape(str(kind))}", _cell(seconds, format_time))
+    console.print(table)
+    if result.get("memory"):
+        print_memory(console, result["memory"], result.get("memory_capacity"))
+    for assumption in result.get("assumptions") or ():
+        console.print(f"assumed: {escape(str(assumption))}", style="dim", highlight=False)
+
+
+def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
+    """Print memory by stage and category; peaks beyond ``capacity`` bytes are red."""
+    columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
+    heading = (
+        f"memory of one device by stage, of {format_size(capacity)}" if capacity else "memory of one device by stage"
+    )
+    table = _table(heading, ("stage", "right"), *((name.replace("_", " "), "right") for name in columns))
+    for stage in stages:
+        cells = [_cell(stage.get(key), format_size) for key in columns]
+        over = capacity is not None and stage.get("peak", 0) > capacity
+        table.add_row(_cell(stage.get("stage"), str), *cells, style="red" if over else None)
+    console.print(table)
+
+
+def print_search(console: Console, searches: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Print what ``search --json`` or ``compare --json`` holds: an algorithm a row, the best first."""
+    rows = [searches] if isinstance(searches, Mapping) else list(searches)
+    headings = (
+        "algorithm",
+        "step time",
+        "peak memory",
+        "fits",
+        "evaluations",
+        "lower bound",
+        "gap",
+        "search time",
+        "plan",
+    )
+    table = _table("search", *((name, "left" if name in ("algorithm", "plan") else "right") for name in headings))
+    for row in sorted(rows, key=_best_time):
+        table.add_row(*_search_cells(row))
+    console.print(table)
+
+
+def _search_cells(row: Mapping[str, Any]) -> Iterator[str]:
+    best = row.get("best") or {}
+    evaluation = best.get("evaluation") or {}
+    yield _cell(row.get("algorithm"), str)
+    yield _cell(evaluation.get("step_time"), format_time)
+    yield _cell(evaluation.get("peak_memory"), format_size)
+    yield _cell(evaluation.get("fits"), yes_or_no)
+    yield _cell(row.get("evaluations"), count)
+    yield _cell(row.get("lower_bound"), format_time)
+    yield _cell(row.get("gap"), _gap)
+    yield _cell(row.get("wall_time"), format_time)
+    yield _cell(best.get("plan"), _plan)
+
+
+def print_accuracy(console: Console, accuracy: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print errors of predictions by source.
+
+    Parameters
+    ----------
+    accuracy
+        For every source, and for ``all``: ``rows``, ``predicted``, and the fractions ``mape``, ``median``, ``max``
+        and ``bias``, either there or under ``step_time`` and ``memory``.
+    """
+    names = ("mape", "median", "max", "bias")
+    headings = ("source", "rows", "predicted", *(f"time {n}" for n in names), *(f"memory {n}" for n in names))
+    table = _table("predicted against measured", *((n, "left" if n == "source" else "right") for n in headings))
+    for source, row in accuracy.items():
+        time, memory = row.get("step_time", row), row.get("memory", {})
+        errors = [_cell((part or {}).get(name), percent) for part in (time, memory) for name in names]
+        style = "bold" if source == "all" else None
+        table.add_row(
+            escape(str(source)), _cell(row.get("rows"), count), _cell(row.get("predicted"), count), *errors, style=style
+        )
+    console.print(table)
+
+
+def print_rows(console: Console, heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print any rows under ``columns``; everything but text is set to the right."""
+    sides = ["left" if all(isinstance(r[i], str) for r in rows) else "right" for i in range(len(columns))]
+    table = _table(heading, *zip(columns, sides, strict=True))
+    for row in rows:
+        table.add_row(*(_cell(value, str) for value in row))
+    console.print(table)
+
+
+def _table(heading: str, *columns: tuple[str, str]) -> Table:
+    table = Table(title=escape(heading), title_justify="left", show_header=any(name for name, _ in columns))
+    for name, side in columns:
+        table.add_column(escape(name), justify="right" if side == "right" else "left", overflow="fold")
+    return table
+
+
+def _cell(value: Any, formatter: Formatter) -> str:
+    """Return ``value`` for a cell, escaped; a dash for what is missing or not finite."""
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return _NONE
+    return escape(formatter(value))
+
+
+def _gap(fraction: float) -> str:
+    return "proven optimal" if fraction == 0 else percent(fraction)
+
+
+def _plan(plan: Any) -> str:
+    """Return a plan in a line: its degrees where it is a document with a mesh, else its text."""
+    if not isinstance(plan, Mapping):
+        return str(plan)
+    axes = (plan.get("mesh") or {}).get("axes") or ()
+    return " x ".join(f"{name} {size}" for name, size in axes) or _NONE
+
+
+def _best_time(row: Mapping[str, Any]) -> float:
+    step_time = ((row.get("best") or {}).get("evaluation") or {}).get("step_time")
+    return float("inf") if step_time is None else float(step_time)
+
+
+def _items(value: Mapping[Any, Any] | None) -> list[tuple[Any, Any]]:
+    return list((value or {}).items())

@@ -1,0 +1,162 @@
+"""Pictures of timelines: one step as lanes of bars, and a predicted step above a measured one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch, Rectangle
+
+from reports.bars import bars, row_of
+from reports.figure import HEIGHT, INK, QUIET, WIDTH, header, pixel_height, sheet
+from reports.palette import IDLE, shade
+from reports.panel import Box, Panel, Window, draw_panel, typical
+from simulator.program import TaskKind
+from simulator.timeline import Timeline
+from simulator.units import format_time
+
+_LEFT, _TOP, _BOTTOM = 216, 142, 54  # pixels around the panels
+_INNER = WIDTH - _LEFT - 24
+_BETWEEN, _BESIDE = 62, 26  # pixels between panels
+_TALLEST = 130  # pixels of a lane
+_READABLE, _VISIBLE = 16.0, 4.0  # pixels of a forward bar that can hold a number, and that can be seen
+_READABLE_LANE = 18  # pixels of a lane whose bars can hold numbers
+_OVERVIEW = 0.4  # of the height, where close-ups are drawn below
+
+
+def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
+    """Draw one step: a lane a rank class; where bars get too thin, close-ups of its start and end below.
+
+    Raises
+    ------
+    ValueError
+        Where the timeline has no spans or ``path`` ends in neither .png nor .svg.
+    """
+    _require_spans(timeline)
+    windows = close_ups(timeline)
+    room = HEIGHT - _TOP - _BOTTOM
+    room = room if windows else min(room, _TALLEST * len(timeline.rank_classes))
+    with sheet(path, _TOP + room + _BOTTOM) as figure:
+        header(figure, title or "One training step", facts(timeline))
+        height = int(_OVERVIEW * room) if windows else room
+        box = Box(_LEFT, _TOP, _INNER, height)
+        whole = draw_panel(figure, timeline, Window(0.0, timeline.step_time), box, numbered=not windows)
+        panels = [whole]
+        for index, window in enumerate(windows):
+            whole.ax.set_xlabel("")
+            panels.append(_draw_close_up(figure, whole, timeline, window, index))
+        _legend(figure, (timeline,), panels)
+
+
+def draw_comparison(predicted: Timeline, measured: Timeline, path: Path | str) -> None:
+    """Draw ``predicted`` above ``measured`` on one time axis, with step times and the error.
+
+    Raises
+    ------
+    ValueError
+        Where a timeline has no spans or ``path`` ends in neither .png nor .svg.
+    """
+    _require_spans(predicted)
+    _require_spans(measured)
+    window = Window(0.0, max(predicted.step_time, measured.step_time))
+    heights = _split(len(predicted.rank_classes), len(measured.rank_classes))
+    with sheet(path, _TOP + sum(heights) + _BETWEEN + 20 + _BOTTOM) as figure:
+        error = predicted.step_time / measured.step_time - 1
+        steps = f"{format_time(predicted.step_time)} predicted, {format_time(measured.step_time)} measured"
+        bubbles = f"bubble {predicted.bubble:.1%} predicted, {measured.bubble:.1%} measured"
+        header(figure, f"Step {steps}: error {error:+.1%}", bubbles)
+        panels: list[Panel] = []
+        top = _TOP + 20
+        for timeline, name, height in zip((predicted, measured), ("predicted", "measured"), heights, strict=True):
+            panel = draw_panel(figure, timeline, window, Box(_LEFT, top, _INNER, height))
+            panel.ax.axvline(timeline.step_time, color=INK, linewidth=1.2, clip_on=False)
+            panel.ax.set_title(f"{name} ({timeline.engine})", loc="left", fontsize=12, fontweight="bold", pad=5)
+            panels.append(panel)
+            top += height + _BETWEEN
+        panels[0].ax.set_xlabel("")
+        _legend(figure, (predicted, measured), panels)
+
+
+def facts(timeline: Timeline) -> str:
+    """Return a timeline in one line: step time, bubble, ranks and where it comes from."""
+    ranks = sum(len(c.ranks) for c in timeline.rank_classes)
+    return (
+        f"step {format_time(timeline.step_time)}, bubble {timeline.bubble:.1%}, "
+        f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}, {timeline.source} by {timeline.engine}"
+    )
+
+
+def close_ups(timeline: Timeline) -> tuple[Window, ...]:
+    """Return the first and the last part of the step, where the whole is too fine to read; else nothing.
+
+    A window is as long as lets a forward pass be wide enough for its number, or, where
+    lanes are too low for numbers, wide enough to be seen.
+    """
+    computing = (span for span in timeline.spans if not span.kind.communicates)
+    passes = [b for b in bars(computing, absorb=True) if b.microbatch >= 0]
+    forward = typical(b.end - b.start for b in passes if b.kind is TaskKind.FORWARD)
+    lane = (HEIGHT - _TOP - _BOTTOM) * (1 - _OVERVIEW) / len(timeline.rank_classes)
+    length = forward / (_READABLE if lane >= _READABLE_LANE else _VISIBLE) * _INNER / 2
+    if not passes or 2 * length >= timeline.step_time:
+        return ()
+    start = min(b.start for b in passes)
+    end = min(max(b.end for b in passes) + length / 6, timeline.step_time)
+    return Window(start, start + length), Window(end - length, end)
+
+
+def _draw_close_up(figure: Figure, whole: Panel, timeline: Timeline, window: Window, index: int) -> Panel:
+    """Draw one of two windows below the whole step, and mark there what it shows."""
+    width = (_INNER - _BESIDE) // 2
+    top = _TOP + whole.lanes.pixels * len(whole.lanes.labels) + _BETWEEN
+    height = pixel_height(figure) - _BOTTOM - top
+    panel = draw_panel(figure, timeline, window, Box(_LEFT + index * (width + _BESIDE), top, width, height))
+    name = f"{'first' if index == 0 else 'last'} {format_time(window.duration)}"
+    panel.ax.set_title(name, loc="left", fontsize=12, fontweight="bold", pad=5)
+    if index:
+        panel.ax.set_yticks([])
+    frame = Rectangle((window.start, 0), window.duration, len(whole.lanes.labels))
+    frame.set(fill=False, edgecolor=INK, linewidth=1.4, clip_on=False)
+    whole.ax.add_patch(frame)
+    return panel
+
+
+def _require_spans(timeline: Timeline) -> None:
+    if not timeline.spans or timeline.step_time <= 0:
+        raise ValueError(
+            f"a timeline picture needs spans and a step time above 0, met {len(timeline.spans)} spans "
+            f"and {timeline.step_time} s"
+        )
+
+
+def _split(above: int, below: int) -> tuple[int, int]:
+    """Return heights of two panels in proportion to their lanes, neither below a quarter."""
+    room = min(HEIGHT - _TOP - _BETWEEN - _BOTTOM - 20, _TALLEST * (above + below))
+    first = int(min(0.75, max(0.25, above / (above + below))) * room)
+    return first, room - first
+
+
+def _legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence[Panel]) -> None:
+    """Write what the colours mean, in one line below the header."""
+    present = {span.kind for timeline in timelines for span in timeline.spans}
+    rows = {row for panel in panels for row in panel.lanes.rows}
+    chunks = max(len(c.stages) for timeline in timelines for c in timeline.rank_classes)
+    handles: list[Any] = []
+    labels: list[str] = []
+    for kind in TaskKind:
+        if kind in present and row_of(kind) in rows:
+            several = chunks if kind in (TaskKind.FORWARD, TaskKind.BACKWARD) else 1
+            handles.append(tuple(Patch(color=shade(kind, i, several)) for i in range(several)))
+            labels.append(
+                kind.value + (f" (chunks 0{',' if several == 2 else ' to'} {several - 1})" if several > 1 else "")
+            )
+    handles.append((Patch(color=IDLE),))
+    labels.append("idle")
+    if panels[0].shares:
+        note = "upper panel: height, in strips strength, is share of time"
+        figure.text(0.985, 1 - 70 / pixel_height(figure), note, fontsize=12, color=QUIET, ha="right", va="center")
+    figure.legend(
+        handles, labels, loc="center left", bbox_to_anchor=(0.012, 1 - 106 / pixel_height(figure)), ncols=len(labels),
+        fontsize=11, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, columnspacing=1.4, handlelength=1.8,
+        borderpad=0.3,
+    )  # fmt: skip

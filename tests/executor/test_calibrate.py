@@ -1,0 +1,72 @@
+"""A calibration turns measurements into the figures that reproduce them."""
+
+import pytest
+
+from executor.calibrate import best_rate, calibrate, fit_matmul, launches, traffic
+from executor.calibration_sizes import MATMULS, TINY
+from simulator.cluster import Accelerator, Collective
+from simulator.compute import Matmul, matmul_time
+from simulator.models.transformer import build
+
+PEAK = 1e11
+
+
+@pytest.mark.parametrize(("fraction", "half_k"), [(0.9, 0.0), (0.8, 50.0), (1.0, 200.0)])
+def test_fit_finds_the_model_that_made_the_times(fraction: float, half_k: float) -> None:
+    rows = [(m, n, k, 2 * m * n * k / (PEAK * fraction * k / (k + half_k))) for m, n, k in MATMULS]
+    found = fit_matmul(PEAK, rows)
+    assert found.fraction == pytest.approx(fraction)
+    assert found.half_k == pytest.approx(half_k, abs=1e-6)
+    machine = Accelerator("fitted", (("fp32", PEAK),), memory=1e9, memory_bandwidth=1e15, matmul=found)
+    for m, n, k, seconds in rows:
+        assert matmul_time(machine, "fp32", Matmul(1, m, n, k)) == pytest.approx(seconds)
+
+
+def test_fit_has_no_gain_from_a_short_k() -> None:
+    rows = [(8, 8, k, 2 * 64 * k * (1.0 if k < 100 else 1.5) / PEAK) for k in (16, 64, 256)]
+    found = fit_matmul(PEAK, rows)
+    assert found.half_k == 0.0
+    assert 1 / 1.5 < found.fraction < 1
+
+
+def test_best_rate_bounds_every_measured_product() -> None:
+    rows = [(m, n, k, 1e-4 + 2 * m * n * k / PEAK) for m, n, k in MATMULS]
+    assert best_rate(rows) == pytest.approx(PEAK / (1 + 1e-4 * PEAK / (2 * 1024**3)))
+
+
+def test_launches_of_a_layer() -> None:
+    # 4 products of 3 launches; 2 norms, attention, activation and 2 residuals of 2
+    assert launches(build(TINY, 2, "fp32")) == 4 * 3 + 6 * 2
+
+
+def test_traffic_of_a_norm() -> None:
+    # (batch 4, sequence 128, hidden 256) fp32: forward reads and writes it; backward reads the
+    # saved input and the gradient and writes a gradient
+    assert traffic("norm") == 5 * 4 * 128 * 256 * 4
+
+
+def test_calibrated_machine() -> None:
+    pytest.importorskip("torch")
+    told: list[str] = []
+    found = calibrate(processes=2, seconds=1.0, progress=told.append)
+    assert found.num_devices == 2
+    machine = found.accelerator
+    assert machine.peak("fp32") > machine.peak("fp64") > 1e8
+    assert 1e-7 < machine.launch < 1e-2
+    curves = {curve.collective: curve for curve in found.collectives}
+    assert set(curves) == {
+        Collective.ALL_REDUCE,
+        Collective.ALL_GATHER,
+        Collective.REDUCE_SCATTER,
+        Collective.SEND,
+    }
+    for curve in curves.values():
+        assert curve.ranks == 2
+        assert [size for size, _ in curve.points] == [1024 * 4**i for i in range(8)]
+        assert curve.time(2**24) > curve.time(2**16)
+    assert "collectives of 2 ranks" in told
+
+
+def test_nothing_to_measure() -> None:
+    with pytest.raises(ValueError, match="processes is at least 1 and seconds positive, met 0 and 1"):
+        calibrate(processes=0, seconds=1.0)

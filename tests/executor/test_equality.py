@@ -1,0 +1,98 @@
+"""Every kind of plan computes what one process computes, in fp64."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from tiny_jobs import TINY, job, verify_all
+
+from executor.job import Job, tensors_file
+from executor.measured_timeline import read_timeline
+from executor.reference import train
+from executor.run import compare, losses
+from simulator.program import TaskKind
+from strategies.plan import Recompute
+from strategies.schedule import ActionKind
+
+TIED = replace(TINY, tied_embeddings=True, attention="unfused")
+
+TWO = {
+    "data": job(data=2),
+    "data-late": job(data=2, microbatch=2, overlap_gradients=False, schedule="gpipe"),
+    "data-zero": job(data=2, zero=1, schedule="gpipe", optimizer="sgd"),
+    "tensor": job(tensor=2, microbatch=4, profile=True),
+    "tensor-tied-unfused": job(TIED, tensor=2, microbatch=8),
+    "tensor-sequence-full": job(tensor=2, microbatch=4, sequence_parallel=True, recompute=Recompute.FULL, profile=True),
+    "tensor-selective": job(tensor=2, microbatch=4, recompute=Recompute.SELECTIVE),
+    "gpipe": job(pipeline=2, microbatch=2, schedule="gpipe", profile=True),
+    "1f1b": job(pipeline=2, schedule="1f1b", profile=True),
+    "interleaved": job(pipeline=2, chunks=2, microbatch=2, schedule="interleaved", profile=True),
+    "pipeline-full": job(pipeline=2, microbatch=2, stages=(3, 1), recompute=Recompute.FULL, profile=True),
+}
+FOUR = {
+    "data-tensor": job(data=2, tensor=2, microbatch=2),
+    "data-tensor-zero": job(data=2, tensor=2, zero=1, sequence_parallel=True),
+    "data-pipeline-zero": job(data=2, pipeline=2, zero=1, chunks=2, schedule="interleaved"),
+    "tensor-pipeline": job(tensor=2, pipeline=2, microbatch=2, sequence_parallel=True),
+    "pipeline": job(pipeline=4, profile=True),
+}
+EIGHT = {"data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2, steps=2)}
+
+
+@pytest.mark.parametrize("jobs", [TWO, FOUR, EIGHT], ids=["2 ranks", "4 ranks", "8 ranks"])
+def test_ranks_compute_what_one_process_computes(jobs: dict[str, Job], tmp_path: Path) -> None:
+    for name, found in verify_all(tmp_path, jobs).items():
+        assert found.equal, f"{name}: {found}"
+        assert found.gradient_error < 1e-13 and found.loss_error < 1e-13, f"{name}: {found}"
+    for name, ran in jobs.items():
+        if ran.profile:
+            _timeline_follows_the_schedule(ran, tmp_path / name)
+
+
+def _timeline_follows_the_schedule(ran: Job, folder: Path) -> None:
+    timeline = read_timeline(ran.plan, folder)
+    for rank in range(ran.plan.mesh.num_ranks):
+        letters = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
+        order = tuple((stage, letters[kind], microbatch) for kind, stage, microbatch in timeline.order(rank))
+        assert order == ran.plan.schedule.orders[ran.plan.mesh.coordinate(rank, "pipeline")]
+        steps = [s for s in timeline.spans if s.rank_class == rank and s.kind is TaskKind.OPTIMIZER]
+        assert len(steps) == 1  # not cut by communication: gradients were whole before
+
+
+def _write_reference(reference: Job, folder: Path, spoil: str | None = None) -> Job:
+    expected_losses, arrays = train(reference)
+    if spoil is not None:
+        arrays[spoil] = arrays[spoil] + 1e-9
+    folder.mkdir(exist_ok=True)
+    np.savez(tensors_file(folder, 0), **arrays)
+    lines = [f'{{"step": {i}, "loss": {loss!r}, "seconds": 1.0}}\n' for i, loss in enumerate(expected_losses)]
+    (folder / "rank-0.jsonl").write_text("".join(lines))
+    return reference
+
+
+def test_verification_sees_a_wrong_gradient(tmp_path: Path) -> None:
+    one = job(steps=1)
+    assert compare(_write_reference(one, tmp_path), tmp_path).equal
+    spoilt = compare(_write_reference(one, tmp_path, "gradient layers.1.up.weight"), tmp_path)
+    assert not spoilt.equal
+    assert spoilt.gradient_error == pytest.approx(1e-9, rel=1e-3)
+
+
+def test_verification_sees_a_missing_tensor(tmp_path: Path) -> None:
+    one = _write_reference(job(steps=1), tmp_path)
+    with np.load(tensors_file(tmp_path, 0)) as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != "gradient head.logits.weight"}
+    np.savez(tensors_file(tmp_path, 0), **kept)
+    with pytest.raises(ValueError, match=r"missing: gradient head\.logits\.weight"):
+        compare(one, tmp_path)
+
+
+def test_loss_is_the_mean_over_data_ranks(tmp_path: Path) -> None:
+    two = job(data=2, steps=1)
+    for rank, loss in enumerate((2.0, 4.0)):
+        (tmp_path / f"rank-{rank}.jsonl").write_text(f'{{"step": 0, "loss": {loss}, "seconds": 0.5}}\n')
+    assert losses(two, tmp_path) == (3.0,)

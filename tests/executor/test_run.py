@@ -1,0 +1,120 @@
+"""From plan to measurement, through our launcher and through torchrun."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tiny_jobs import TINY, job
+
+from executor.launcher import ExecutionError
+from executor.run import Run, compare, execute, losses, run_jobs, verification_job
+from simulator.program import TaskKind
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    asked = job(precision="fp32", data=2, tensor=2, microbatch=2)
+    seen: list[int] = []
+    run = execute(
+        asked.spec,
+        asked.training,
+        asked.plan,
+        steps=20,
+        verify=True,
+        folder=tmp_path_factory.mktemp("run"),
+        progress=lambda step, loss, seconds: seen.append(step),
+    )
+    assert seen == list(range(20))
+    return run
+
+
+def test_loss_falls_on_real_text(measured: Run) -> None:
+    assert len(measured.losses) == 20
+    assert measured.losses[0] == pytest.approx(5.545, abs=0.1)  # ln 256: nothing learned yet
+    assert measured.losses[-1] < measured.losses[0] - 0.5
+
+
+def test_scaled_down_model_is_equal_to_one_process(measured: Run) -> None:
+    assert measured.verification is not None and measured.verification.equal
+
+
+def test_timeline_is_measured(measured: Run) -> None:
+    timeline = measured.timeline
+    assert [c.ranks for c in timeline.rank_classes] == [(0,), (1,), (2,), (3,)]
+    for rank in range(4):
+        busy = {kind: timeline.busy(rank, [kind]) for kind in TaskKind}
+        for kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.OPTIMIZER):
+            assert 0 < busy[kind] < timeline.step_time
+        assert 0 < busy[TaskKind.TENSOR_COMMUNICATION] < timeline.step_time
+        assert 0 < busy[TaskKind.DATA_COMMUNICATION] < timeline.step_time
+        assert busy[TaskKind.PIPELINE_COMMUNICATION] == 0
+    assert all(0 <= span.start <= span.end <= timeline.step_time for span in timeline.spans)
+
+
+def test_tensor_parallel_communicates_as_megatron_does(measured: Run) -> None:
+    # a layer: two sums forward, two backward; one for the embedding, one for the gradient that
+    # enters the logits; three for the softmax over a cut vocabulary: maximum, sum, loss
+    expected = 4 * TINY.layers + 2 + 3
+    for rank in range(4):
+        spans = [s for s in measured.timeline.spans if s.rank_class == rank and s.microbatch == 0]
+        sums = [s for s in spans if s.kind is TaskKind.TENSOR_COMMUNICATION]
+        assert len(sums) == expected
+        assert {span.operators for span in sums} == {"all_reduce"}
+
+
+def test_peak_memory_holds_at_least_parameters_and_optimizer(measured: Run) -> None:
+    layer = 12 * TINY.hidden**2 * 2 // 3 + 13 * TINY.hidden  # ffn is 2 * hidden: 4 + 4 of 12 hidden**2
+    cut = (TINY.layers * layer + 2 * TINY.vocab * TINY.hidden) // 2
+    assert measured.peak_memory > 3 * 4 * cut  # weights and two moments, half of them a tensor rank
+
+
+def test_step_time_is_the_median_without_warm_up(measured: Run) -> None:
+    times = sorted(measured.step_times[2:])
+    assert measured.step_time == pytest.approx((times[8] + times[9]) / 2)
+
+
+def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
+    wrong = job(data=2)
+    wrong = replace(wrong, training=replace(wrong.training, precision="fp16"))
+    with pytest.raises(ExecutionError, match=r"rank \d failed: KeyError: 'fp16'"):
+        run_jobs([(wrong, tmp_path)])
+
+
+def test_refused_before_launch(tmp_path: Path) -> None:
+    asked = job(data=2)
+    with pytest.raises(ValueError, match="precision: the executor on gloo trains in fp32 or fp64, met bf16"):
+        execute(
+            asked.spec,
+            replace(asked.training, precision="bf16"),
+            asked.plan,
+            steps=1,
+            verify=False,
+            folder=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_verification_job_keeps_the_plan_and_shrinks_the_model() -> None:
+    large = replace(TINY, hidden=512, heads=4, kv_heads=4, ffn=2048, vocab=50304)
+    small = verification_job(job(large, tensor=2, microbatch=8))
+    assert (small.spec.hidden, small.spec.ffn, small.spec.vocab, small.spec.layers) == (32, 64, 256, 4)
+    assert small.training.precision == "fp64"
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    pair = job(data=2)
+    path = pair.write(tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [*command, "-m", "executor.worker", str(path)], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == ""
+    assert compare(pair, tmp_path).equal
+    assert len(losses(pair, tmp_path)) == 3

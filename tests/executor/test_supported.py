@@ -1,0 +1,54 @@
+"""What torch cannot run is refused with a reason, all at once."""
+
+from dataclasses import replace
+
+import pytest
+from tiny_jobs import TINY, job
+
+from executor.supported import unsupported
+from strategies.plan import Stage
+
+
+def test_a_plan_that_runs_has_no_reason_against_it() -> None:
+    good = job(data=2, tensor=2, pipeline=2)
+    assert unsupported(good.spec, good.training, good.plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ffn_kind": "swiglu"}, "ffn_kind: .* met swiglu"),
+        ({"kv_heads": 2}, r"kv_heads: .* heads\(4\), met 2"),
+        ({"positions": "rotary"}, "positions: .* met rotary"),
+        ({"dropout": True}, "dropout: .* met true"),
+        ({"tied_embeddings": True}, "tied_embeddings: .* met pipeline 2; nearest: false"),
+        ({"vocab": 255}, "vocab: .* at least 256, met 255"),
+    ],
+)
+def test_models_it_does_not_have(change: dict[str, object], reason: str) -> None:
+    good = job(pipeline=2)
+    reasons = unsupported(replace(TINY, **change), good.training, good.plan)
+    assert len(reasons) == 1
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(reasons[0])
+
+
+def test_every_reason_at_once() -> None:
+    good = job(data=2)
+    stages = (Stage(("embedding", "head")),)
+    reasons = unsupported(
+        replace(TINY, dropout=True), replace(good.training, precision="bf16"), replace(good.plan, stages=stages, zero=3)
+    )
+    assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "zero"]
+
+
+def test_batch_that_would_hang_torch() -> None:
+    good = job(data=2, global_batch=16, microbatch=4)
+    (reason,) = unsupported(good.spec, replace(good.training, global_batch=20), good.plan)
+    assert reason == "global_batch: data(2) * microbatch(4) * microbatches(2) = 16, met 20"
+
+
+def test_only_the_megatron_cut() -> None:
+    good = job(tensor=2)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, shardings=good.plan.shardings[1:]))
+    assert reason.startswith("shardings:")

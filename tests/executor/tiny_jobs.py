@@ -1,0 +1,52 @@
+"""Tiny jobs for the executor's tests."""
+
+from pathlib import Path
+from typing import Any
+
+from executor.job import Job
+from executor.run import compare, run_jobs
+from executor.verification import Verification
+from simulator.cluster import Accelerator, Cluster, Host, Link
+from simulator.models.transformer import Transformer, build
+from strategies.plan import Layout, Plan, Problem, complete
+from strategies.training import Training
+
+TINY = Transformer(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
+SEQUENCE = 16
+
+
+def cluster(devices: int) -> Cluster:
+    accelerator = Accelerator("core", (("fp32", 1e11), ("fp64", 5e10)), memory=2.0**33, memory_bandwidth=1e10)
+    link = Link(latency=1e-6, bandwidth=1e9)
+    return Cluster("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
+
+
+def plan(spec: Transformer, training: Training, **layout: Any) -> Plan:
+    chosen = Layout(**layout)
+    ranks = chosen.data * chosen.tensor * chosen.pipeline
+    graph = build(spec, training.sequence, training.precision)
+    return complete(Problem(graph, cluster(ranks), training), chosen)
+
+
+def job(
+    spec: Transformer = TINY,
+    *,
+    precision: str = "fp64",
+    optimizer: str = "adamw",
+    global_batch: int = 8,
+    steps: int = 3,
+    dump: bool = True,
+    profile: bool = False,
+    timeout: float = 60.0,
+    **layout: Any,
+) -> Job:
+    training = Training(global_batch, SEQUENCE, precision, optimizer)
+    chosen = plan(spec, training, **layout)
+    return Job(spec, training, chosen, steps, dump=dump, profile=profile, timeout=timeout)
+
+
+def verify_all(folder: Path, jobs: dict[str, Job]) -> dict[str, Verification]:
+    """Run jobs of as many ranks in one launch and compare each with one process."""
+    pairs = [(job, folder / name) for name, job in jobs.items()]
+    run_jobs(pairs)
+    return {name: compare(job, folder / name) for name, job in jobs.items()}

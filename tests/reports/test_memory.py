@@ -1,0 +1,44 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from reports.memory import draw_memory, facts, steps
+from simulator.memory import MemoryProfile
+
+GIB = 2**30
+
+
+def profile(capacity: float = 10 * GIB) -> MemoryProfile:
+    return MemoryProfile(0, capacity, (0.0, 1.0, 3.0), ((GIB, 0, 0, 0, 0), (GIB, 0, 0, 8 * GIB, 0), (GIB, 0, 0, 0, 0)))
+
+
+def test_the_facts_state_the_peak_its_moment_and_the_capacity():
+    assert facts(profile(), "stage 0") == "peak 9 GiB on stage 0 at 1 s: 90% of 10 GiB, fits"
+    assert facts(profile(6 * GIB), "stage 0").endswith("150% of 6 GiB, does not fit")
+    assert facts(profile(float("inf")), "stage 0") == "peak 9 GiB on stage 0 at 1 s"
+
+
+def test_values_hold_until_the_next_moment_and_the_last_to_the_end_of_the_step():
+    times, usage = steps(profile(), 5.0)
+    assert times.tolist() == [0.0, 1.0, 3.0, 5.0]
+    assert (usage.sum(axis=1) / GIB).tolist() == [1.0, 9.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("capacity", [80 * GIB, 20 * GIB, 4000 * GIB, float("inf")])
+def test_a_picture_is_drawn_whether_or_not_it_fits(step, tmp_path: Path, capacity: float):
+    timeline = step("interleaved", 4, 8, 2)
+    memory = tuple(dataclasses.replace(p, capacity=capacity) for p in timeline.memory)
+    draw_memory(dataclasses.replace(timeline, memory=memory), tmp_path / "memory.png", title="</x> $")
+    assert (tmp_path / "memory.png").stat().st_size > 10_000
+
+
+def test_the_same_memory_gives_the_same_svg(step, tmp_path: Path):
+    for name in "ab":
+        draw_memory(step(), tmp_path / f"{name}.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_timeline_without_memory_is_refused(step, tmp_path: Path):
+    with pytest.raises(ValueError, match="memory profile"):
+        draw_memory(dataclasses.replace(step(), memory=()), tmp_path / "x.png")

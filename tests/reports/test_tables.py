@@ -1,0 +1,70 @@
+from io import StringIO
+
+from rich.console import Console
+
+from reports.tables import print_accuracy, print_memory, print_result, print_rows, print_search
+
+GIB = 2**30
+
+
+def printed(function, *arguments) -> str:
+    console = Console(file=StringIO(), width=220, color_system=None)
+    function(console, *arguments)
+    return console.file.getvalue()
+
+
+def test_a_result_is_printed_in_units_for_people():
+    result = {
+        "step_time": 0.812, "mfu": 0.5, "fits": True, "peak_memory": 40 * GIB, "memory_capacity": 80 * GIB,
+        "bubble": 0.0625, "exposed_communication": {"tensor communication": 0.05}, "assumptions": ["[red]x[/red]"],
+        "memory": [{"stage": 0, "parameters": 2 * GIB, "peak": 40 * GIB, "host_peak": 0.0}], "wall_time": float("nan"),
+    }  # fmt: skip
+    text = printed(print_result, result)
+    for words in (
+        "812 ms",
+        "50 %",
+        "40 GiB",
+        "6.25 %",
+        "exposed tensor communication",
+        "50 ms",
+        "assumed: [red]x[/red]",
+    ):
+        assert words in text
+    assert "nan" not in text
+    assert "host peak" not in text
+
+
+def test_stages_beyond_capacity_are_red():
+    console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
+    print_memory(console, [{"stage": 0, "peak": 90 * GIB}, {"stage": 1, "peak": 10 * GIB}], 80 * GIB)
+    lines = console.file.getvalue().splitlines()
+    assert [("\x1b[31m" in line) for line in lines if "90 GiB" in line or "10 GiB" in line] == [True, False]
+
+
+def test_algorithms_are_listed_best_first_and_a_gap_of_zero_is_a_proof():
+    def row(name: str, step_time: float | None, gap: float | None) -> dict:
+        evaluation = {"step_time": step_time, "peak_memory": GIB, "fits": True}
+        plan = {"mesh": {"axes": [["data", 4], ["tensor", 2]]}}
+        return {"algorithm": name, "best": {"plan": plan, "evaluation": evaluation}, "gap": gap, "evaluations": 1234}
+
+    text = printed(print_search, [row("slow", 2.0, 0.25), row("[b]none[/b]", None, None), row("fast", 1.0, 0.0)])
+    assert text.index("fast") < text.index("slow") < text.index("[b]none[/b]")
+    for words in ("proven optimal", "25 %", "1,234", "data 4 x tensor 2"):
+        assert words in text
+
+
+def test_a_search_without_a_plan_is_printed():
+    assert "annealing" in printed(print_search, {"algorithm": "annealing", "best": None})
+
+
+def test_accuracy_has_a_row_a_source():
+    errors = {"mape": 0.101, "median": 0.09, "max": 0.25, "bias": -0.02}
+    text = printed(
+        print_accuracy, {"[x]": {"rows": 10, "predicted": 8, "step_time": errors, "memory": errors}, "all": errors}
+    )
+    for words in ("[x]", "10.1 %", "-2 %", "all"):
+        assert words in text
+
+
+def test_rows_escape_what_users_wrote():
+    assert "[link=x]y" in printed(print_rows, "[bold]", ("a", "b"), [("[link=x]y", 3)])

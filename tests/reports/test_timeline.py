@@ -1,0 +1,107 @@
+import dataclasses
+import xml.dom.minidom
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reports.bars import Bar, Row
+from reports.panel import Window, numbers, staircase
+from reports.timeline import close_ups, draw_comparison, draw_timeline, facts
+from simulator.program import RankClass, TaskKind
+from simulator.timeline import Timeline
+
+HOSTILE = '</text><script>alert("$x^{")</script> & \x00\x1b[31m \n]]> --> \u202e名'
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    from matplotlib import image
+
+    return image.imread(path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_the_same_timeline_gives_the_same_bytes(step, tmp_path: Path, suffix: str):
+    first, second = (tmp_path / f"{name}{suffix}" for name in "ab")
+    for path in (first, second):
+        draw_timeline(step(recompute=0.005, tensor=True, layers=2), path, title="a title")
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) > 5000
+    assert b"<dc:date>" not in first.read_bytes()
+
+
+def test_a_long_step_has_close_ups_and_a_picture_of_full_size(step, tmp_path: Path):
+    timeline = step("interleaved", 4, 64, 2, tensor=True, layers=2)
+    first, last = close_ups(timeline)
+    assert first.start == 0.0
+    assert first.duration == pytest.approx(last.duration)
+    assert first.end < last.start < last.end <= timeline.step_time
+    draw_timeline(timeline, tmp_path / "long.png")
+    assert pixels_of(tmp_path / "long.png").shape[:2] == (900, 1600)
+
+
+def test_a_short_step_needs_no_close_up(step):
+    assert close_ups(step("1f1b", 2, 4)) == ()
+
+
+def test_very_thin_bars_are_drawn_as_shares(step, tmp_path: Path):
+    draw_timeline(step("1f1b", 16, 160, data=0.0), tmp_path / "thin.png")
+    assert pixels_of(tmp_path / "thin.png")[..., :3].std() > 0.1
+
+
+def test_forward_and_backward_take_the_ink_that_their_time_asks_for(step, tmp_path: Path):
+    """One rank, no communication: backward takes twice the time of forward, and all but the optimizer is busy."""
+    draw_timeline(step("gpipe", 1, 2, send=0.0, data=0.0, optimizer=0.0), tmp_path / "one.png")
+    lane = pixels_of(tmp_path / "one.png")[160, 216:-24, :3] * 255
+    forward, backward = (
+        int((np.abs(lane - colour).max(axis=1) < 3).sum()) for colour in ((240, 180, 41), (29, 91, 150))
+    )
+    assert backward / forward == pytest.approx(2.0, abs=0.1)
+    assert (forward + backward) / len(lane) > 0.94
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_hostile_names_are_text(step, tmp_path: Path, suffix: str):
+    timeline = step()
+    classes = tuple(RankClass(HOSTILE, (0,), (0, 1)) for _ in timeline.rank_classes)
+    path = tmp_path / f"x{suffix}"
+    draw_timeline(dataclasses.replace(timeline, rank_classes=classes, engine=HOSTILE), path, title=HOSTILE)
+    if suffix == ".svg":
+        document = xml.dom.minidom.parse(str(path))
+        assert document.getElementsByTagName("script") == []
+
+
+def test_numbers_are_written_where_they_fit():
+    def bar(microbatch: int, start: float, end: float) -> Bar:
+        return Bar(0, Row.COMPUTE, TaskKind.FORWARD, 0, microbatch, start, end, end - start)
+
+    found = list(numbers([bar(1, 0, 10), bar(200, 10, 20), bar(3, 20, 60)], Window(0, 40), 1.0, 9.0))
+    assert [(b.microbatch, place) for b, place in found] == [(1, 5.0), (3, 30.0)]
+
+
+def test_a_staircase_follows_the_shares():
+    outline = staircase(np.array([0.0, 1.0, 2.0]), np.zeros(2), np.array([0.5, 1.0]), (0.0, 10.0))
+    assert outline[:4].tolist() == [[0, 10], [1, 10], [1, 10], [2, 10]]
+    assert outline[4:].tolist() == [[2, 0], [1, 0], [1, 5], [0, 5]]
+
+
+def test_a_comparison_is_drawn_on_one_axis(step, tmp_path: Path):
+    measured = step(forward=0.012, backward=0.021, source="measured", engine="gloo")
+    draw_comparison(step(group=2), measured, tmp_path / "both.svg")
+    assert (tmp_path / "both.svg").stat().st_size > 5000
+
+
+def test_the_facts_state_step_time_bubble_ranks_and_source(step):
+    timeline = step("gpipe", 1, 1, send=0.0, data=0.0, optimizer=0.0, group=16)
+    assert facts(timeline) == "step 30 ms, bubble 0.0%, 16 ranks, simulated by discrete_event"
+
+
+def test_a_timeline_without_spans_is_refused(tmp_path: Path):
+    empty = Timeline("simulated", (RankClass("a", (0,), (0,)),), (), (), 0.0, "discrete_event")
+    with pytest.raises(ValueError, match="needs spans"):
+        draw_timeline(empty, tmp_path / "x.png")
+
+
+def test_other_suffixes_are_refused_with_the_nearest(step, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"ends in \.png or \.svg, met 'x\.gif'; nearest: x\.png"):
+        draw_timeline(step(), tmp_path / "x.gif")
