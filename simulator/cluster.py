@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 
 import networkx as nx
 
@@ -165,7 +166,7 @@ class CollectiveCurve:
         points = self.points
         if size <= points[0][0]:
             return points[0][1]
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(points):
             if size <= x1:
                 return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
         x1, y1 = points[-1]
@@ -234,7 +235,7 @@ class Cluster:
         inside = port.kind in (PortKind.DEVICE_OUT, PortKind.DEVICE_IN)
         return self.intra_node if inside else self.inter_node
 
-    def topology(self) -> nx.DiGraph:
+    def topology(self) -> "nx.DiGraph[tuple[str, int]]":
         """Return the interconnect as a directed graph whose edges carry a `Link` as ``link``."""
         return _topology(self)
 
@@ -267,8 +268,8 @@ class Port:
 
 
 @lru_cache(maxsize=4)
-def _topology(cluster: Cluster) -> nx.DiGraph:
-    graph = nx.DiGraph()
+def _topology(cluster: Cluster) -> "nx.DiGraph[tuple[str, int]]":
+    graph: nx.DiGraph[tuple[str, int]] = nx.DiGraph()
     for device in range(cluster.num_devices):
         switch, nic = ("switch", cluster.node(device)), ("nic", cluster.nic(device))
         for a, b in ((("device", device), switch), (switch, ("device", device))):
@@ -276,6 +277,6 @@ def _topology(cluster: Cluster) -> nx.DiGraph:
         for a, b in ((("device", device), nic), (nic, ("device", device))):
             graph.add_edge(a, b, link=None)  # inside the host: not modelled as a bottleneck
     for nic_index in range(cluster.nodes * cluster.nics_per_node):
-        for a, b in ((("nic", nic_index), ("fabric",)), (("fabric",), ("nic", nic_index))):
+        for a, b in ((("nic", nic_index), ("fabric", 0)), (("fabric", 0), ("nic", nic_index))):
             graph.add_edge(a, b, link=cluster.inter_node)
     return graph

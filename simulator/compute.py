@@ -97,7 +97,9 @@ def local_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
 
 def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass) -> float:
     """Return bytes read and written, each tensor once."""
-    size = {name: local_bytes(block.tensor[name], sizes) for name in operator.inputs + operator.outputs + operator.saved}
+    size = {
+        name: local_bytes(block.tensor[name], sizes) for name in operator.inputs + operator.outputs + operator.saved
+    }
     written = sum(size[name] for name in operator.outputs)
     if operator.kind is OperatorKind.EMBEDDING:
         return 2.0 * written  # gathers, or scatters, the rows it needs and no others

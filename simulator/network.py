@@ -23,7 +23,9 @@ class Bundle(NamedTuple):
     solo_ticks: int
 
 
-def bundle(usage: Sequence[tuple[Hashable, float]], capacity: Mapping[Hashable, float], ticks_per_second: int) -> Bundle:
+def bundle(
+    usage: Sequence[tuple[Hashable, float]], capacity: Mapping[Hashable, float], ticks_per_second: int
+) -> Bundle:
     """Return the bundle that moves ``usage`` bytes over each port, alone at its best rate.
 
     >>> bundle([("a", 4.0), ("b", 2.0)], {"a": 2.0, "b": 2.0}, 1)

@@ -179,14 +179,14 @@ class OperatorGraph:
         """FLOP of the forward pass for one sample."""
         return sum(block.flops * block.repeat for block in self.blocks)
 
-    def to_networkx(self) -> nx.DiGraph:
+    def to_networkx(self) -> "nx.DiGraph[str]":
         """Return every operator of every occurrence as a directed graph of names."""
         return _to_networkx(self)
 
 
 @lru_cache(maxsize=4)
-def _to_networkx(graph: OperatorGraph) -> nx.DiGraph:
-    result = nx.DiGraph()
+def _to_networkx(graph: OperatorGraph) -> "nx.DiGraph[str]":
+    result: nx.DiGraph[str] = nx.DiGraph()
     boundary: list[str | None] = []
     for name, block in graph.occurrences:
         # the outputs of one block are the inputs of the next, in order

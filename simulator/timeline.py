@@ -62,9 +62,7 @@ class Timeline:
 
     @cached_property
     def _computing(self) -> tuple[list[tuple[float, float]], ...]:
-        return tuple(
-            _union((s.start, s.end) for s in spans if not s.kind.communicates) for spans in self._by_class
-        )
+        return tuple(_union((s.start, s.end) for s in spans if not s.kind.communicates) for spans in self._by_class)
 
     @cached_property
     def _by_class(self) -> tuple[list[Span], ...]:

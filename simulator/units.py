@@ -97,7 +97,9 @@ def format_size(size: float) -> str:
     >>> format_size(80 * 2**30)
     '80 GiB'
     """
-    return _scaled(size, tuple((2.0 ** (10 * i), u) for i, u in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B"))))
+    return _scaled(
+        size, tuple((2.0 ** (10 * i), u) for i, u in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
+    )
 
 
 def format_bandwidth(rate: float) -> str:

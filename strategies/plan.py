@@ -146,7 +146,9 @@ class Plan:
                 }
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"a plan document states every field of a plan; {error} is missing or of a wrong kind") from error
+            raise ValueError(
+                f"a plan document states every field of a plan; {error} is missing or of a wrong kind"
+            ) from error
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:
@@ -163,7 +165,11 @@ class Violation(NamedTuple):
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
     degrees = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
-    small = {name: value for name, value in (degrees | {"microbatch": layout.microbatch, "chunks": layout.chunks}).items() if value < 1}
+    small = {
+        name: value
+        for name, value in (degrees | {"microbatch": layout.microbatch, "chunks": layout.chunks}).items()
+        if value < 1
+    }
     if small:
         yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small.items())
         return
@@ -196,9 +202,13 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         sizes["sequence"] = graph.sequence
     for dim, size in sizes.items():
         if size % layout.tensor:
-            yield Violation("tensor", f"tensor divides {dim}({size}), met {layout.tensor}; nearest: {_nearest(size, layout.tensor)}")
+            yield Violation(
+                "tensor", f"tensor divides {dim}({size}), met {layout.tensor}; nearest: {_nearest(size, layout.tensor)}"
+            )
     if layout.sequence_parallel and layout.tensor == 1:
-        yield Violation("sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false")
+        yield Violation(
+            "sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false"
+        )
 
 
 def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]:
@@ -221,7 +231,9 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         yield Violation("schedule", f"schedule is one of {', '.join(SCHEDULES)}, met {layout.schedule}")
         return
     if layout.schedule == "interleaved" and (layout.chunks < 2 or layout.pipeline < 2):
-        yield Violation("chunks", f"interleaved has chunks and pipeline of at least 2, met {layout.chunks} and {layout.pipeline}")
+        yield Violation(
+            "chunks", f"interleaved has chunks and pipeline of at least 2, met {layout.chunks} and {layout.pipeline}"
+        )
     if layout.schedule != "interleaved" and layout.chunks != 1:
         yield Violation("chunks", f"{layout.schedule} has 1 chunk, met {layout.chunks}; nearest: schedule interleaved")
     if isinstance(layout.stages, tuple):
@@ -244,7 +256,9 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     if layout.schedule == "interleaved" and problem.training.global_batch % (layout.data * layout.microbatch) == 0:
         count = problem.training.global_batch // (layout.data * layout.microbatch)
         if count % layout.pipeline:
-            yield Violation("schedule", f"interleaved: microbatches({count}) are a multiple of pipeline({layout.pipeline})")
+            yield Violation(
+                "schedule", f"interleaved: microbatches({count}) are a multiple of pipeline({layout.pipeline})"
+            )
 
 
 def _nearest(whole: int, value: int) -> int:

@@ -137,7 +137,8 @@ def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     for rank in range(ranks):
         warmup = min(ranks - rank, microbatches)
         kinds = "F" * warmup + "BF" * (microbatches - warmup) + "B" * warmup
-        orders.append(_number(kinds, lambda index, rank=rank: (rank, index), lambda index, rank=rank: (rank, index)))
+        places = [(rank, microbatch) for microbatch in range(microbatches)]
+        orders.append(_merge(kinds, places, places))
     return Schedule("1f1b", tuple(orders), ranks, microbatches)
 
 
@@ -152,35 +153,27 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     if microbatches % ranks:
         raise ValueError(f"interleaved: microbatches are a multiple of pipeline({ranks}), met {microbatches}")
     total = microbatches * chunks
-
-    def forward(index: int, rank: int) -> tuple[int, int]:
-        chunk = index // ranks % chunks
-        return chunk * ranks + rank, index // (ranks * chunks) * ranks + index % ranks
-
-    def backward(index: int, rank: int) -> tuple[int, int]:
-        chunk = chunks - 1 - index // ranks % chunks
-        return chunk * ranks + rank, index // (ranks * chunks) * ranks + index % ranks
-
+    rounds = [(i // ranks % chunks, i // (ranks * chunks) * ranks + i % ranks) for i in range(total)]
     orders = []
     for rank in range(ranks):
         warmup = min((chunks - 1) * ranks + 2 * (ranks - rank - 1), total)
         kinds = "F" * warmup + "FB" * (total - warmup) + "B" * warmup
-        orders.append(
-            _number(kinds, lambda index, rank=rank: forward(index, rank), lambda index, rank=rank: backward(index, rank))
-        )
+        forward = [(chunk * ranks + rank, microbatch) for chunk, microbatch in rounds]
+        backward = [((chunks - 1 - chunk) * ranks + rank, microbatch) for chunk, microbatch in rounds]
+        orders.append(_merge(kinds, forward, backward))
     return Schedule("interleaved", tuple(orders), ranks * chunks, microbatches)
 
 
-def _number(
-    kinds: str, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
-) -> tuple[Action, ...]:
-    """Return actions from a string of F and B: the i-th F of a rank is ``forward(i)``."""
-    count = {"F": 0, "B": 0}
+Places = list[tuple[int, int]]
+
+
+def _merge(kinds: str, forward: Places, backward: Places) -> tuple[Action, ...]:
+    """Return actions in the order of ``kinds``, a string of F and B, each kind's places in turn."""
+    turns = {"F": iter(forward), "B": iter(backward)}
     order = []
     for kind in kinds:
-        stage, microbatch = (forward if kind == "F" else backward)(count[kind])
+        stage, microbatch = next(turns[kind])
         order.append(Action(stage, _KINDS[kind], microbatch))
-        count[kind] += 1
     return tuple(order)
 
 

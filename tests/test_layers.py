@@ -53,7 +53,9 @@ def test_no_module_cycles() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if "executor" not in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if "executor" not in p.parts], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_only_the_executor_imports_torch(path: Path) -> None:
     assert "torch" not in {name.split(".")[0] for name in imported(path)}
 

@@ -26,7 +26,9 @@ def deadlock(program: Program, finished: Sequence[bool]) -> Deadlock:
     names = [describe(program, program.tasks[index]) for index in cycle[:12]]
     more = f" and {len(cycle) - 12} more" if len(cycle) > 12 else ""
     blocked = sum(not done for done in finished)
-    return Deadlock(f"{blocked} tasks wait for each other: {' waits for '.join(names)}{more}, which waits for the first")
+    return Deadlock(
+        f"{blocked} tasks wait for each other: {' waits for '.join(names)}{more}, which waits for the first"
+    )
 
 
 def describe(program: Program, task: Task) -> str:

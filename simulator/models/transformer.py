@@ -134,7 +134,17 @@ class _Builder:
         space = tuple((dim, self.size[dim]) for dim in dims.split())
         self.operators.append(
             Operator(
-                name, kind, space, inputs, outputs, parameters, tuple(reduced.split()), flops, saved, selective, executed
+                name,
+                kind,
+                space,
+                inputs,
+                outputs,
+                parameters,
+                tuple(reduced.split()),
+                flops,
+                saved,
+                selective,
+                executed,
             )
         )
 
@@ -184,7 +194,9 @@ class _Builder:
         )
         return out
 
-    def matmul(self, name: str, source: str, outputs: tuple[str, ...], dims: str, weight: str, bias: str, reduced: str) -> None:
+    def matmul(
+        self, name: str, source: str, outputs: tuple[str, ...], dims: str, weight: str, bias: str, reduced: str
+    ) -> None:
         parameters = [self.tensor(f"{name}_weight", weight)]
         if self.spec.ffn_kind == "gelu":
             parameters.append(self.tensor(f"{name}_bias", bias))

@@ -146,7 +146,8 @@ def _first_colour(cluster: Cluster, mesh: Mesh, rank: int) -> Hashable:
     sharing = [other for other in nic_ranks(cluster, rank) if mesh.coordinate(other, PIPELINE) == stage]
     return (
         stage,
-        tuple(sum(other in mesh.group(rank, axis) for other in sharing) for axis in (TENSOR, DATA)) + (len(sharing),),
+        len(sharing),
+        *(sum(other in mesh.group(rank, axis) for other in sharing) for axis in (TENSOR, DATA)),
         cluster.spans(mesh.group(rank, TENSOR)),
         cluster.spans(mesh.group(rank, DATA)),
         cluster.node(after) == cluster.node(rank),

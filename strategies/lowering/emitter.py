@@ -66,7 +66,12 @@ class Emitter:
             self.tail[member] = index
 
     def communication(
-        self, step: Step, ends: Sequence[tuple[int, StreamKind]], route: tuple[int, int] | None, before: Iterable[int], origin: Origin
+        self,
+        step: Step,
+        ends: Sequence[tuple[int, StreamKind]],
+        route: tuple[int, int] | None,
+        before: Iterable[int],
+        origin: Origin,
     ) -> int:
         """Add one communication among classes; ``route`` names sender and receiver, ``None`` all of them."""
         streams = tuple(self.stream(member, kind) for member, kind in ends)

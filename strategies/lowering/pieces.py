@@ -102,7 +102,9 @@ def _merged(steps: tuple[Step, ...], granularity: Granularity) -> Iterator[Step]
     if granularity is Granularity.OPERATOR:
         yield from steps
         return
-    for key, group in groupby(enumerate(steps), lambda pair: (pair[1].kind, pair[0] if pair[1].kind.communicates else -1)):
+    for key, group in groupby(
+        enumerate(steps), lambda pair: (pair[1].kind, pair[0] if pair[1].kind.communicates else -1)
+    ):
         members = [step for _, step in group]
         if key[0].communicates:
             yield members[0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from simulator.operator_graph import Block, Operator
 from simulator.program import TaskKind
-from strategies.lowering.operator import BlockLayout, BlockSteps, Step
+from strategies.lowering.operator import BlockLayout, BlockSteps
 from strategies.plan import Recompute
 
 
@@ -77,10 +77,7 @@ def _boundary(layout: BlockLayout, block: Block, again: set[Operator]) -> dict[s
     inside = {name for operator in again for name in operator.outputs}
     readers = [operator for operator in block.operators if operator in again]
     return {
-        name: _share(layout, operator, name)
-        for operator in readers
-        for name in operator.inputs
-        if name not in inside
+        name: _share(layout, operator, name) for operator in readers for name in operator.inputs if name not in inside
     }
 
 

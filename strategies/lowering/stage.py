@@ -1,6 +1,6 @@
 """What one pipeline stage costs one rank: steps block by block, and what they hold."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -81,7 +81,7 @@ def idle_ticks(cluster: Cluster, step: Step) -> int:
     usage = [(port, size) for port, size in (("device", step.device_bytes), ("nic", step.nic_bytes)) if size > 0]
     if not usage:
         return step.duration
-    capacity = {"device": cluster.intra_node.bandwidth, "nic": cluster.inter_node.bandwidth}
+    capacity: dict[Hashable, float] = {"device": cluster.intra_node.bandwidth, "nic": cluster.inter_node.bandwidth}
     return step.duration + bundle(usage, capacity, TICKS_PER_SECOND).solo_ticks
 
 

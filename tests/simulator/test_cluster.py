@@ -1,5 +1,7 @@
 """Routes of a cluster are shortest paths of its topology; curves interpolate."""
 
+from itertools import pairwise
+
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ def test_route_is_the_shortest_path_of_the_topology(nodes: int, devices: int, ni
     device = st.integers(0, machine.num_devices - 1)
     source, target = data.draw(device), data.draw(device)
     path = nx.shortest_path(machine.topology(), ("device", source), ("device", target))
-    edges = [machine.topology().edges[edge]["link"] for edge in zip(path, path[1:], strict=False)]
+    edges = [machine.topology().edges[edge]["link"] for edge in pairwise(path)]
     route = machine.route(source, target)
     assert [machine.port_link(port) for port in route] == [link for link in edges if link is not None]
 

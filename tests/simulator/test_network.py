@@ -34,7 +34,8 @@ def test_every_bundle_has_a_full_port_on_which_none_is_faster(uses: list[dict[st
     bundles: list[Bundle] = [bundle(list(use.items()), capacity, 1) for use in uses]
     result = max_min_rates(bundles, capacity)
     load = {
-        port: sum(rate * dict(b.shares).get(port, 0.0) for b, rate in zip(bundles, result, strict=True)) for port in PORTS
+        port: sum(rate * dict(b.shares).get(port, 0.0) for b, rate in zip(bundles, result, strict=True))
+        for port in PORTS
     }
     assert all(load[port] <= capacity[port] * (1 + 1e-9) for port in PORTS)
     for b, rate in zip(bundles, result, strict=True):

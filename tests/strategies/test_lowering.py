@@ -15,6 +15,7 @@ from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.stage import StageCost, idle_ticks
 from strategies.plan import Layout, Plan, Problem, Recompute, Stage, complete
 from strategies.schedule import ActionKind
+
 from .problems import problem
 
 
@@ -194,7 +195,9 @@ def test_more_bandwidth_is_never_slower(case: Case, factor: float) -> None:
         for name, link in (("intra_node", small.cluster.intra_node), ("inter_node", small.cluster.inter_node))
     }
     faster = Problem(small.graph, _changed(small.cluster, **links), small.training)
-    assert step_time(lower(faster, plan, Granularity.ACTION)) <= step_time(lower(small, plan, Granularity.ACTION)) + 1e-9
+    assert (
+        step_time(lower(faster, plan, Granularity.ACTION)) <= step_time(lower(small, plan, Granularity.ACTION)) + 1e-9
+    )
 
 
 def _changed(value: object, **fields: object):  # type: ignore[no-untyped-def]
@@ -234,7 +237,11 @@ def test_zero_shares_the_optimizer_state_and_gathers_parameters() -> None:
     # AdamW in mixed precision keeps 12 bytes a parameter; sharing them 8 ways saves 7/8
     assert peaks[0] - peaks[1] == 12 * count - 12 * -(-count // 8)
     collectives = [
-        [task.origin.operators.split()[0] for task in lower(small, plan).tasks if task.kind is TaskKind.DATA_COMMUNICATION]
+        [
+            task.origin.operators.split()[0]
+            for task in lower(small, plan).tasks
+            if task.kind is TaskKind.DATA_COMMUNICATION
+        ]
         for plan in plans
     ]
     assert set(collectives[0]) == {"all_reduce"}

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.plan import Layout, Plan, Recompute, complete, num_layers, partition, violations
+
 from .problems import problem
 
 PROBLEM = problem()
@@ -15,8 +16,16 @@ PROBLEM = problem()
 @pytest.mark.parametrize(
     ("layout", "field", "message"),
     [
-        (Layout(data=2, tensor=2), "data", "data(2) * tensor(2) * pipeline(1) = 4 ranks, cluster has 8; data: 4 would do"),
-        (Layout(data=8, microbatch=3), "microbatch", "microbatch(3) * data(8) = 24 divides global_batch(32); nearest microbatch: 2"),
+        (
+            Layout(data=2, tensor=2),
+            "data",
+            "data(2) * tensor(2) * pipeline(1) = 4 ranks, cluster has 8; data: 4 would do",
+        ),
+        (
+            Layout(data=8, microbatch=3),
+            "microbatch",
+            "microbatch(3) * data(8) = 24 divides global_batch(32); nearest microbatch: 2",
+        ),
         (Layout(tensor=8, pipeline=1, zero=2), "zero", "zero is 0 or 1, met 2; nearest: 1"),
         (Layout(pipeline=8, schedule="zigzag"), "schedule", "schedule is one of gpipe, 1f1b, interleaved, met zigzag"),
         (Layout(pipeline=8, chunks=2), "chunks", "1f1b has 1 chunk, met 2; nearest: schedule interleaved"),

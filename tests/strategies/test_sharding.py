@@ -7,6 +7,7 @@ from simulator.program import TaskKind
 from strategies.lowering.operator import BlockLayout, GroupShape, block_steps
 from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 from strategies.sharding import REPLICATED, ShardingSpec, megatron, redistribute
+
 from .problems import problem
 
 CUT_HIDDEN, CUT_SEQUENCE = ShardingSpec((("hidden", (TENSOR,)),)), ShardingSpec((("sequence", (TENSOR,)),))

@@ -1,0 +1,51 @@
+"""What a result rests on that the scenario's author did not write down."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from scenarios.fields import NotYet
+from scenarios.schema import FileCluster, PlanTable, PresetCluster, ScenarioTable
+from simulator.models.transformer import Transformer
+
+ALWAYS = (
+    "every device, link and step is as good as the next: no stragglers, failures, input stalls or checkpoints",
+    "the fabric between nodes has full bisection bandwidth",
+)
+
+
+def assumptions(table: ScenarioTable, spec: Transformer, plan: Any) -> tuple[str, ...]:
+    """Return every default and catalogue figure that a result of the scenario rests on."""
+    result = list(ALWAYS)
+    if table.model.preset is not None:
+        result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
+    elif table.model.transformer is not None:
+        result += _defaults("model.transformer", table.model.transformer, {"kv_heads": spec.kv_heads})
+    result += _defaults("training", table.training)
+    if isinstance(table.cluster, PresetCluster):
+        result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
+    elif isinstance(table.cluster, FileCluster):
+        result.append(f"cluster.file {table.cluster.file} has the figures of that file")
+    if isinstance(plan, PlanTable):
+        result += _defaults("plan", plan)
+    return tuple(result)
+
+
+def _sizes(spec: Transformer) -> str:
+    fields = ((name, getattr(spec, name)) for name in spec.__dataclass_fields__ if name != "name")
+    return ", ".join(f"{name} {_text(value)}" for name, value in fields)
+
+
+def _defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
+    """Return one line for each field that was left out and matters."""
+    lines = []
+    for name, info in type(table).model_fields.items():
+        neutral = any(isinstance(mark, NotYet) for mark in info.metadata)
+        if name not in table.model_fields_set and not neutral:
+            value = (derived or {}).get(name, getattr(table, name))
+            lines.append(f"{section}.{name} is {_text(value)} (default)")
+    return lines
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

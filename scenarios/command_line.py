@@ -1,0 +1,79 @@
+"""The console command ``meshwise``: parses arguments, and turns every failure into one message and a code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from scenarios.commands import accuracy, demo, execute, library, search, simulate
+from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
+
+
+def application() -> typer.Typer:
+    """Return the command line."""
+    app = typer.Typer(
+        name="meshwise",
+        help="Simulate, search and execute parallel plans for training neural networks on a cluster.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.command("init")(library.init)
+    app.command("list")(library.names)
+    app.command("validate")(library.validate)
+    app.command("schema")(library.schema)
+    app.command("simulate")(simulate.simulate)
+    app.command("search")(search.search)
+    app.command("compare")(search.compare)
+    app.command("execute")(execute.execute)
+    app.command("calibrate")(execute.calibrate)
+    app.command("demo")(demo.demo)
+    app.command("accuracy")(accuracy.accuracy)
+    app.command("doctor")(execute.doctor)
+    return app
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code of a command line (that of the process: None).
+
+    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted.
+    """
+    try:
+        code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        return _failed(error)
+    if code == INTERRUPTED:
+        note("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Print what went wrong in one message and return the exit code."""
+    if os.environ.get("MESHWISE_DEBUG") == "1":
+        traceback.print_exception(error)
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        note(str(usage()))
+        return BAD_INPUT
+    if isinstance(error, ValueError):
+        note(str(error))
+        return BAD_INPUT
+    if isinstance(error, ModuleNotFoundError):
+        note(f"{error.name} is not installed; `meshwise doctor` shows what is missing")
+        return FAILED
+    words = " ".join(str(error).split()) or "no message"
+    note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")
+    return FAILED
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run())

@@ -1,0 +1,61 @@
+"""``meshwise accuracy``: predicted against measured over published runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import Json, Ticker, console, emit, note, table
+
+
+def accuracy(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Rows (.jsonl), or scenarios with `measured`.")],
+    out: Annotated[str | None, typer.Option(help="Write one line a run (.csv).")] = None,
+    picture: Annotated[str | None, typer.Option(help="Draw predicted over measured (.png, .svg).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
+    from scenarios.accuracy import predict_all, runs_at, summary, to_csv
+    from scenarios.files import check_output, write
+
+    check_output(out, (".csv",))
+    check_output(picture, (".png", ".svg"))
+    ticker = Ticker()
+    predictions = predict_all(runs_at(path), lambda done, of: ticker(f"{done} of {of} runs"))
+    ticker.done()
+    result = summary(predictions)
+    if out is not None:
+        write(out, to_csv(predictions))
+    if picture is not None:
+        from reports.accuracy import draw_accuracy
+
+        draw_accuracy(_points(predictions), Path(picture))
+    if as_json:
+        emit(result)
+    else:
+        _print(predictions, result)
+
+
+def _points(predictions: Any) -> list[Any]:
+    from reports.accuracy import AccuracyRow
+
+    rows = [(p.run, p.step_time, p.run.step_time) for p in predictions if p.error is not None]
+    return [AccuracyRow(run.row_id, run.source, run.group, predicted, measured) for run, predicted, measured in rows]
+
+
+def _print(predictions: Any, result: dict[str, Any]) -> None:
+    from reports.tables import print_accuracy
+
+    rows = [
+        (p.run.row_id, f"{p.step_time:.4g}", f"{p.run.step_time:.4g}", f"{p.error:+.1%}")
+        for p in predictions
+        if p.error is not None
+    ]
+    table(("run", "predicted s", "measured s", "error"), rows)
+    print()
+    print_accuracy(console(), result["sources"] | {"all": result["all"]})
+    reasons: dict[str, int] = {}
+    for row in result["all"]["skipped"]:
+        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        note(f"skipped {count}: {reason}")

@@ -1,0 +1,128 @@
+"""``meshwise demo``: calibrate, search, execute and report on this machine."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import FAILED, Json, Ticker, emit, note, show
+
+PROCESSES = 2
+CALIBRATION_SECONDS = 20.0
+
+SCENARIO = """\
+# A small byte-level GPT on this machine; cluster.yaml holds what `meshwise calibrate` measured.
+name: meshwise demo
+
+model:
+  transformer: {layers: 4, hidden: 128, heads: 4, ffn: 512, vocab: 256, tied_embeddings: false}
+
+training:
+  global_batch: 16            # sequences
+  sequence: 64                # tokens
+  precision: fp32
+  optimizer: adamw
+
+cluster:
+  file: cluster.yaml
+
+search:
+  algorithm: exhaustive
+"""
+
+
+def demo(
+    directory: Annotated[
+        str, typer.Argument(metavar="[DIR]", help="Folder for everything it makes.")
+    ] = "meshwise-demo",
+    as_json: Json = False,
+) -> None:
+    """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
+    from executor.calibrate import calibrate
+    from scenarios.cluster_file import write_cluster
+    from scenarios.commands.execute import follow, to_json, write_run
+    from scenarios.files import folder, write
+    from scenarios.loader import load
+
+    target = folder(directory)
+    ticker = Ticker()
+    note(f"1/4 calibrate: measuring {PROCESSES} processes on this machine")
+    cluster = calibrate(processes=PROCESSES, seconds=CALIBRATION_SECONDS, progress=lambda *words: ticker(str(words[0])))
+    ticker.done()
+    write_cluster(cluster, target / "cluster.yaml", "Measured on this machine by `meshwise demo`.")
+    write(target / "scenario.yaml", SCENARIO)
+    scenario = load(target / "scenario.yaml")
+
+    note("2/4 search: the fastest plan for a small GPT")
+    found = scenario.search()
+    if found.best is None:
+        note("no plan of the demo fits into this machine's memory")
+        raise typer.Exit(FAILED)
+    write(target / "plan.json", json.dumps(found.best.plan.to_json(), indent=2) + "\n")
+
+    note(f"3/4 execute: {found.best.plan.describe()}")
+    predicted = scenario.simulate(found.best.plan)
+    run = scenario.execute(
+        found.best.plan, steps=5, verify=True, folder=folder(target / "run"), progress=follow(ticker)
+    )
+    ticker.done()
+    result = to_json(run, predicted)
+    write_run(target, result, predicted, run)
+
+    note("4/4 report")
+    _pictures(target, found, predicted, run)
+    _report(target, found, predicted, result)
+    document = {"folder": str(target), "plan": found.best.plan.to_json(), "gap": found.gap, **result}
+    if as_json:
+        emit(document)
+    else:
+        show([*_facts(found, predicted, result), ("report", str(target / "report.html"))])
+    if run.verification is None or not run.verification.equal:
+        note("the ranks did not compute what one process computes")
+        raise typer.Exit(FAILED)
+
+
+def _pictures(target: Path, found: Any, predicted: Any, run: Any) -> None:
+    from reports.memory import draw_memory
+    from reports.search import draw_search
+    from reports.timeline import draw_timeline
+
+    draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
+    draw_timeline(run.timeline, target / "measured.png", title="measured")
+    draw_memory(predicted.timeline, target / "memory.png", title="predicted memory")
+    draw_search({found.algorithm: found.history}, target / "search.png")
+
+
+def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
+    from simulator.units import format_size, format_time
+
+    error = predicted.step_time / result["step_time"] - 1
+    return [
+        ("plan", found.best.plan.describe()),
+        ("searched", f"{found.evaluations} evaluations of {found.considered} plans, {format_time(found.wall_time)}"),
+        ("step time measured", format_time(result["step_time"])),
+        ("step time predicted", f"{format_time(predicted.step_time)} ({error:+.0%})"),
+        ("peak memory measured", format_size(result["peak_memory"])),
+        ("peak memory predicted", format_size(predicted.peak_memory)),
+        ("equal to one process", "yes" if result["verify"] and result["verify"]["equal"] else "no"),
+    ]
+
+
+def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
+    from reports.document import Section, write_report
+
+    search = (
+        f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "
+        f"{found.evaluations} were simulated. The best was then run for real on {PROCESSES} processes."
+    )
+    sections = (
+        Section("Result", (search,), (("what", "value"), *_facts(found, predicted, result))),
+        Section("Prediction over measurement", image="comparison.png", caption="One step, predicted and measured."),
+        Section("Predicted step", image="predicted.png", caption="What the simulator says."),
+        Section("Measured step", image="measured.png", caption="What the processes did."),
+        Section("Memory", image="memory.png", caption="Predicted memory of a device over the step."),
+        Section("Search", image="search.png", caption="Best plan so far."),
+        Section("What the prediction rests on", predicted.assumptions),
+    )
+    write_report(target, title="meshwise on this machine", sections=sections)

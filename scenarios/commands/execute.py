@@ -1,0 +1,143 @@
+"""``meshwise execute``, ``calibrate`` and ``doctor``: this machine."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import FAILED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show
+
+
+def execute(
+    scenario: ScenarioName,
+    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps.")] = 5,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with one process.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters.")] = 0,
+    out: Annotated[str | None, typer.Option(help="Folder for the run, the plan and pictures.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a plan for real on this machine and set measurement against prediction."""
+    from scenarios.files import folder
+    from scenarios.loader import load
+    from scenarios.nearest import reason
+
+    value = load(scenario, plan)
+    predicted = value.simulate()
+    if not predicted.fits:
+        note(reason(predicted))
+        raise typer.Exit(NOTHING_FITS)
+    target = folder(out) if out is not None else None
+    ticker = Ticker()
+    run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, progress=follow(ticker))
+    ticker.done()
+    document = to_json(run, predicted)
+    if target is not None:
+        write_run(target, document, predicted, run)
+    if as_json:
+        emit(document)
+    else:
+        _print(value.name, predicted, document)
+    if run.verification is not None and not run.verification.equal:
+        note("the ranks did not compute what one process computes")
+        raise typer.Exit(FAILED)
+
+
+def follow(ticker: Ticker) -> Any:
+    """Return a callback that shows how far a run is: step, loss and seconds."""
+    return lambda step, loss, seconds: ticker(f"step {step}, loss {loss:.4f}, {seconds * 1000:.1f} ms")
+
+
+def to_json(run: Any, predicted: Any) -> dict[str, Any]:
+    """Return a run with its prediction as JSON-ready data."""
+    check = run.verification
+    fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
+    return {
+        "steps": run.steps,
+        "loss": list(run.losses),
+        "step_time": run.step_time,
+        "predicted_step_time": predicted.step_time,
+        "peak_memory": run.peak_memory,
+        "predicted_peak_memory": predicted.peak_memory,
+        "verify": {name: getattr(check, name) for name in fields} if check is not None else None,
+    }
+
+
+def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
+    """Write result, plan and the picture of prediction over measurement into a folder."""
+    from reports.timeline import draw_comparison
+    from scenarios.files import write
+
+    write(target / "result.json", json.dumps(document, indent=2) + "\n")
+    write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")
+    draw_comparison(predicted.timeline, run.timeline, target / "comparison.png")
+
+
+def _print(name: str, predicted: Any, document: dict[str, Any]) -> None:
+    from simulator.units import format_size, format_time
+
+    check = document["verify"]
+    step = format_time(document["step_time"])
+    peak = format_size(document["peak_memory"])
+    show(
+        [
+            ("scenario", name),
+            ("plan", predicted.plan.describe()),
+            ("loss", ", ".join(f"{loss:.4f}" for loss in document["loss"][:10])),
+            ("step time", f"{step}, predicted {format_time(predicted.step_time)}"),
+            ("peak memory", f"{peak}, predicted {format_size(predicted.peak_memory)}"),
+            *([("verified", _verdict(check))] if check else []),
+        ]
+    )
+
+
+def _verdict(check: dict[str, Any]) -> str:
+    same = "equal to" if check["equal"] else "NOT equal to"
+    errors = ", ".join(f"{word} {check[f'{word}_error']:.1e}" for word in ("loss", "gradient", "parameter"))
+    return f"{same} {check['reference']} (largest difference: {errors})"
+
+
+def calibrate(
+    out: Annotated[str | None, typer.Option(help="Write the cluster file (.yaml).")] = None,
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes that stand for devices.")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine's devices and links and write them as a cluster file."""
+    from executor.calibrate import calibrate as measure
+    from scenarios.cluster_file import cluster_document, write_cluster
+    from scenarios.files import check_output
+    from scenarios.yaml_text import dump
+
+    check_output(out, (".yaml", ".yml"))
+    ticker = Ticker()
+    cluster = measure(processes=processes, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
+    ticker.done()
+    if out is not None:
+        write_cluster(cluster, out, "Measured on this machine by `meshwise calibrate`.")
+    if as_json:
+        emit(cluster_document(cluster))
+    elif out is None:
+        print(dump(cluster_document(cluster)), end="")
+    else:
+        print(f"{out} is written; name it in a scenario as `cluster: {{file: {out}}}`")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Show versions, cores, GPUs, what is installed and what is missing."""
+    from executor.doctor import report
+
+    found = report()
+    if as_json:
+        emit(found)
+    else:
+        show((key, _text(value)) for key, value in found.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(item) for item in value) or "none"
+    return "missing" if value is None else str(value)

@@ -1,0 +1,197 @@
+"""``meshwise init``, ``list``, ``validate`` and ``schema``: files and names."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import BAD_INPUT, Json, emit, note, show
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    MODELS = "models"
+    ACCELERATORS = "accelerators"
+    CLUSTERS = "clusters"
+    SCHEDULES = "schedules"
+    ALGORITHMS = "algorithms"
+    SCENARIOS = "scenarios"
+
+
+class FileKind(StrEnum):
+    """Kinds of input files."""
+
+    SCENARIO = "scenario"
+    PLAN = "plan"
+    CLUSTER = "cluster"
+
+
+def init(
+    directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".", as_json: Json = False
+) -> None:
+    """Write a commented scenario to start from."""
+    from scenarios.files import folder, write
+    from scenarios.library import root
+
+    target = Path(directory) / "scenario.yaml"
+    if target.exists():
+        raise ValueError(f"{target}: the file exists; name another folder or remove it")
+    folder(directory)
+    write(target, (root() / "starter.yaml").read_text("utf-8"))
+    if as_json:
+        emit({"file": str(target)})
+    else:
+        print(f"{target} is written; try: meshwise simulate {target}")
+
+
+def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
+    """List what a scenario can name."""
+    rows = _LISTS[what]()
+    if as_json:
+        emit([{"name": name, "description": text} for name, text in rows])
+    else:
+        show(rows)
+
+
+def _models() -> list[tuple[str, str]]:
+    from simulator.models.presets import PRESETS
+
+    return [
+        (name, f"{s.layers} layers, hidden {s.hidden}, {s.heads} heads, ffn {s.ffn} {s.ffn_kind}, vocab {s.vocab}")
+        for name, s in PRESETS.items()
+    ]
+
+
+def _accelerators() -> list[tuple[str, str]]:
+    from simulator.catalog import accelerator, accelerator_names
+    from simulator.units import format_bandwidth, format_compute_rate, format_size
+
+    rows = []
+    for name in accelerator_names():
+        device = accelerator(name)
+        peaks = ", ".join(f"{dtype} {format_compute_rate(rate)}" for dtype, rate in device.peak_flops)
+        rows.append((name, f"{format_size(device.memory)} at {format_bandwidth(device.memory_bandwidth)}; {peaks}"))
+    return rows
+
+
+def _clusters() -> list[tuple[str, str]]:
+    from simulator.catalog import cluster, cluster_names
+    from simulator.units import format_bandwidth
+
+    rows = []
+    for name in cluster_names():
+        one = cluster(name, 1)
+        inside, outside = format_bandwidth(one.intra_node.bandwidth), format_bandwidth(one.inter_node.bandwidth)
+        text = f"{one.devices_per_node} x {one.accelerator.name} a node, {inside} inside"
+        rows.append((name, f"{text}, {one.nics_per_node} NICs of {outside} between nodes"))
+    return rows
+
+
+def _schedules() -> list[tuple[str, str]]:
+    from strategies.schedule import SCHEDULES
+
+    return [(name, _first_line(function)) for name, function in SCHEDULES.items()]
+
+
+def _algorithms() -> list[tuple[str, str]]:
+    from strategies.search import ALGORITHMS
+
+    return [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()]
+
+
+def _first_line(thing: Any) -> str:
+    text = (thing.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
+    return text
+
+
+def _scenarios() -> list[tuple[str, str]]:
+    from scenarios.library import find
+    from scenarios.library import names as library_names
+    from scenarios.reader import read
+
+    return [(name, str(read(find(name)).data.get("name", ""))) for name in library_names()]
+
+
+_LISTS = {
+    Listing.MODELS: _models,
+    Listing.ACCELERATORS: _accelerators,
+    Listing.CLUSTERS: _clusters,
+    Listing.SCHEDULES: _schedules,
+    Listing.ALGORITHMS: _algorithms,
+    Listing.SCENARIOS: _scenarios,
+}
+
+
+def validate(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A scenario, plan or cluster file.")],
+    as_json: Json = False,
+) -> None:
+    """Check a scenario, plan or cluster file and report all errors at once."""
+    from scenarios.errors import Fault, ScenarioError
+    from scenarios.library import find
+    from scenarios.reader import read
+
+    kind, text = FileKind.SCENARIO, ""
+    faults: tuple[Fault, ...] = ()
+    try:
+        document = read(find(file))
+        kind = kind_of(document.data)
+        _check(kind, document)
+    except ScenarioError as error:
+        faults, text = error.faults, str(error)
+    if as_json:
+        fields = ("file", "line", "column", "field", "message")
+        errors = [{name: getattr(fault, name) for name in fields} for fault in faults]
+        emit({"file": file, "kind": kind.value, "valid": not faults, "errors": errors})
+    elif faults:
+        note(text)
+    else:
+        print(f"{file}: a {kind.value} without errors")
+    if faults:
+        raise typer.Exit(BAD_INPUT)
+
+
+def kind_of(data: Any) -> FileKind:
+    """Return which kind of file ``data`` is of, by the fields that only one kind has."""
+    fields = set(data) if isinstance(data, dict) else set()
+    if fields & {"model", "training", "cluster", "search"}:
+        return FileKind.SCENARIO
+    if fields & {"accelerator", "host", "intra_node", "inter_node"}:
+        return FileKind.CLUSTER
+    if fields & {"version", "mesh", "data", "tensor", "pipeline", "microbatch", "schedule"}:
+        return FileKind.PLAN
+    return FileKind.SCENARIO
+
+
+def _check(kind: FileKind, document: Any) -> None:
+    from scenarios.cluster_file import cluster_in
+    from scenarios.errors import Fault, ScenarioError
+    from scenarios.loader import plan_in, scenario_in
+
+    if kind is FileKind.SCENARIO:
+        scenario_in(document)
+    elif kind is FileKind.CLUSTER:
+        cluster_in(document)
+    else:
+        faults: list[Fault] = []
+        plan_in(document, faults)
+        if faults:
+            raise ScenarioError(tuple(faults))
+
+
+def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_json: Json = False) -> None:
+    """Print the JSON Schema of a kind of file, for completion in editors."""
+    from pydantic import TypeAdapter
+
+    from scenarios.cluster_schema import ClusterTable
+    from scenarios.schema import AnyPlan, ScenarioTable
+
+    types: dict[FileKind, Any] = {
+        FileKind.SCENARIO: ScenarioTable,
+        FileKind.PLAN: AnyPlan,
+        FileKind.CLUSTER: ClusterTable,
+    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"meshwise {kind.value}"}
+    emit(head | {key: value for key, value in TypeAdapter(types[kind]).json_schema().items() if key != "title"})

@@ -1,0 +1,88 @@
+"""What commands print: results on stdout, everything else on stderr."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+ScenarioName = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
+]
+
+NOTHING_FITS = 3
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def emit(document: Any) -> None:
+    """Print one JSON document; a number that is not finite becomes null."""
+    print(json.dumps(_finite(document), indent=2, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    print(text, file=sys.stderr)
+
+
+def show(rows: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values in two columns."""
+    pairs = [(name, str(value)) for name, value in rows]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        print(f"{name:<{width}}  {value}")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print columns under their names; all but the first are set flush right."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for row in cells:
+        first, *rest = row
+        line = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
+        print("  ".join(line).rstrip())
+
+
+def console() -> "Console":
+    """Return where tables are printed: stdout, and wide where that is no terminal."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+class Ticker:
+    """One line on stderr that is written over, at most five times a second and only on a terminal."""
+
+    def __init__(self) -> None:
+        self.shown = 0.0
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        """Show ``text`` in place of what was shown before."""
+        now = time.monotonic()
+        if self.live and now - self.shown >= 0.2:
+            self.shown = now
+            print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        """Clear the line."""
+        if self.live and self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

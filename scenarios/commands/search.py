@@ -1,0 +1,195 @@
+"""``meshwise search`` and ``meshwise compare``: the best plan found, and how algorithms get there."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
+
+Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
+Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
+
+
+def search(
+    scenario: ScenarioName,
+    algorithm: Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")] = None,
+    budget: Budget = None,
+    seconds: Seconds = None,
+    seed: Seed = None,
+    out: Annotated[str | None, typer.Option(help="Write the best plan found (.json).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
+    from scenarios.files import check_output, write
+    from scenarios.loader import load
+
+    check_output(out, (".json",))
+    value = load(scenario)
+    ticker = Ticker()
+    result = value.search(algorithm, budget=budget, seconds=seconds, seed=seed, progress=_follow(ticker))
+    ticker.done()
+    if out is not None and result.best is not None:
+        write(out, json.dumps(result.best.plan.to_json(), indent=2) + "\n")
+    if as_json:
+        emit(to_json(result))
+    elif result.best is not None:
+        _print(value, result)
+    if result.interrupted:
+        if out is not None and result.best is not None:
+            note(f"the best plan so far is in {out}")
+        raise typer.Exit(INTERRUPTED)
+    if result.best is None:
+        note(_nothing_fits(value, result))
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _follow(ticker: Ticker) -> Any:
+    from simulator.units import format_time
+
+    def follow(progress: Any) -> None:
+        best = format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"
+        ticker(f"{progress.evaluations} evaluations, {progress.elapsed:.1f} s, best {best}")
+
+    return follow
+
+
+def to_json(result: Any) -> dict[str, Any]:
+    """Return a search result as JSON-ready data."""
+    return {
+        "algorithm": result.algorithm,
+        "best": _trial(result.best),
+        "nearest": _trial(result.nearest),
+        "evaluations": result.evaluations,
+        "lower_bound": result.lower_bound,
+        "gap": result.gap,
+        "wall_time": result.wall_time,
+        "interrupted": result.interrupted,
+        "history": [{"evaluations": n, "elapsed": elapsed, "best": best} for n, elapsed, best in result.history],
+    }
+
+
+def _trial(trial: Any) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    fields = ("step_time", "peak_memory", "fits")
+    evaluation = {name: getattr(trial.evaluation, name) for name in fields}
+    return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
+
+
+def _nothing_fits(value: Any, result: Any) -> str:
+    from simulator.units import format_size
+
+    device = value.problem.cluster.accelerator
+    has = format_size(device.memory - device.reserved)
+    if result.nearest is None:
+        return "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
+    needs = format_size(result.nearest.evaluation.peak_memory)
+    plan = result.nearest.plan.describe()
+    return f"nothing fits: a device has {has}; the plan that needs the least, {needs}, is {plan}"
+
+
+def _proof(gap: float | None) -> str:
+    if gap is None:
+        return "none known"
+    return "proven optimal" if gap == 0 else f"{gap:.1%}"
+
+
+def _print(value: Any, result: Any) -> None:
+    from simulator.units import format_size, format_time
+
+    best = result.best
+    show(
+        [
+            ("scenario", value.name),
+            ("algorithm", result.algorithm),
+            ("best plan", best.plan.describe()),
+            ("step time", format_time(best.evaluation.step_time)),
+            ("peak memory", format_size(best.evaluation.peak_memory)),
+            ("gap", _proof(result.gap)),
+            ("evaluations", f"{result.evaluations:,} of {result.considered:,} plans considered"),
+            ("wall time", format_time(result.wall_time)),
+        ]
+    )
+
+
+def compare(
+    scenario: ScenarioName,
+    algorithms: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
+    budget: Budget = None,
+    seconds: Seconds = None,
+    seed: Seed = None,
+    out: Annotated[str | None, typer.Option(help="Folder for table, results and picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several algorithms on one problem: quality against evaluations and against time."""
+    from scenarios.files import folder
+    from scenarios.loader import load
+    from strategies.search import ALGORITHMS
+
+    value = load(scenario)
+    names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
+    for name in names:
+        value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search
+    target = folder(out) if out is not None else None
+    results = []
+    for name in names:
+        ticker = Ticker()
+        results.append(value.search(name, budget=budget, seconds=seconds, seed=seed, progress=_follow(ticker)))
+        ticker.done()
+        if results[-1].interrupted:
+            break
+    if target is not None:
+        _write_comparison(target, results)
+    if as_json:
+        emit([to_json(result) for result in results])
+    else:
+        _print_comparison(results)
+    if results[-1].interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if all(result.best is None for result in results):
+        note(_nothing_fits(value, results[0]))
+        raise typer.Exit(NOTHING_FITS)
+
+
+_HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "plan")
+
+
+def _rows(results: list[Any]) -> list[tuple[Any, ...]]:
+    rows = []
+    for result in results:
+        time = result.best.evaluation.step_time if result.best else None
+        plan = result.best.plan.describe() if result.best else ""
+        rows.append((result.algorithm, time, result.gap, result.evaluations, result.wall_time, plan))
+    return rows
+
+
+def _print_comparison(results: list[Any]) -> None:
+    from simulator.units import format_time
+
+    rows = [
+        (name, format_time(time) if time else "none fits", _proof(gap), f"{count:,}", format_time(wall), plan)
+        for name, time, gap, count, wall, plan in _rows(results)
+    ]
+    table([word.replace("_", " ") for word in _HEAD], rows)
+
+
+def _write_comparison(target: Path, results: list[Any]) -> None:
+    import csv
+    import io
+
+    from scenarios.files import write
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEAD)
+    writer.writerows(_rows(results))
+    write(target / "compare.csv", text.getvalue())
+    write(target / "compare.json", json.dumps([to_json(result) for result in results], indent=2) + "\n")
+    histories = {result.algorithm: result.history for result in results if result.history}
+    if histories:
+        from reports.search import draw_search
+
+        draw_search(histories, target / "compare.png")

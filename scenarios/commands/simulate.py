@@ -1,0 +1,93 @@
+"""``meshwise simulate``: one step of one plan on paper."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import NOTHING_FITS, Json, ScenarioName, console, emit, note, show
+
+
+class Engine(StrEnum):
+    """Evaluators of a program."""
+
+    DISCRETE_EVENT = "discrete_event"
+    LONGEST_PATH = "longest_path"
+
+
+def simulate(
+    scenario: ScenarioName,
+    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
+    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg, .html).")] = None,
+    memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
+    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json, .pftrace).")] = None,
+    save: Annotated[str | None, typer.Option(help="Write result, plan and spans (.json).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate one step of a plan: time, memory, and where both go."""
+    from scenarios.files import check_output
+    from scenarios.loader import load
+    from scenarios.nearest import nearest_that_fits, reason
+
+    outputs = (
+        (timeline, (".png", ".svg", ".html")),
+        (memory, (".png", ".svg")),
+        (trace, (".json", ".pftrace")),
+        (save, (".json",)),
+    )
+    for path, endings in outputs:
+        check_output(path, endings)
+    value = load(scenario, plan)
+    result = value.simulate(engine=engine.value)
+    document = result.to_json()
+    if not result.fits:
+        why, near = reason(result), nearest_that_fits(value.problem, result.plan)
+        document |= {"reason": why, "nearest": near.to_json() if near else None}
+        if as_json:
+            emit(document)
+        note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
+        raise typer.Exit(NOTHING_FITS)
+    if save is not None:
+        from scenarios.files import write
+
+        write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
+    _draw(result, value.name, timeline, memory, trace)
+    if as_json:
+        emit(document)
+    else:
+        _print(value.name, result.plan.describe(), document)
+
+
+def _draw(result: Any, title: str, timeline: str | None, memory: str | None, trace: str | None) -> None:
+    if timeline is not None:
+        from reports.timeline import draw_timeline
+
+        draw_timeline(result.timeline, Path(timeline), title=title)
+    if memory is not None:
+        from reports.memory import draw_memory
+
+        draw_memory(result.timeline, Path(memory), title=title)
+    if trace is not None:
+        from reports.trace import write_trace
+
+        write_trace(result.timeline, Path(trace))
+
+
+def _spans(result: Any) -> dict[str, Any]:
+    timeline = result.timeline
+    fields = timeline.spans[0]._fields if timeline.spans else ()
+    return {
+        "source": timeline.source,
+        "rank_classes": [members._asdict() for members in timeline.rank_classes],
+        "spans": {name: [getattr(span, name) for span in timeline.spans] for name in fields},
+    }
+
+
+def _print(name: str, plan: str, document: dict[str, Any]) -> None:
+    from reports.tables import print_result
+
+    show([("scenario", name), ("plan", plan)])
+    print_result(console(), document)

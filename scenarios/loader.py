@@ -1,0 +1,241 @@
+"""From an input file to a `Scenario`: everything that is wrong is found before anything runs."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scenarios.assumptions import assumptions
+from scenarios.checking import check, sound_sections
+from scenarios.cluster_file import load_cluster, to_cluster
+from scenarios.errors import Fault, ScenarioError, shown
+from scenarios.library import find
+from scenarios.reader import Document, FieldPath, read
+from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
+from scenarios.schema import (
+    MAX_ACTIONS,
+    MAX_DEVICES,
+    MAX_MICROBATCHES,
+    FileCluster,
+    ModelTable,
+    PlanDocument,
+    PlanTable,
+    PresetCluster,
+    ScenarioTable,
+    SearchTable,
+    TrainingTable,
+)
+from simulator.cluster import Cluster
+from simulator.models.transformer import Transformer, build
+from strategies.plan import Layout, Plan, Problem, Recompute, complete, violations
+from strategies.training import Training
+
+Faults = list[Fault]
+
+
+def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
+    """Return the scenario in a file, or of that name in the library.
+
+    Parameters
+    ----------
+    path
+        A YAML or JSON file, or a library name such as ``gpt3-175b-1024-a100``.
+    plan
+        A plan file that replaces the scenario's own plan.
+
+    Raises
+    ------
+    ScenarioError
+        Where anything is wrong; it lists everything, each with file, line and column.
+    """
+    return scenario_in(read(find(path)), read(plan) if plan is not None else None)
+
+
+def scenario_in(document: Document, plan_document: Document | None = None) -> Scenario:
+    """Return the scenario that a document states; ``plan_document`` replaces its plan."""
+    table, faults = check(ScenarioTable, document)
+    parts = dict(table) if table is not None else sound_sections(ScenarioTable, document, faults)
+    plan_table: PlanTable | PlanDocument | None = parts.get("plan")
+    plan_path: FieldPath = ("plan",)
+    if plan_document is not None:
+        plan_table, plan_path = plan_in(plan_document, faults), ()
+    spec = _spec(parts.get("model"), document, faults)
+    training = _training(parts.get("training"), document, faults)
+    cluster = _cluster(parts.get("cluster"), document, faults)
+    search = _search(parts.get("search"), document, faults)
+    problem = plan = None
+    if spec and training and cluster:
+        problem = _problem(spec, training, cluster, document, faults)
+        if plan_table is not None:
+            plan = _plan(plan_table, problem, plan_document or document, plan_path, faults)
+    if faults or spec is None or problem is None or table is None or search is None:
+        raise ScenarioError(tuple(faults))
+    measured = Measured(table.measured.step_time, table.measured.source) if table.measured else None
+    name = table.name or Path(document.file).stem
+    return Scenario(name, document.file, problem, spec, plan, search, measured, assumptions(table, spec, plan_table))
+
+
+def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
+    """Return the table of a plan file, complete or as a user writes it; adds to ``faults``."""
+    kind: type[PlanTable] | type[PlanDocument] = PlanDocument if "version" in _keys(document) else PlanTable
+    table, found = check(kind, document)
+    faults.extend(found)
+    return table
+
+
+def _blame(document: Document, path: FieldPath, fields: Any, error: ValueError) -> Fault:
+    """Return a fault at the field that a constructor's message names first, or at ``path``."""
+    word = next((word for word in re.findall(r"\w+", str(error)) if word in fields), None)
+    return document.fault((*path, word) if word else path, str(error))
+
+
+def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Transformer | None:
+    if table is None:
+        return None
+    if table.preset is not None:
+        from simulator.models.presets import PRESETS
+
+        return PRESETS[table.preset]
+    assert table.transformer is not None  # the schema asks for one of the two
+    fields = table.transformer.model_dump(exclude={"experts"})
+    fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
+    try:
+        return Transformer(**fields)
+    except ValueError as error:
+        faults.append(_blame(document, ("model", "transformer"), fields, error))
+        return None
+
+
+def _training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
+    if table is None:
+        return None
+    try:
+        return Training(**table.model_dump())
+    except ValueError as error:
+        faults.append(_blame(document, ("training",), TrainingTable.model_fields, error))
+        return None
+
+
+def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
+    if table is None:
+        return None
+    try:
+        cluster = _named_cluster(table, document)
+    except ScenarioError as error:
+        faults.extend(error.faults)
+        return None
+    except ValueError as error:
+        faults.append(_blame(document, ("cluster",), type(table).model_fields, error))
+        return None
+    if cluster.num_devices > MAX_DEVICES:
+        message = f"nodes * devices_per_node are at most {MAX_DEVICES} devices, met {cluster.num_devices}"
+        faults.append(document.fault(("cluster", "nodes"), message))
+        return None
+    return cluster
+
+
+def _named_cluster(table: Any, document: Document) -> Cluster:
+    if isinstance(table, PresetCluster):
+        from simulator.catalog import cluster
+
+        result = cluster(table.preset, table.nodes)
+    elif isinstance(table, FileCluster):
+        result = load_cluster(Path(document.file).parent / table.file)
+    else:
+        return to_cluster(table)
+    given = {name: getattr(table, name) for name in ("nodes", "devices_per_node")}
+    return replace(result, **{name: value for name, value in given.items() if value is not None})
+
+
+def _problem(spec: Transformer, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem:
+    try:
+        cluster.accelerator.peak(training.precision)
+    except ValueError as error:
+        faults.append(document.fault(("training", "precision"), str(error)))
+    return Problem(build(spec, training.sequence, training.precision), cluster, training)
+
+
+def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+    if isinstance(table, PlanDocument):
+        return _whole_plan(problem, document, path, faults)
+    layout = layout_in(table)
+    found = [document.fault((*path, field), message) for field, message in _all_violations(problem, layout)]
+    faults.extend(found)
+    return None if found else complete(problem, layout)
+
+
+def layout_in(table: PlanTable) -> Layout:
+    """Return the layout that a plan table states."""
+    fields = table.model_dump(exclude={"context", "expert", "offload"})
+    return Layout(**fields | {"recompute": Recompute(table.recompute)})
+
+
+def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
+    """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
+    training = problem.training
+    microbatches = training.global_batch // (layout.data * layout.microbatch)
+    actions = layout.pipeline * layout.chunks * microbatches
+    if microbatches > MAX_MICROBATCHES:
+        met = f"global_batch / (data * microbatch) = {microbatches}"
+        return [("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
+    if actions > MAX_ACTIONS:
+        met = f"pipeline * chunks * microbatches = {actions}"
+        return [("pipeline", f"a schedule has at most {MAX_ACTIONS} stages times microbatches, met {met}")]
+    return list(violations(problem, layout))
+
+
+_DOCUMENT_FIELDS = {"data": "mesh", "tensor": "mesh", "pipeline": "mesh", "schedule": "schedule_name"}
+
+
+def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+    """Return the plan of a plan document where it is one of this very problem."""
+    data = document.data
+    for key in path:
+        data = data[key]
+    try:
+        plan = Plan.from_json(data)
+        layout = layout_of(problem, plan)
+    except ValueError as error:
+        faults.append(_blame(document, path, PlanDocument.model_fields, error))
+        return None
+    broken = _all_violations(problem, layout)
+    if broken:
+        faults.extend(document.fault((*path, _DOCUMENT_FIELDS.get(field, field)), message) for field, message in broken)
+        return None
+    expected = complete(problem, layout)
+    same = True
+    for name in Plan.__dataclass_fields__:
+        wanted, met = getattr(expected, name), getattr(plan, name)
+        if wanted != met:
+            same = False
+            faults.append(document.fault((*path, name), _not_of_this_problem(name, wanted, met)))
+    return plan if same else None
+
+
+def _not_of_this_problem(name: str, expected: Any, met: Any) -> str:
+    if isinstance(met, int | str):
+        return f"{name} follows from the scenario: {shown(expected)}, met {shown(met)}"
+    return f"{name} is that of the scenario's model and mesh; met one of another model or mesh"
+
+
+def _search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
+    if table is None:
+        return SearchSettings() if "search" not in _keys(document) else None
+    space = tuple((name, tuple(value)) for name, value in table.space if value is not None)
+    settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space)
+    if table.model_fields_set:
+        _try(settings.make_algorithm, ("search", "options"), dict(settings.options), document, faults)
+        _try(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
+    return settings
+
+
+def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Document, faults: Faults) -> None:
+    try:
+        make()
+    except ValueError as error:
+        faults.append(_blame(document, path, fields, error))
+
+
+def _keys(document: Document) -> Any:
+    return document.data if isinstance(document.data, dict) else {}

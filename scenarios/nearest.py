@@ -1,0 +1,63 @@
+"""Why a plan does not fit in memory, and the plan nearest to it that does."""
+
+from dataclasses import replace
+
+from scenarios.scenario import layout_of
+from scenarios.simulation import Simulation
+from simulator.program import Category
+from simulator.units import format_size
+from strategies.plan import Layout, Plan, Problem, complete
+
+MAX_CHECKED = 400
+"""Plans whose memory is looked at before giving up."""
+
+
+def reason(result: Simulation) -> str:
+    """Return which stage needs how much memory for what, and what there is."""
+    worst = max(result.memory, key=lambda row: row.peak)
+    stages = ", ".join(str(stage) for stage in worst.stages)
+    parts = ", ".join(f"{category} {format_size(getattr(worst, category))}" for category in Category)
+    return (
+        f"the plan does not fit: stage {stages} needs {format_size(worst.peak)}, "
+        f"a device has {format_size(result.memory_capacity)} ({parts})"
+    )
+
+
+def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
+    """Return a plan that fits and differs in as few decisions as possible, the one with the lowest bound of those.
+
+    Decisions are those of the search space: a field, or a factor traded between two degrees.
+    None where no plan within the first `MAX_CHECKED` fits.
+    """
+    from strategies.cost_model import SimulatedCost
+    from strategies.search import Space, neighbours
+
+    costs, space = SimulatedCost(problem), Space()
+    start = _in_space(problem, plan)
+    seen, level, checked = {start}, [start], 0
+    while level:
+        fitting: list[Plan] = []
+        following: list[Layout] = []
+        for layout in (near for origin in level for near in neighbours(problem, space, origin)):
+            if layout in seen or checked >= MAX_CHECKED:
+                continue
+            seen.add(layout)
+            checked += 1
+            candidate = complete(problem, layout)
+            if costs.fits(candidate):
+                fitting.append(candidate)
+            following.append(layout)
+        if fitting:
+            return min(fitting, key=costs.bound)
+        level = following if checked < MAX_CHECKED else []
+    return None
+
+
+def _in_space(problem: Problem, plan: Plan) -> Layout:
+    """Return the layout of ``plan``, its stages as a word where a word says the same."""
+    layout = layout_of(problem, plan)
+    return replace(layout, stages="balanced" if len(set(_counts(layout))) > 1 else "even")
+
+
+def _counts(layout: Layout) -> tuple[int, ...]:
+    return layout.stages if isinstance(layout.stages, tuple) else ()

@@ -1,0 +1,240 @@
+"""A strict reader of YAML, and so of JSON: plain data, and where in the file each field stands.
+
+PyYAML's own loaders read ``1e9`` as text and ``no`` as false, keep the last of two equal
+keys, build what a tag names and fall over deep nesting. This reader takes PyYAML's events
+only and builds mappings, sequences and scalars of the YAML 1.2 core schema from them.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from scenarios.errors import SHOWN, Fault, ScenarioError, shown
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 32
+MAX_DIGITS = 100
+MAX_VALUES = 200_000
+MAX_FAULTS = 100
+
+Data = Any
+"""dict with text keys, list, str, int, float, bool or None."""
+FieldPath = tuple[str | int, ...]
+"""Keys and indices that lead to a value."""
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says: ``data``, and for each path the line and column, from 1, of its key or item."""
+
+    file: str
+    data: Data
+    places: dict[FieldPath, tuple[int, int]] = field(default_factory=dict)
+
+    def fault(self, path: FieldPath, message: str) -> Fault:
+        """Return a fault at ``path``, or at the nearest enclosing field that the file has."""
+        known = path
+        while known and known not in self.places:
+            known = known[:-1]
+        line, column = self.places.get(known, (1, 1))
+        return Fault(self.file, line, column, dotted(path), message)
+
+
+def read(path: str | Path) -> Document:
+    """Return the document in a file.
+
+    Raises
+    ------
+    ScenarioError
+        Where the file cannot be read or is not strict YAML; never another error.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise ScenarioError((Fault(str(path), 0, 0, "", "a file is needed, met a directory"),)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+    return parse(content, str(path))
+
+
+def parse(content: bytes, file: str = "<text>") -> Document:
+    """Return the document in ``content``; ``file`` is what messages call it.
+
+    >>> parse(b"{rate: 1e9, on: no}").data
+    {'rate': 1000000000.0, 'on': 'no'}
+    """
+    if len(content) > MAX_BYTES:
+        raise ScenarioError((Fault(file, 0, 0, "", f"a file has at most {MAX_BYTES} bytes, met more"),))
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        message = f"a file is UTF-8 text, met the byte 0x{content[error.start]:02x}"
+        raise ScenarioError((Fault(file, line, column, "", message),)) from None
+    builder = _Builder(file, _events(text, file))
+    data = builder.document()
+    if builder.faults:
+        raise ScenarioError(tuple(builder.faults))
+    return Document(file, data, builder.places)
+
+
+def _events(text: str, file: str) -> Iterator[yaml.Event]:
+    loader = getattr(yaml, "CLoader", yaml.Loader)
+    try:
+        yield from yaml.parse(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        words = " ".join(part for part in (error.context, error.problem) if part)
+        raise ScenarioError((Fault(file, line, column, "", f"this is not YAML: {words}"),)) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position] if isinstance(error.position, int) else ""
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = "a file is printable text, met a control character"
+        raise ScenarioError((Fault(file, line, column, "", message),)) from None
+    except (yaml.YAMLError, RecursionError, MemoryError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ScenarioError((Fault(file, 1, 1, "", f"this is not YAML: {reason}"),)) from None
+
+
+class _Builder:
+    """Builds data from events; recursion is bounded by `MAX_DEPTH`."""
+
+    def __init__(self, file: str, events: Iterator[yaml.Event]) -> None:
+        self.file = file
+        self.events = events
+        self.values = 0
+        self.faults: list[Fault] = []
+        self.places: dict[FieldPath, tuple[int, int]] = {}
+
+    def document(self) -> Data:
+        next(self.events)  # start of the stream
+        if not isinstance(next(self.events), yaml.DocumentStartEvent):
+            return None
+        data = self._value(next(self.events), ())
+        next(self.events)  # end of the document
+        extra = next(self.events)
+        if not isinstance(extra, yaml.StreamEndEvent):
+            self._stop(extra, (), "a file holds one document, met a second one")
+        return data
+
+    def _value(self, event: yaml.Event, path: FieldPath) -> Data:
+        if len(path) > MAX_DEPTH:
+            self._stop(event, path[:3], f"values nest at most {MAX_DEPTH} deep, met more")
+        self.values += 1
+        if self.values > MAX_VALUES:
+            self._stop(event, path[:3], f"a file has at most {MAX_VALUES} values, met more")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            self._fault(event, path, "anchors (&) and aliases (*) are not read; write the value out")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self._fault(event, path, f"tags are not read, met {shown(tag)}; leave it out")
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        return self._scalar(event, path) if isinstance(event, yaml.ScalarEvent) else None
+
+    def _mapping(self, path: FieldPath) -> dict[str, Data]:
+        result: dict[str, Data] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor or event.tag is not None:
+                self._stop(event, path, "a key is plain text, met a mapping, sequence, anchor, alias or tag")
+            key = event.value
+            place = _place(event)
+            if key in result:
+                first = self.places[(*path, key)]
+                self._fault(event, (*path, key), f"a key occurs once, met it on line {first[0]} and on line {place[0]}")
+            else:
+                self.places[(*path, key)] = place
+            result.setdefault(key, self._value(next(self.events), (*path, key)))
+        return result
+
+    def _sequence(self, path: FieldPath) -> list[Data]:
+        result: list[Data] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            self.places[(*path, len(result))] = _place(event)
+            result.append(self._value(event, (*path, len(result))))
+        return result
+
+    def _scalar(self, event: yaml.ScalarEvent, path: FieldPath) -> Data:
+        text: str = event.value
+        if not event.implicit[0]:  # quoted, or a block of text
+            return text
+        if text in _NULL:
+            return None
+        if text in _BOOL:
+            return _BOOL[text]
+        if _NOT_FINITE.fullmatch(text):
+            self._fault(event, path, f"a number is finite, met {text}")
+            return None
+        if is_text(text):
+            return text
+        if len(text) > MAX_DIGITS:
+            self._fault(event, path, f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+            return None
+        number = _number(text)
+        if not math.isfinite(number):
+            self._fault(event, path, f"a number is finite, met {text}")
+        return number
+
+    def _fault(self, event: yaml.Event, path: FieldPath, message: str) -> None:
+        line, column = _place(event)
+        self.faults.append(Fault(self.file, line, column, dotted(path), message))
+        if len(self.faults) >= MAX_FAULTS:
+            raise ScenarioError(tuple(self.faults))
+
+    def _stop(self, event: yaml.Event, path: FieldPath, message: str) -> NoReturn:
+        self._fault(event, path, message)
+        raise ScenarioError(tuple(self.faults))
+
+
+def dotted(path: FieldPath) -> str:
+    """Return a path for people, as in ``plan.tensor``; keys that are long or not printable are cut and escaped.
+
+    >>> dotted(("plan", "stages", 3))
+    'plan.stages.3'
+    """
+    return ".".join(_name(str(part)) for part in path)
+
+
+def _name(key: str) -> str:
+    return key if key.isprintable() and len(key) <= SHOWN else shown(key)
+
+
+def is_text(plain: str) -> bool:
+    """Return whether a plain scalar is text, and neither null, true, false nor a number.
+
+    >>> is_text("no"), is_text("1e9")
+    (True, False)
+    """
+    numbers = (_INT, _FLOAT, _BASED, _NOT_FINITE)
+    return plain not in _NULL and plain not in _BOOL and not any(number.fullmatch(plain) for number in numbers)
+
+
+def _number(text: str) -> int | float:
+    if _INT.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    return float(text)
+
+
+def _place(event: yaml.Event) -> tuple[int, int]:
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)

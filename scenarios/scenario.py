@@ -1,0 +1,213 @@
+"""A scenario as a value: what to simulate, search, compare and execute."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.models.transformer import Transformer
+from strategies.plan import Layout, Plan, Problem
+
+if TYPE_CHECKING:
+    from executor.run import Run
+    from scenarios.simulation import Simulation
+    from strategies.search import Progress, SearchResult, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run of this very scenario took: seconds a step, and who says so."""
+
+    step_time: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How a plan is looked for: an algorithm by name with its options, and limits.
+
+    ``budget`` is in evaluations, ``seconds`` of wall time; None is the driver's default.
+    """
+
+    algorithm: str = "exhaustive"
+    budget: int | None = None
+    seconds: float | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    space: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
+        """Return the algorithm as a value; ``seed`` replaces its own where it has one.
+
+        Raises
+        ------
+        ValueError
+            Where there is no such algorithm or it has no such option.
+        """
+        from strategies.search import ALGORITHMS
+
+        chosen = name or self.algorithm
+        if chosen not in ALGORITHMS:
+            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
+        kind = ALGORITHMS[chosen]
+        known = list(kind.__dataclass_fields__)
+        options = dict(self.options) if chosen == self.algorithm else {}
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise ValueError(f"{unknown[0]}: {chosen} has the options {', '.join(known) or 'none'}")
+        if seed is not None and "seed" in known:
+            options["seed"] = seed
+        try:
+            return kind(**options)
+        except TypeError as error:
+            raise ValueError(f"{chosen}: {error}") from None
+
+    def make_space(self) -> "Space":
+        """Return the limits as the search's own value."""
+        from strategies.plan import Recompute
+        from strategies.search import Space
+
+        limits = dict(self.space)
+        if "recompute" in limits:
+            limits["recompute"] = tuple(Recompute(word) for word in limits["recompute"])
+        return Space(**limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A network, a machine and a training step; a plan, or how to look for one.
+
+    Parameters
+    ----------
+    plan
+        The complete plan, or None where one is to be searched.
+    assumptions
+        Every default and catalogue figure that a result rests on.
+    """
+
+    name: str
+    file: str
+    problem: Problem
+    spec: Transformer
+    plan: Plan | None
+    search_settings: SearchSettings
+    measured: Measured | None
+    assumptions: tuple[str, ...]
+
+    def chosen(self, plan: Plan | None = None) -> Plan:
+        """Return ``plan`` or the scenario's own; ``ValueError`` where there is neither."""
+        result = plan or self.plan
+        if result is None:
+            raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
+        return result
+
+    def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
+        """Return one simulated step of a plan: time, memory and where both go.
+
+        Parameters
+        ----------
+        plan
+            Default: the scenario's own.
+        engine
+            ``discrete_event`` or ``longest_path``.
+        """
+        from scenarios.simulation import simulation
+
+        return simulation(self.problem, self.chosen(plan), engine, self.assumptions)
+
+    def search(
+        self,
+        algorithm: str | None = None,
+        *,
+        budget: int | None = None,
+        seconds: float | None = None,
+        seed: int | None = None,
+        progress: "Callable[[Progress], None] | None" = None,
+    ) -> "SearchResult":
+        """Return the best plan found, with its proof or gap; arguments replace the scenario's settings."""
+        from strategies.search import search
+
+        settings = self.search_settings
+        return search(
+            settings.make_algorithm(algorithm, seed),
+            self.problem,
+            settings.make_space(),
+            budget=settings.budget if budget is None else budget,
+            seconds=settings.seconds if seconds is None else seconds,
+            progress=progress,
+        )
+
+    def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "tuple[SearchResult, ...]":
+        """Return the result of each algorithm (all: None) under the same limits, those of `search`."""
+        from strategies.search import ALGORITHMS
+
+        chosen = tuple(ALGORITHMS) if algorithms is None else tuple(algorithms)
+        return tuple(self.search(name, **limits) for name in chosen)
+
+    def execute(
+        self,
+        plan: Plan | None = None,
+        *,
+        steps: int = 5,
+        verify: bool = False,
+        folder: str | Path | None = None,
+        seed: int = 0,
+        progress: Callable[[int, float, float], None] | None = None,
+    ) -> "Run":
+        """Return what happened when the plan ran for real on this machine.
+
+        Parameters
+        ----------
+        verify
+            Whether losses, gradients and parameters are compared with one process.
+        progress
+            Called with step, loss and seconds after every step.
+        folder
+            Where the run leaves its files; a temporary folder by default.
+        """
+        import tempfile
+
+        from executor.run import execute
+
+        chosen = self.chosen(plan)
+        with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
+            return execute(
+                self.spec,
+                self.problem.training,
+                chosen,
+                steps=steps,
+                verify=verify,
+                folder=Path(temporary if folder is None else folder),
+                seed=seed,
+                progress=progress,
+            )
+
+
+def layout_of(problem: Problem, plan: Plan) -> Layout:
+    """Return the layout of which ``plan`` is the completion.
+
+    Raises
+    ------
+    ValueError
+        Where a stage names a block that the graph does not have.
+    """
+    names = [name for name, _ in problem.graph.occurrences]
+    layers = {name for name, block in problem.graph.occurrences if block.repeat > 1} or set(names[:1])
+    counts = Counter(name for stage in plan.stages for name in stage.blocks)
+    if counts != Counter(names):
+        wrong = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
+        raise ValueError(f"stages: hold every block of the model once, met {wrong} {counts[wrong]} times")
+    return Layout(
+        data=plan.data,
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        microbatch=plan.microbatch,
+        schedule=plan.schedule_name,
+        chunks=plan.chunks,
+        zero=plan.zero,
+        sequence_parallel=plan.sequence_parallel,
+        recompute=plan.recompute,
+        overlap_gradients=plan.overlap_gradients,
+        scatter_gather=plan.scatter_gather,
+        stages=tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages),
+    )

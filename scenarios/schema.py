@@ -1,0 +1,270 @@
+"""The fields of scenario and plan files, and what each may hold.
+
+Sizes have upper limits far beyond any machine, so that a mistyped one is a message and
+neither an endless computation nor a full memory.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Strict,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from scenarios.cluster_schema import ClusterTable
+from scenarios.errors import shown
+from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
+from strategies.plan import PLAN_VERSION, Recompute
+from strategies.schedule import SCHEDULES
+from strategies.training import OPTIMIZERS, PRECISIONS
+
+MAX_LAYERS = 10_000
+MAX_WIDTH = 10_000_000
+MAX_SEQUENCE = 10**8
+MAX_BATCH = 10**7
+MAX_DEVICES = 1_000_000
+MAX_MICROBATCHES = 100_000
+MAX_ACTIONS = 1_000_000
+"""Stages times microbatches of one plan."""
+
+Layers = Annotated[int, Count(MAX_LAYERS)]
+Width = Annotated[int, Count(MAX_WIDTH)]
+Degree = Annotated[int, Count(MAX_DEVICES)]
+
+
+def _model_names() -> list[str]:
+    from simulator.models.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def _cluster_names() -> list[str]:
+    from simulator.catalog import cluster_names
+
+    return list(cluster_names())
+
+
+def _algorithm_names() -> list[str]:
+    from strategies.search import ALGORITHMS
+
+    return list(ALGORITHMS)
+
+
+def _shape(*keys: str) -> Callable[[Any], str]:
+    """Return which of several shapes a mapping has: that of the first of ``keys`` in it, or "<written>"."""
+
+    def choose(value: Any) -> str:
+        return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
+
+    return choose
+
+
+class TransformerTable(Table):
+    """A decoder transformer, written out."""
+
+    layers: Layers
+    hidden: Annotated[int, Count(1_000_000)]
+    heads: Annotated[int, Count(100_000)]
+    kv_heads: Annotated[int, Count(100_000)] | None = Field(default=None, description="Default: heads.")
+    ffn: Width
+    vocab: Width
+    ffn_kind: Literal["gelu", "swiglu"] = "gelu"
+    tied_embeddings: bool = True
+    attention: Literal["flash", "unfused"] = "flash"
+    dropout: bool = False
+    positions: Literal["learned", "rotary"] = "learned"
+    experts: Annotated[Any, NotYet("experts", None)] = None
+
+
+class ModelTable(Table):
+    """The network: one of ``preset`` and ``transformer``."""
+
+    preset: Annotated[str, OneOf(_model_names)] | None = None
+    transformer: TransformerTable | None = None
+    hf_config: Annotated[Any, NotYet("hf_config", None)] = None
+    graph: Annotated[Any, NotYet("graph", None)] = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "ModelTable":
+        if (self.preset is None) == (self.transformer is None):
+            met = "neither" if self.preset is None else "both"
+            raise ValueError(f"holds one of preset and transformer, met {met}")
+        return self
+
+
+class TrainingTable(Table):
+    """One optimizer step."""
+
+    global_batch: Annotated[int, Count(MAX_BATCH)] = Field(description="Sequences a step.")
+    sequence: Annotated[int, Count(MAX_SEQUENCE)] = Field(description="Tokens a sequence.")
+    precision: Annotated[str, OneOf(lambda: PRECISIONS)] = "bf16"
+    optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
+
+
+class PresetCluster(Table):
+    """A cluster of the catalogue with ``nodes`` nodes."""
+
+    preset: Annotated[str, OneOf(_cluster_names)]
+    nodes: Annotated[int, Count(MAX_DEVICES)]
+    devices_per_node: Annotated[int, Count(4096)] | None = None
+
+
+class FileCluster(Table):
+    """A cluster file; ``nodes`` and ``devices_per_node`` replace what it says."""
+
+    file: Text = Field(description="Path, relative to the scenario.")
+    nodes: Annotated[int, Count(MAX_DEVICES)] | None = None
+    devices_per_node: Annotated[int, Count(4096)] | None = None
+
+
+AnyCluster = Annotated[
+    Annotated[PresetCluster, Tag("<preset>")]
+    | Annotated[FileCluster, Tag("<file>")]
+    | Annotated[ClusterTable, Tag("<written>")],
+    Discriminator(_shape("preset", "file")),
+]
+
+
+def _recompute(value: Any) -> Any:
+    if isinstance(value, dict):
+        words = ", ".join(Recompute)
+        raise ValueError(f"not supported yet: recompute is one of {words} for all layers, met {shown(value)}")
+    return value
+
+
+def _stages(value: Any) -> str | tuple[int, ...]:
+    if value in ("even", "balanced"):
+        return str(value)
+    counts = isinstance(value, list) and all(type(count) is int and 0 <= count <= MAX_LAYERS for count in value)
+    if counts and 0 < len(value) <= MAX_LAYERS:
+        return tuple(value)
+    raise ValueError(f"holds even, balanced or a list of layers a stage, met {shown(value)}; nearest: even")
+
+
+_LAYERS_A_STAGE = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_STAGES_SCHEMA = {"anyOf": [{"enum": ["even", "balanced"]}, _LAYERS_A_STAGE]}
+
+
+class PlanTable(Table):
+    """How the step is laid out: degrees and choices."""
+
+    data: Degree = 1
+    tensor: Degree = 1
+    pipeline: Degree = 1
+    context: Annotated[Any, NotYet("context", 1)] = 1
+    expert: Annotated[Any, NotYet("expert", 1)] = 1
+    sequence_parallel: bool = False
+    microbatch: Annotated[int, Count(MAX_BATCH)] = Field(
+        default=1, description="Sequences per microbatch and data-parallel rank."
+    )
+    schedule: Annotated[str, OneOf(lambda: SCHEDULES)] = "1f1b"
+    chunks: Annotated[int, Count(1000)] = Field(default=1, description="Model chunks per device.")
+    zero: Literal[0, 1, 2, 3] = 0
+    recompute: Annotated[str, OneOf(lambda: list(Recompute)), BeforeValidator(_recompute)] = "none"
+    overlap_gradients: bool = True
+    scatter_gather: bool = Field(
+        default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
+    )
+    offload: Annotated[Any, NotYet("offload", [])] = Field(default=[])
+    stages: Annotated[Any, PlainValidator(_stages), WithJsonSchema(_STAGES_SCHEMA)] = "even"
+
+
+Pair = Annotated[tuple[Text, Annotated[int, Count(MAX_DEVICES)]], Strict(False)]
+Cut = Annotated[tuple[Text, Annotated[list[Text], Field(max_length=8)]], Strict(False)]
+
+
+class MeshTable(Table):
+    """Axes from the outermost to the innermost."""
+
+    axes: Annotated[list[Pair], Field(max_length=8)]
+
+
+class StageTable(Table):
+    """Blocks of one stage, by name."""
+
+    blocks: Annotated[list[Text], Field(max_length=MAX_LAYERS + 8)]
+
+
+class ShardingTable(Table):
+    """Which dims of an operator are cut by which axes."""
+
+    operator: Text
+    cuts: Annotated[list[Cut], Field(max_length=16)]
+
+
+class PlanDocument(Table):
+    """A complete plan, as ``search --out`` writes it."""
+
+    version: Annotated[int, Count(PLAN_VERSION, least=PLAN_VERSION)]
+    mesh: MeshTable
+    stages: Annotated[list[StageTable], Field(max_length=MAX_LAYERS)]
+    shardings: Annotated[list[ShardingTable], Field(max_length=10_000)]
+    schedule_name: Annotated[str, OneOf(lambda: SCHEDULES)]
+    chunks: Annotated[int, Count(1000)]
+    microbatch: Annotated[int, Count(MAX_BATCH)]
+    num_microbatches: Annotated[int, Count(MAX_MICROBATCHES)]
+    zero: Literal[0, 1, 2, 3]
+    sequence_parallel: bool
+    recompute: Annotated[str, OneOf(lambda: list(Recompute))]
+    overlap_gradients: bool
+    scatter_gather: bool = False
+
+
+AnyPlan = Annotated[
+    Annotated[PlanDocument, Tag("<version>")] | Annotated[PlanTable, Tag("<written>")],
+    Discriminator(_shape("version")),
+]
+
+Degrees = Annotated[list[Degree], Field(min_length=1, max_length=64)]
+Flags = Annotated[list[bool], Field(min_length=1, max_length=2)]
+
+
+class SpaceTable(Table):
+    """Limits on what the search may choose; a field that is left out is not limited."""
+
+    data: Degrees | None = None
+    tensor: Degrees | None = None
+    pipeline: Degrees | None = None
+    microbatch: Degrees | None = None
+    schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None
+    chunks: Degrees | None = None
+    zero: Annotated[list[Literal[0, 1, 2, 3]], Field(min_length=1)] | None = None
+    sequence_parallel: Flags | None = None
+    recompute: Annotated[list[Annotated[str, OneOf(lambda: list(Recompute))]], Field(min_length=1)] | None = None
+
+
+class SearchTable(Table):
+    """How a plan is looked for."""
+
+    algorithm: Annotated[str, OneOf(_algorithm_names)] = "exhaustive"
+    budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
+    seconds: Time | None = None
+    options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")
+    space: SpaceTable = SpaceTable()
+    pin: Annotated[Any, NotYet("pin", {})] = Field(default={})
+
+
+class MeasuredTable(Table):
+    """What a run of this very scenario took."""
+
+    step_time: Time
+    source: Text
+
+
+class ScenarioTable(Table):
+    """A network, a machine and a training step; a plan, or how to look for one."""
+
+    name: Text | None = None
+    model: ModelTable
+    training: TrainingTable
+    cluster: AnyCluster
+    plan: AnyPlan | None = None
+    search: SearchTable = SearchTable()
+    measured: MeasuredTable | None = None

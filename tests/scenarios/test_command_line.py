@@ -1,0 +1,299 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scenarios.command_line import run
+
+CRAMPED = """\
+name: too large
+model: {preset: gpt3-13b}
+training: {global_batch: 64, sequence: 2048, precision: bf16}
+cluster: {preset: dgx-a100-80gb, nodes: 1}
+plan: {data: 8, microbatch: 8}
+"""
+
+
+def lines(captured: str) -> list[str]:
+    return captured.strip().splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MESHWISE_DEBUG", raising=False)
+    return tmp_path
+
+
+BAD = {
+    "unknown.yaml": ("training: {global_batch: 8, sequenc: 64}", "training.sequenc"),
+    "type.yaml": ("name: [1]", "name"),
+    "broken.yaml": ("a: {", ""),
+    "twice.yaml": ("name: a\nname: b", "name"),
+}
+
+
+@pytest.mark.parametrize("command", ["simulate", "search", "compare", "execute", "validate"])
+@pytest.mark.parametrize("name", ["missing.yaml", "a-folder", *BAD])
+def test_bad_input_is_messages_with_code_2_and_nothing_written(command: str, name: str, folder: Path, capsys) -> None:
+    (folder / "a-folder").mkdir()
+    for file, (text, _) in BAD.items():
+        (folder / file).write_text(text)
+    before = sorted(folder.rglob("*"))
+    out = [] if command == "validate" else ["--out", "result.json"]
+    options = [] if command in ("simulate", "validate") else out
+    assert run([command, name, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert all(line.startswith(name) for line in lines(captured.err))
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_field_is_named_with_line_and_column(folder: Path, capsys) -> None:
+    text = CRAMPED.replace("plan: {data: 8, microbatch: 8}", "plan:\n  data: 8\n  tensor: 3\n")
+    (folder / "s.yaml").write_text(text)
+    assert run(["simulate", "s.yaml"]) == 2
+    found = lines(capsys.readouterr().err)
+    assert any(line.startswith("s.yaml:6:3: plan.data: data(8) * tensor(3) * pipeline(1) = 24 ranks") for line in found)
+    assert any(line.startswith("s.yaml:7:3: plan.tensor: tensor divides") for line in found)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["simulate"],
+        ["simulate", "starter", "--engine", "x"],
+        ["simulate", "starter", "--colour", "red"],
+        ["search", "starter", "--budget", "0"],
+        ["search", "starter", "--budget", "many"],
+        ["search", "starter", "--algorithm", "magic"],
+        ["search", "starter", "--seconds", "-1"],
+        ["search", "starter", "--out", "plan.txt"],
+        ["search", "starter", "--out", "nowhere/plan.json"],
+        ["compare", "starter", "--algorithms", "exhaustive,magic"],
+        ["simulate", "starter", "--timeline", "x.gif"],
+        ["simulate", "starter", "--timeline", "."],
+        ["simulate", "starter", "--plan", "missing.json"],
+        ["simulate", "starter", "--plan", "."],
+        ["list", "colours"],
+        ["schema", "colour"],
+        ["execute", "starter", "--steps", "0"],
+        ["accuracy", "missing.jsonl"],
+        ["accuracy", "."],
+    ],
+)
+def test_wrong_use_is_one_message_with_code_2(arguments: list[str], folder: Path, capsys) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(lines(captured.err)) == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_a_plan_that_does_not_fit_is_code_3_with_the_reason_and_the_nearest_that_fits(folder: Path, capsys) -> None:
+    (folder / "s.yaml").write_text(CRAMPED)
+    outputs = ["--timeline", "t.png", "--save", "s.json", "--trace", "t.json"]
+    assert run(["simulate", "s.yaml", "--json", *outputs]) == 3
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["fits"] is False
+    assert document["peak_memory"] > document["memory_capacity"]
+    assert document["nearest"]["version"] == 1
+    assert "the plan does not fit: stage 0 needs" in captured.err
+    assert "nearest plan that fits" in captured.err
+    assert [path.name for path in folder.iterdir()] == ["s.yaml"]
+    (folder / "near.json").write_text(json.dumps(document["nearest"]))
+    assert run(["simulate", "s.yaml", "--plan", "near.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+def test_a_search_where_nothing_fits_is_code_3(folder: Path, capsys) -> None:
+    text = CRAMPED.replace("gpt3-13b", "gpt3-175b").replace("plan: {data: 8, microbatch: 8}", "")
+    (folder / "s.yaml").write_text(text)
+    assert run(["search", "s.yaml", "--out", "plan.json", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["best"] is None
+    assert "nothing fits" in captured.err
+    assert not (folder / "plan.json").exists()
+
+
+FIELDS = {
+    "step_time", "tokens_per_second", "tokens_per_second_per_device", "model_flops_per_second_per_device", "mfu",
+    "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "engine", "tasks", "classes",
+    "ranks", "wall_time", "assumptions",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["discrete_event", "longest_path"])
+def test_simulate_prints_one_json_document_with_every_field(engine: str, capsys) -> None:
+    assert run(["simulate", "local/dp2-tp2-pp2", "--engine", engine, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == FIELDS
+    assert document["engine"] == engine
+    columns = {"stage", "parameters", "gradients", "optimizer", "activations", "buffers", "peak", "host_peak"}
+    assert all(columns <= set(row) for row in document["memory"])
+
+
+def test_simulate_writes_what_it_is_asked_for(folder: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    outputs = {"--timeline": "t.png", "--memory": "m.svg", "--trace": "t.json", "--save": "s.json"}
+    assert run(["simulate", "local/pp2-1f1b", *(word for pair in outputs.items() for word in pair)]) == 0
+    assert {path.name for path in folder.iterdir()} == set(outputs.values())
+    saved = json.loads((folder / "s.json").read_text())
+    spans = saved["timeline"]["spans"]
+    assert max(spans["end"]) == saved["result"]["step_time"]
+    assert json.loads((folder / "t.json").read_text())["traceEvents"]
+
+
+def test_search_writes_a_plan_that_simulate_reads(folder: Path, capsys) -> None:
+    assert run(["search", "local/dp2-tp2-pp2", "--out", "plan.json", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["gap"] == 0
+    assert {"evaluations", "elapsed", "best"} == set(document["history"][0])
+    assert json.loads((folder / "plan.json").read_text()) == document["best"]["plan"]
+    assert run(["validate", "plan.json"]) == 0
+    capsys.readouterr()
+    assert run(["simulate", "local/dp2-tp2-pp2", "--plan", "plan.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time"] == document["best"]["evaluation"]["step_time"]
+
+
+def test_ctrl_c_keeps_the_best_plan_and_is_code_130(folder: Path, capsys, monkeypatch) -> None:
+    from strategies.cost_model import SimulatedCost
+
+    real, calls = SimulatedCost.evaluate, []
+
+    def evaluate(self, plan):
+        calls.append(plan)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, plan)
+
+    monkeypatch.setattr(SimulatedCost, "evaluate", evaluate)
+    assert run(["search", "local/dp2-tp2-pp2", "--algorithm", "mcmc", "--out", "plan.json", "--json"]) == 130
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["interrupted"] is True
+    assert "the best plan so far is in plan.json" in captured.err
+    assert json.loads((folder / "plan.json").read_text())["version"] == 1
+
+
+def test_ctrl_c_elsewhere_is_code_130_and_one_word(capsys, monkeypatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scenarios.scenario.Scenario.simulate", interrupt)
+    assert run(["simulate", "starter"]) == 130
+    assert lines(capsys.readouterr().err) == ["interrupted"]
+
+
+def test_an_unexpected_failure_is_one_line_with_code_1(capsys, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr("scenarios.scenario.Scenario.simulate", fail)
+    assert run(["simulate", "starter"]) == 1
+    assert lines(capsys.readouterr().err) == ["failed: RuntimeError: out of luck (MESHWISE_DEBUG=1 shows where)"]
+    monkeypatch.setenv("MESHWISE_DEBUG", "1")
+    assert run(["simulate", "starter"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_compare_puts_algorithms_side_by_side(folder: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    assert run(["compare", "local/dp2", "--budget", "5", "--seed", "3", "--out", "out", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len({result["algorithm"] for result in document}) == len(document) >= 2
+    assert {path.name for path in (folder / "out").iterdir()} == {"compare.csv", "compare.json", "compare.png"}
+    assert len((folder / "out" / "compare.csv").read_text().splitlines()) == len(document) + 1
+
+
+def test_the_same_seed_gives_the_same_search(capsys) -> None:
+    found = []
+    for _ in range(2):
+        assert (
+            run(["search", "local/dp2-tp2-pp2", "--algorithm", "mcmc", "--budget", "6", "--seed", "7", "--json"]) == 0
+        )
+        document = json.loads(capsys.readouterr().out)
+        found.append((document["best"]["plan"], [point["best"] for point in document["history"]]))
+    assert found[0] == found[1]
+
+
+def test_init_writes_a_scenario_once(folder: Path, capsys) -> None:
+    assert run(["init", "new"]) == 0
+    assert run(["validate", "new/scenario.yaml"]) == 0
+    (folder / "new" / "scenario.yaml").write_text("mine")
+    assert run(["init", "new"]) == 2
+    assert (folder / "new" / "scenario.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("what", ["models", "accelerators", "clusters", "schedules", "algorithms", "scenarios"])
+def test_list_names_everything_with_a_description(what: str, capsys) -> None:
+    assert run(["list", what, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert all(row["name"] and row["description"] for row in rows)
+    assert run(["list", what]) == 0
+    assert len(lines(capsys.readouterr().out)) == len(rows)
+
+
+def test_validate_json_lists_the_errors(folder: Path, capsys) -> None:
+    (folder / "c.yaml").write_text("name: x\naccelerator: {preset: a100}\n")
+    assert run(["validate", "c.yaml", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "cluster"
+    assert document["valid"] is False
+    assert {"file", "line", "column", "field", "message"} == set(document["errors"][0])
+    assert "nearest: a100-80gb" in next(e["message"] for e in document["errors"] if e["field"] == "accelerator.preset")
+
+
+@pytest.mark.parametrize("kind", ["scenario", "plan", "cluster"])
+def test_schemas_are_json_schema(kind: str, capsys) -> None:
+    assert run(["schema", kind]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["$schema"].startswith("https://json-schema.org/")
+    jsonschema = pytest.importorskip("jsonschema", reason="only where it is installed")
+    jsonschema.Draft202012Validator.check_schema(document)
+
+
+HEAVY = ("torch", "pandas", "matplotlib", "scipy")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["simulate", "--help"],
+        ["validate", "starter"],
+        ["validate", "gpt3-175b-1024-a100"],
+        ["list", "models"],
+    ],
+)
+def test_quick_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom scenarios.command_line import run\n"
+        f"code = run({arguments!r})\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert lines(done.stdout)[-1] == "[] 0", done.stderr
+
+
+def test_load_imports_nothing_heavy() -> None:
+    lines = ("import sys", "from scenarios import load", "load('starter').simulate()")
+    code = "\n".join((*lines, f"print([name for name in {HEAVY!r} if name in sys.modules])"))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = f"{sys.executable} -m scenarios schema scenario | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.strip() == "{"
+    assert done.stderr == ""

@@ -1,0 +1,178 @@
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from scenarios import load
+from scenarios.errors import ScenarioError
+from scenarios.nearest import nearest_that_fits, reason
+from scenarios.scenario import Scenario, layout_of
+from scenarios.schema import PlanDocument, PlanTable
+from scenarios.simulation import simulation
+from strategies.plan import Layout, Plan, Problem, Recompute, complete, violations
+
+
+@pytest.fixture(scope="module")
+def small() -> Scenario:
+    return load("local/dp2-tp2-pp2")
+
+
+def test_the_schema_has_every_field_of_layout_and_plan() -> None:
+    later = {"context", "expert", "offload"}
+    assert set(PlanTable.model_fields) - later == {field.name for field in fields(Layout)}
+    assert set(PlanDocument.model_fields) - {"version"} == {field.name for field in fields(Plan)}
+
+
+def test_the_defaults_of_the_schema_are_those_of_layout() -> None:
+    defaults = {name: info.default for name, info in PlanTable.model_fields.items()}
+    assert {field.name: field.default for field in fields(Layout)} == {f.name: defaults[f.name] for f in fields(Layout)}
+
+
+def test_figures_of_a_simulation_agree_with_each_other(small: Scenario) -> None:
+    result = small.simulate()
+    training, cluster = small.problem.training, small.problem.cluster
+    assert result.tokens_per_second * result.step_time == pytest.approx(training.global_batch * training.sequence)
+    assert result.tokens_per_second_per_device * 8 == pytest.approx(result.tokens_per_second)
+    # three times the forward FLOP of every sequence, over the time of eight devices
+    flops = 3 * small.problem.graph.flops * 16
+    assert result.model_flops_per_second_per_device == pytest.approx(flops / 8 / result.step_time)
+    assert result.mfu == pytest.approx(result.model_flops_per_second_per_device / cluster.accelerator.peak("fp32"))
+    assert result.ranks == 8
+    assert result.peak_memory == max(row.peak for row in result.memory)
+    for row in result.memory:
+        assert row.parameters + row.gradients + row.optimizer + row.activations + row.buffers == row.peak
+    assert sorted(stage for row in result.memory for stage in row.stages) == [0, 1]
+
+
+def test_recomputation_is_not_counted_as_model_flops() -> None:
+    scenario = load("local/pp2-recompute")
+    plain = simulation(scenario.problem, replace(scenario.chosen(), recompute=Recompute.NONE), "discrete_event", ())
+    again = scenario.simulate()
+    assert again.step_time > plain.step_time
+    ratio = plain.step_time / again.step_time
+    assert again.model_flops_per_second_per_device == pytest.approx(plain.model_flops_per_second_per_device * ratio)
+
+
+def test_a_program_of_whole_passes_has_the_same_memory_and_about_the_same_time(small: Scenario, monkeypatch) -> None:
+    fine = small.simulate()
+    monkeypatch.setattr("scenarios.simulation.MAX_OPERATOR_TASKS", 0)
+    monkeypatch.setattr("scenarios.simulation.MAX_SEGMENT_TASKS", 0)
+    coarse = small.simulate()
+    assert coarse.tasks < fine.tasks
+    assert coarse.step_time == pytest.approx(fine.step_time, rel=0.005)  # ports of the tensor axis are shared
+    assert coarse.peak_memory == fine.peak_memory
+    assert "tensor communication" in dict(fine.exposed_communication)
+    assert "tensor communication" not in dict(coarse.exposed_communication)
+
+
+def test_assumptions_name_what_was_left_out_and_nothing_else() -> None:
+    lines = load("local/dp2").assumptions
+    assert "plan.zero is 0 (default)" in lines
+    assert "model.transformer.kv_heads is 4 (default)" in lines
+    assert not any(
+        line.startswith(("plan.data", "training.", "model.transformer.layers", "plan.context")) for line in lines
+    )
+    assert any(
+        line.startswith("model.preset gpt3-175b means layers 96") for line in load("gpt3-175b-1024-a100").assumptions
+    )
+
+
+@pytest.mark.parametrize("name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "megatron/gpt-145b-1536-a100"])
+def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
+    plan = load(name).chosen()
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    assert load(name, tmp_path / "plan.json").plan == plan
+    inside = {**json.loads(json.dumps(_data(name))), "plan": plan.to_json()}
+    (tmp_path / "whole.json").write_text(json.dumps(inside))
+    assert load(tmp_path / "whole.json").plan == plan
+
+
+def _data(name: str) -> dict[str, object]:
+    from scenarios.library import find
+    from scenarios.reader import read
+
+    data: dict[str, object] = read(find(name)).data
+    return data
+
+
+def test_a_plan_section_is_a_plan_file_too(tmp_path) -> None:
+    (tmp_path / "plan.yaml").write_text("data: 1\ntensor: 2\nmicrobatch: 16\n")
+    assert load("local/dp2", tmp_path / "plan.yaml").plan == load("local/tp2").plan
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"num_microbatches": 5}, "num_microbatches"),
+        ({"shardings": []}, "shardings"),
+        ({"stages": [{"blocks": ["embedding"]}, {"blocks": []}]}, "stages"),
+        ({"mesh": {"axes": [["pipeline", 2], ["data", 4], ["tensor", 2]]}}, "mesh"),
+        ({"version": 2}, "version"),
+        ({"zero": 3}, "zero"),
+        ({"schedule_name": "gpip"}, "schedule_name"),
+    ],
+)
+def test_a_plan_of_another_problem_is_refused_at_its_field(change: dict[str, object], field: str, tmp_path) -> None:
+    document = load("local/dp2-tp2-pp2").chosen().to_json() | change
+    (tmp_path / "plan.json").write_text(json.dumps(document, indent=1))
+    with pytest.raises(ScenarioError) as caught:
+        load("local/dp2-tp2-pp2", tmp_path / "plan.json")
+    fault = caught.value.faults[0]
+    line = (tmp_path / "plan.json").read_text().splitlines()[fault.line - 1]
+    assert fault.field.split(".")[0] == field
+    assert line.strip().startswith(f'"{field}"')
+
+
+@pytest.mark.parametrize("name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "korthikanti/530b-280-a100-full"])
+def test_the_layout_of_a_plan_completes_to_the_plan(name: str) -> None:
+    scenario = load(name)
+    layout = layout_of(scenario.problem, scenario.chosen())
+    assert list(violations(scenario.problem, layout)) == []
+    assert complete(scenario.problem, layout) == scenario.plan
+
+
+def cramped(scenario: Scenario, memory: float) -> Problem:
+    """Return the scenario's problem on devices of ``memory`` bytes."""
+    problem = scenario.problem
+    device = replace(problem.cluster.accelerator, memory=memory)
+    return replace(problem, cluster=replace(problem.cluster, accelerator=device))
+
+
+def test_the_nearest_plan_that_fits_is_one_decision_away_where_one_is_enough() -> None:
+    scenario = load("local/dp2")
+    roomy = scenario.simulate()
+    problem = cramped(scenario, roomy.peak_memory - 1)
+    tight = simulation(problem, scenario.chosen(), "discrete_event", ())
+    assert not tight.fits
+    near = nearest_that_fits(problem, scenario.chosen())
+    assert near is not None
+    assert simulation(problem, near, "discrete_event", ()).fits
+    assert near != scenario.plan
+    assert "the plan does not fit: stage 0 needs" in reason(tight)
+
+
+def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
+    scenario = load("local/dp2")
+    assert nearest_that_fits(cramped(scenario, 1e5), scenario.chosen()) is None
+
+
+def test_search_returns_a_proven_plan_and_compare_all_algorithms() -> None:
+    from strategies.search import ALGORITHMS
+
+    scenario = load("local/dp2")
+    found = scenario.search("exhaustive")
+    assert found.gap == 0
+    assert found.best is not None
+    assert found.best.evaluation.step_time <= scenario.simulate().step_time
+    results = scenario.compare(budget=3)
+    assert [result.algorithm for result in results] == list(ALGORITHMS)
+    assert all(result.evaluations <= 3 for result in results)
+
+
+def test_limits_of_the_space_hold() -> None:
+    scenario = load("local/dp2")
+    settings = replace(scenario.search_settings, space=(("tensor", (2,)), ("recompute", ("full",))))
+    found = replace(scenario, search_settings=settings).search("exhaustive")
+    assert found.best is not None
+    assert found.best.plan.tensor == 2
+    assert found.best.plan.recompute is Recompute.FULL
