@@ -15,7 +15,7 @@ from strategies.lowering.data import buckets, gradient_step, parameter_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.pipeline import send_step
-from strategies.lowering.stage import idle_ticks
+from strategies.lowering.stage import PlanCosts, idle_ticks
 from strategies.mesh import DATA
 from strategies.plan import Plan, Problem
 from strategies.problem import Evaluation
@@ -51,7 +51,8 @@ class SimulatedCost:
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
-        return max(self._rank_memory(plan, position) for position in range(plan.pipeline))
+        costs = self.costs.of(plan)
+        return max(self._rank_memory(plan, costs, position) for position in range(plan.pipeline))
 
     def fits(self, plan: Plan) -> bool:
         """Return whether the fullest device has that memory."""
@@ -71,11 +72,12 @@ class SimulatedCost:
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps.
         """
-        tails = [self._tail(plan, position) for position in range(plan.pipeline)]
+        costs = self.costs.of(plan)
+        tails = [self._tail(plan, costs, position) for position in range(plan.pipeline)]
         fill = drain = best = 0
         for position in range(plan.pipeline):
             own = range(position, len(plan.stages), plan.pipeline)
-            forward, backward = zip(*(self._ticks(plan, stage) for stage in own), strict=True)
+            forward, backward = zip(*(self._ticks(plan, costs, stage) for stage in own), strict=True)
             work = plan.num_microbatches * (sum(forward) + sum(backward))
             best = max(best, fill + work + max(tails[position], drain + tails[0]))
             if position < plan.pipeline - 1:
@@ -83,19 +85,17 @@ class SimulatedCost:
                 drain += backward[0] + self._send_ticks(plan, position, position + 1, -1)
         return to_seconds(best)
 
-    def _ticks(self, plan: Plan, stage: int) -> tuple[int, int]:
+    def _ticks(self, plan: Plan, costs: PlanCosts, stage: int) -> tuple[int, int]:
         """Return the least ticks of a stage's forward and backward over its rank classes."""
         position = stage % plan.pipeline
         shapes = {self.costs.tensor_shape(plan, index) for index in self._on(plan, position)}
-        costs = [self.costs.stage(plan, stage, shape) for shape in shapes] if len(shapes) > 1 else []
-        costs = costs or [self.costs.of(plan).stages[stage]]
-        return min(cost.forward_ticks for cost in costs), min(cost.backward_ticks for cost in costs)
+        found = [costs.stages[stage]] if len(shapes) == 1 else [self.costs.stage(plan, stage, s) for s in shapes]
+        return min(cost.forward_ticks for cost in found), min(cost.backward_ticks for cost in found)
 
     def _on(self, plan: Plan, position: int) -> tuple[int, ...]:
         return self.costs.classes(plan.mesh).on_pipeline_rank(position)
 
-    def _rank_memory(self, plan: Plan, position: int) -> float:
-        costs = self.costs.of(plan)
+    def _rank_memory(self, plan: Plan, costs: PlanCosts, position: int) -> float:
         cluster, training = self.problem.cluster, self.problem.training
         held = resident(cluster.accelerator, training, plan, costs.parameters[position], 0)
         chunks = costs.stages[position :: plan.pipeline]
@@ -112,10 +112,9 @@ class SimulatedCost:
             self._sends[key] = min(idle_ticks(self.problem.cluster, step) for step in steps)
         return self._sends[key]
 
-    def _tail(self, plan: Plan, position: int) -> int:
+    def _tail(self, plan: Plan, costs: PlanCosts, position: int) -> int:
         """Return the ticks after a rank's last backward: the last reduction, the optimizer, ZeRO's gather."""
         cluster, training = self.problem.cluster, self.problem.training
-        costs = self.costs.of(plan)
         parameters = costs.parameters[position]
         ticks = idle_ticks(cluster, optimizer_step(cluster, training, plan, parameters))
         if plan.data == 1:

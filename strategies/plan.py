@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import isqrt
 from typing import Any, NamedTuple
 
 from simulator.cluster import Cluster
@@ -263,8 +264,8 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
 
 def _nearest(whole: int, value: int) -> int:
     """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
-    divisors = (d for d in range(1, whole + 1) if whole % d == 0)
-    return min(divisors, key=lambda d: (abs(d - value), d))
+    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
+    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
 
 
 def num_layers(graph: OperatorGraph) -> int:

@@ -9,14 +9,18 @@ References
 Weisfeiler and Leman 1968 (1-dimensional colour refinement).
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 from simulator.cluster import Cluster
 from simulator.program import RankClass
 from strategies.lowering.operator import GroupShape
 from strategies.mesh import DATA, PIPELINE, TENSOR, Mesh
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +100,7 @@ def nic_ranks(cluster: Cluster, rank: int) -> list[int]:
 
 def fold(cluster: Cluster, mesh: Mesh) -> ClassTable:
     """Return the coarsest classes that colour refinement finds stable."""
-    colours: list[Hashable] = [_first_colour(cluster, mesh, rank) for rank in range(mesh.num_ranks)]
+    colours = _first_colours(cluster, mesh)
     count = 0
     while True:
         numbers: dict[Hashable, int] = {}
@@ -104,18 +108,11 @@ def fold(cluster: Cluster, mesh: Mesh) -> ClassTable:
         if len(numbers) == count:
             return _table(cluster, mesh, numbered)
         count = len(numbers)
-        sets = {axis: _group_colours(mesh, axis, numbered) for axis in (TENSOR, DATA)}
+        tensor, data = (_of_group(mesh, axis, partial(_colours_of, numbered)) for axis in (TENSOR, DATA))
         stride, total = mesh.stride(PIPELINE), mesh.num_ranks
-        colours = [
-            (
-                numbered[rank],
-                sets[TENSOR][rank],
-                sets[DATA][rank],
-                numbered[(rank + stride) % total],
-                numbered[(rank - stride) % total],
-            )
-            for rank in range(total)
-        ]
+        after = [numbered[(rank + stride) % total] for rank in range(total)]
+        before = [numbered[(rank - stride) % total] for rank in range(total)]
+        colours = list(zip(numbered, tensor, data, after, before, strict=True))
 
 
 def unfolded(cluster: Cluster, mesh: Mesh) -> ClassTable:
@@ -130,26 +127,37 @@ def _table(cluster: Cluster, mesh: Mesh, colours: list[int]) -> ClassTable:
     return ClassTable(cluster, mesh, tuple(map(tuple, members)), tuple(colours))
 
 
-def _group_colours(mesh: Mesh, axis: str, colours: list[int]) -> list[frozenset[int]]:
-    result: list[frozenset[int]] = [frozenset()] * mesh.num_ranks
+def _colours_of(colours: list[int], group: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(colours[rank] for rank in group)
+
+
+def _of_group(mesh: Mesh, axis: str, describe: Callable[[tuple[int, ...]], T]) -> list[T]:
+    """Return for every rank what ``describe`` says of its group along ``axis``; each group is asked once."""
+    found: dict[int, T] = {}
     for group in mesh.groups(axis):
-        found = frozenset(colours[rank] for rank in group)
-        for rank in group:
-            result[rank] = found
-    return result
+        found |= dict.fromkeys(group, describe(group))
+    return [found[rank] for rank in range(mesh.num_ranks)]
 
 
-def _first_colour(cluster: Cluster, mesh: Mesh, rank: int) -> Hashable:
-    after = (rank + mesh.stride(PIPELINE)) % mesh.num_ranks
-    before = (rank - mesh.stride(PIPELINE)) % mesh.num_ranks
-    stage = mesh.coordinate(rank, PIPELINE)
-    sharing = [other for other in nic_ranks(cluster, rank) if mesh.coordinate(other, PIPELINE) == stage]
-    return (
-        stage,
-        len(sharing),
-        *(sum(other in mesh.group(rank, axis) for other in sharing) for axis in (TENSOR, DATA)),
-        cluster.spans(mesh.group(rank, TENSOR)),
-        cluster.spans(mesh.group(rank, DATA)),
-        cluster.node(after) == cluster.node(rank),
-        cluster.node(before) == cluster.node(rank),
-    )
+def _first_colours(cluster: Cluster, mesh: Mesh) -> list[Hashable]:
+    """Return what each rank sees of the machine: stage, groups, neighbours, and who shares its NIC."""
+    stride, total = mesh.stride(PIPELINE), mesh.num_ranks
+    stages = [mesh.coordinate(rank, PIPELINE) for rank in range(total)]
+    spans = [_of_group(mesh, axis, cluster.spans) for axis in (TENSOR, DATA)]
+    own_nic = [_of_group(mesh, axis, partial(_by_nic, cluster)) for axis in (TENSOR, DATA)]
+    sharing = Counter((cluster.nic(rank), stages[rank]) for rank in range(total))
+    return [
+        (
+            stages[rank],
+            sharing[cluster.nic(rank), stages[rank]],
+            *(nics[rank][cluster.nic(rank)] for nics in own_nic),
+            *(span[rank] for span in spans),
+            cluster.node((rank + stride) % total) == cluster.node(rank),
+            cluster.node((rank - stride) % total) == cluster.node(rank),
+        )
+        for rank in range(total)
+    ]
+
+
+def _by_nic(cluster: Cluster, group: tuple[int, ...]) -> Counter[int]:
+    return Counter(cluster.nic(rank) for rank in group)
