@@ -17,9 +17,9 @@ from executor.heartbeat import operation, read
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
 from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, MatmulModel
-from simulator.compute import Pass, operator_time
-from simulator.models.transformer import build
-from simulator.operator_graph import OperatorGraph, OperatorKind
+from simulator.compute import Pass, operator_launches, operator_time
+from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import Block, OperatorGraph, OperatorKind
 from strategies.training import Training
 
 _OPERATORS = {
@@ -77,6 +77,9 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
     peak = {name: best_rate(rows) for name, rows in products.items()}
     bandwidth = median(rank["copy"] for rank in ranks)
     kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
+    layer = _layer(TINY)
+    sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
+    stepping = median(rank["tiny_optimizer"] for rank in ranks)
     return Accelerator(
         name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
         peak_flops=tuple(peak.items()),
@@ -85,16 +88,28 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
         launch=launch_time,
         matmul=fit_matmul(peak["fp32"], products["fp32"]),
         kernel_bandwidth=tuple(
-            (kind, _rate(kind, seconds, launch_time) / bandwidth) for kind, seconds in kinds.items()
+            (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
+            for kind, seconds in kinds.items()
         ),
+        sharded_launch=max(sharded, 0.0),
+        optimizer_launch=stepping / len(layer.parameters),
     )
 
 
 def launches(graph: OperatorGraph) -> int:
     """Return how many launches the simulator counts for forward and backward of one layer."""
     layer = next(block for block in graph.blocks if block.repeat > 1)
-    products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)
-    return sum(3 if operator.kind in products else 2 for operator in layer.operators)
+    return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
+
+
+def product_launches(layer: Block) -> int:
+    """Return how many of a layer's launches are of products with parameters: those that are cut."""
+    products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
+    return sum(operator_launches(operator, direction) for operator in products for direction in Pass)
+
+
+def _layer(spec: Transformer) -> Block:
+    return next(block for block in build(spec, 2, "fp32").blocks if block.repeat > 1)
 
 
 def best_rate(rows: Sequence[Row]) -> float:
@@ -128,8 +143,7 @@ def _rate(kind: str, seconds: float, launch_time: float) -> float:
     if kind == "optimizer":
         training = Training(1, 1, "fp32", "adamw")
         each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
-        layer = next(block for block in build(MEASURED, SEQUENCE, "fp32").blocks if block.repeat > 1)
-        return layer.num_parameters * each / seconds
+        return _layer(MEASURED).num_parameters * each / max(seconds - launch_time, seconds / 20)
     names = _OPERATORS[kind]
     return traffic(kind) / max(seconds - 2 * len(names) * launch_time, seconds / 20)
 

@@ -6,19 +6,24 @@ cores) is shared as in training. Every figure is the median of its repetitions.
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import LayerNorm
 from torch.nn.functional import dropout, embedding, gelu, linear
 
 from executor.calibration_sizes import BATCH, COPY, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
 from executor.model import Layer, cross_entropy, flash_attention
 from executor.optimizer import OPTIMIZERS
+from executor.tensor_parallel import layer_plan
+from simulator.models.transformer import Transformer
 
 REPETITIONS = (5, 100)
 Run = Callable[[], Any]
@@ -39,17 +44,35 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     result["copy"] = _copy_rate(measure)
     note("dispatch")
     result["layer"] = measure(_tiny_layer())
+    result["sharded_layer"] = measure(_tiny_sharded_layer())
+    result["tiny_optimizer"] = measure(_optimizer(TINY))
     for kind, prepare in KINDS.items():
         note(kind)
         result["kinds"][kind] = measure(prepare())
+    arriving = partial(_mean_time, share=seconds / figures)
     for size in sizes:
         note(f"collectives of {size} ranks")
-        result["collectives"] += _collectives(size, measure)
+        result["collectives"] += _collectives(size, arriving)
     return result
 
 
 def _median_time(run: Run, share: float) -> float:
     """Return the median seconds of ``run``, repeated for about ``share`` seconds, as often on every rank."""
+    return median(_times(run, share))
+
+
+def _mean_time(run: Run, share: float) -> float:
+    """Return the mean seconds of ``run`` after some work that no two ranks end at the same moment.
+
+    That is how a step meets a collective: it pays for the wait and for waking up too. The mean
+    and not the median, because a step is a sum of many; the slowest twentieth is left out.
+    """
+    a = torch.ones(256, 256)
+    times = sorted(_times(run, share, before=lambda: a @ a))
+    return fmean(times[: max(len(times) * 19 // 20, 1)])
+
+
+def _times(run: Run, share: float, before: Run = lambda: None) -> list[float]:
     run()
     dist.barrier()
     start = perf_counter()
@@ -59,10 +82,11 @@ def _median_time(run: Run, share: float) -> float:
     dist.broadcast(count, 0)
     times = []
     for _ in range(int(count)):
+        before()
         start = perf_counter()
         run()
         times.append(perf_counter() - start)
-    return median(times)
+    return times
 
 
 def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
@@ -77,6 +101,15 @@ def _copy_rate(measure: Measure) -> float:
 
 def _tiny_layer() -> Run:
     layer = Layer(TINY)
+    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+
+
+def _tiny_sharded_layer() -> Run:
+    """Return the tiny layer with its products on distributed tensors, over a mesh of this rank alone."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    layer = Layer(TINY)
+    mesh = DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
+    parallelize_module(layer, mesh, layer_plan(Replicate()))
     return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
 
 
@@ -129,8 +162,8 @@ def _cross_entropy() -> Run:
     return _both_passes(lambda logits: cross_entropy(logits, targets), _random(BATCH, SEQUENCE, MEASURED.vocab))
 
 
-def _optimizer() -> Run:
-    layer = Layer(MEASURED)
+def _optimizer(spec: Transformer = MEASURED) -> Run:
+    layer = Layer(spec)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)
     kind, options = OPTIMIZERS["adamw"]

@@ -2,7 +2,7 @@
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -22,12 +22,7 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     the sequence with ``sequence_parallel``.
     """
     between = Shard(1) if sequence_parallel else Replicate()
-    layer = {
-        "qkv": ColwiseParallel(input_layouts=between),
-        "projection": RowwiseParallel(output_layouts=between),
-        "up": ColwiseParallel(input_layouts=between),
-        "down": RowwiseParallel(output_layouts=between),
-    }
+    layer = layer_plan(between)
     logits = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
     head: dict[str, ParallelStyle] = {"logits": logits}
     if sequence_parallel:
@@ -40,6 +35,16 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     if network.head is not None:
         parallelize_module(network.head, mesh, head)
     network.tie()
+
+
+def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
+    """Return how a layer's products are cut; ``between`` is the layout of what enters and leaves it."""
+    return {
+        "qkv": ColwiseParallel(input_layouts=between),
+        "projection": RowwiseParallel(output_layouts=between),
+        "up": ColwiseParallel(input_layouts=between),
+        "down": RowwiseParallel(output_layouts=between),
+    }
 
 
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from strategies.search import Progress, SearchResult, Space
 
 
+MAX_PROCESSES = 64
+"""Ranks that one machine is asked to run as processes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a run of this very scenario took: seconds a step, and who says so."""
@@ -164,12 +168,18 @@ class Scenario:
             Called with step, loss and seconds after every step.
         folder
             Where the run leaves its files; a temporary folder by default.
+
+        Raises
+        ------
+        ValueError
+            Where this machine cannot run the plan; nothing was started.
         """
         import tempfile
 
         from executor.run import execute
 
         chosen = self.chosen(plan)
+        self.check_executable(chosen)
         with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
             return execute(
                 self.spec,
@@ -181,6 +191,16 @@ class Scenario:
                 seed=seed,
                 progress=progress,
             )
+
+    def check_executable(self, plan: Plan | None = None) -> None:
+        """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
+        from executor.run import refuse
+
+        chosen = self.chosen(plan)
+        if chosen.mesh.num_ranks > MAX_PROCESSES:
+            met = f"the plan has {chosen.mesh.num_ranks}"
+            raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
+        refuse(self.spec, self.problem.training, chosen)
 
 
 def layout_of(problem: Problem, plan: Plan) -> Layout:

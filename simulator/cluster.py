@@ -78,6 +78,12 @@ class Accelerator:
         ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
     reserved
         Bytes of memory that the framework takes before the first tensor.
+    sharded_launch
+        Seconds that a kernel on tensors cut over ranks takes more, where the framework's
+        dispatch is not hidden (torch's DTensor on a CPU).
+    optimizer_launch
+        Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
+        0 for fused optimizers.
     """
 
     name: str
@@ -89,12 +95,16 @@ class Accelerator:
     kernel_bandwidth: tuple[tuple[str, float], ...] = ()
     kernel_bandwidth_default: float = 1.0
     reserved: float = 0.0
+    sharded_launch: float = 0.0
+    optimizer_launch: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.peak_flops or min(rate for _, rate in self.peak_flops) <= 0:
             raise ValueError(f"accelerator {self.name}: peak_flops are positive, met {self.peak_flops}")
-        if self.memory <= 0 or self.memory_bandwidth <= 0 or self.launch < 0 or self.reserved < 0:
+        if min(self.memory, self.memory_bandwidth) <= 0:
             raise ValueError(f"accelerator {self.name}: memory and bandwidth are positive, met {self}")
+        if min(self.launch, self.reserved, self.sharded_launch, self.optimizer_launch) < 0:
+            raise ValueError(f"accelerator {self.name}: launch and reserved are not negative, met {self}")
 
     def peak(self, dtype: str) -> float:
         """Return the dense peak in FLOP/s for ``dtype``; ``ValueError`` where it is not known."""

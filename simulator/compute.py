@@ -80,9 +80,18 @@ def operator_time(
     return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
 
 
-def optimizer_time(accelerator: Accelerator, parameters: float, bytes_per_parameter: float) -> float:
-    """Return seconds of the optimizer's step: it reads and writes its state once."""
-    return accelerator.launch + parameters * bytes_per_parameter / accelerator.bandwidth("optimizer")
+def operator_launches(operator: Operator, direction: Pass) -> int:
+    """Return how many kernels an operator launches: a product has two gradients."""
+    products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)
+    return 2 if operator.kind in products and direction is Pass.BACKWARD else 1
+
+
+def optimizer_time(
+    accelerator: Accelerator, parameters: float, bytes_per_parameter: float, num_tensors: int = 0
+) -> float:
+    """Return seconds of the optimizer's step: it reads and writes its state once, tensor by tensor."""
+    launches = accelerator.launch + num_tensors * accelerator.optimizer_launch
+    return launches + parameters * bytes_per_parameter / accelerator.bandwidth("optimizer")
 
 
 def local_size(tensor: Tensor, sizes: Mapping[str, int]) -> int:
@@ -117,10 +126,11 @@ def _matmul_operator_time(
     product = _product(block, operator, sizes)
     dtype = block.tensor[operator.inputs[0]].dtype
     if direction is Pass.FORWARD:
-        return accelerator.launch + matmul_time(accelerator, dtype, product)
+        return operator_launches(operator, direction) * accelerator.launch + matmul_time(accelerator, dtype, product)
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    return 2 * accelerator.launch + sum(matmul_time(accelerator, dtype, p) for p in (left, right))
+    launches = operator_launches(operator, direction) * accelerator.launch
+    return launches + sum(matmul_time(accelerator, dtype, p) for p in (left, right))
 
 
 def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:

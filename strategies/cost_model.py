@@ -116,7 +116,8 @@ class SimulatedCost:
         """Return the ticks after a rank's last backward: the last reduction, the optimizer, ZeRO's gather."""
         cluster, training = self.problem.cluster, self.problem.training
         parameters = costs.parameters[position]
-        ticks = idle_ticks(cluster, optimizer_step(cluster, training, plan, parameters))
+        step = optimizer_step(cluster, training, plan, parameters, costs.parameter_tensors[position])
+        ticks = idle_ticks(cluster, step)
         if plan.data == 1:
             return ticks
         last = parameters

@@ -24,6 +24,7 @@ def execute(
     from scenarios.nearest import reason
 
     value = load(scenario, plan)
+    value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
         note(reason(predicted))

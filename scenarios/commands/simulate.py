@@ -21,9 +21,9 @@ def simulate(
     scenario: ScenarioName,
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
-    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg, .html).")] = None,
+    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
-    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json, .pftrace).")] = None,
+    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json).")] = None,
     save: Annotated[str | None, typer.Option(help="Write result, plan and spans (.json).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -33,9 +33,9 @@ def simulate(
     from scenarios.nearest import nearest_that_fits, reason
 
     outputs = (
-        (timeline, (".png", ".svg", ".html")),
+        (timeline, (".png", ".svg")),
         (memory, (".png", ".svg")),
-        (trace, (".json", ".pftrace")),
+        (trace, (".json",)),
         (save, (".json",)),
     )
     for path, endings in outputs:

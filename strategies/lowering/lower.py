@@ -180,11 +180,16 @@ class _Lowering:
         origin = Origin(-1, -1, "")
         optimized: dict[int, int] = {}
         for index in range(len(self.table.members)):
-            step = optimizer_step(self.cluster, self.training, self.plan, self._parameters(index))
+            step = self._optimizer(index)
             self.emitter.action((index,), (Piece(step),), origin, self.reductions[index])
             optimized[index] = len(self.emitter.tasks) - 1
         if self.plan.zero and self.plan.data > 1:
             self._gather_parameters(optimized)
+
+    def _optimizer(self, index: int) -> Step:
+        stages = self.emitter.rank_classes[index].stages
+        tensors = sum(self.stage(index, stage).parameter_tensors for stage in stages)
+        return optimizer_step(self.cluster, self.training, self.plan, self._parameters(index), tensors)
 
     def _gather_parameters(self, optimized: dict[int, int]) -> None:
         groups = {self.table.group_classes(index, DATA): index for index in optimized}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster, Collective
 from simulator.collective import collective_cost
-from simulator.compute import Pass, local_bytes, operator_time
+from simulator.compute import Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, Block, Operator, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
@@ -157,6 +157,8 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
 
 def _compute(cluster: Cluster, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
     seconds = operator_time(cluster.accelerator, layout.block, operator, layout.sizes(operator), direction)
+    if operator.parameters and layout.shardings[operator.name].cuts:
+        seconds += operator_launches(operator, direction) * cluster.accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Step(kind, to_ticks(seconds), operator.name)
 

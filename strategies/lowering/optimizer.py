@@ -22,8 +22,9 @@ def updated_parameters(plan: Plan, parameters: int) -> int:
     return ceil(parameters / plan.data) if plan.zero else parameters
 
 
-def optimizer_step(cluster: Cluster, training: Training, plan: Plan, parameters: int) -> Step:
+def optimizer_step(cluster: Cluster, training: Training, plan: Plan, parameters: int, num_tensors: int) -> Step:
     """Return the optimizer's step: gradients in, state in and out, parameters out."""
+    tensors = ceil(num_tensors / plan.data) if plan.zero else num_tensors
     each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
-    seconds = optimizer_time(cluster.accelerator, updated_parameters(plan, parameters), each)
+    seconds = optimizer_time(cluster.accelerator, updated_parameters(plan, parameters), each, tensors)
     return Step(TaskKind.OPTIMIZER, to_ticks(seconds), "optimizer")

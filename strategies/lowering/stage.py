@@ -24,6 +24,7 @@ class BlockCost(NamedTuple):
     backward_ticks: int
     memory: BlockMemory
     parameters: int
+    parameter_tensors: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class StageCost:
         """Elements of parameters on the rank."""
         return sum(cost.parameters for _, cost in self.blocks)
 
+    @property
+    def parameter_tensors(self) -> int:
+        """Parameter tensors on the rank."""
+        return sum(cost.parameter_tensors for _, cost in self.blocks)
+
 
 def idle_ticks(cluster: Cluster, step: Step) -> int:
     """Return the ticks of a step where nothing contends with it."""
@@ -88,11 +94,13 @@ def idle_ticks(cluster: Cluster, step: Step) -> int:
 class PlanCosts(NamedTuple):
     """The stages of one plan on the first rank class of each pipeline position.
 
-    ``parameters`` are the elements on a rank of each pipeline position, tied ones once.
+    ``parameters`` are the elements on a rank of each pipeline position, tied ones once;
+    ``parameter_tensors`` how many tensors hold them.
     """
 
     stages: tuple[StageCost, ...]
     parameters: tuple[int, ...]
+    parameter_tensors: tuple[int, ...]
 
 
 class StageCosts:
@@ -123,7 +131,8 @@ class StageCosts:
             count = len(plan.stages)
             stages = tuple(self.stage(plan, stage, shapes[stage % plan.pipeline]) for stage in range(count))
             parameters = tuple(self.rank_parameters(plan, p, shapes[p]) for p in range(plan.pipeline))
-            self._plan_costs[key] = PlanCosts(stages, parameters)
+            tensors = tuple(sum(s.parameter_tensors for s in stages[p :: plan.pipeline]) for p in range(plan.pipeline))
+            self._plan_costs[key] = PlanCosts(stages, parameters, tensors)
         return self._plan_costs[key]
 
     def first_class(self, plan: Plan, position: int) -> int:
@@ -165,6 +174,7 @@ class StageCosts:
                 self._ticks(steps.backward),
                 block_memory(layout, plan.recompute),
                 layout.parameter_elements(),
+                len(block.parameters),
             )
         return self._block_costs[key]
 

@@ -1,0 +1,53 @@
+"""The commands that need torch, on the smallest scenarios."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scenarios.cluster_file import load_cluster
+from scenarios.command_line import run
+
+pytest.importorskip("torch")
+
+
+def test_execute_measures_verifies_and_writes(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "run"
+    assert run(["execute", "local/dp2", "--steps", "3", "--verify", "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["steps"] == len(document["loss"]) == 3
+    assert document["loss"][-1] < document["loss"][0]
+    assert document["verify"]["equal"] is True
+    assert document["verify"]["reference"] == "single process"
+    assert document["peak_memory"] == pytest.approx(document["predicted_peak_memory"], rel=0.3)
+    assert json.loads((out / "result.json").read_text()) == document
+    assert run(["validate", str(out / "plan.json")]) == 0
+    assert (out / "comparison.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt3-175b-1024-a100", "at most 64 processes, the plan has 1024"),
+        ("korthikanti/22b-8-a100-full", "dropout: the executor trains without dropout"),
+    ],
+)
+def test_what_cannot_run_here_is_refused_before_anything_is_written(
+    name: str, words: str, tmp_path: Path, capsys
+) -> None:
+    assert run(["execute", name, "--out", str(tmp_path / "run")]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibrate_writes_a_cluster_that_a_scenario_can_name(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "cluster.yaml"
+    assert run(["calibrate", "--seconds", "2", "--out", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices_per_node"] == 2
+    assert load_cluster(path).num_devices == 2
+    assert run(["validate", str(path)]) == 0
+
+
+def test_doctor_knows_torch(capsys) -> None:
+    assert run(["doctor", "--json"]) == 0
+    assert "torch" in json.loads(capsys.readouterr().out)["installed"]
