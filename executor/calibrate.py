@@ -77,6 +77,7 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
     peak = {name: best_rate(rows) for name, rows in products.items()}
     bandwidth = median(rank["copy"] for rank in ranks)
     kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
+    gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
     layer = _layer(TINY)
     sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
     stepping = median(rank["tiny_optimizer"] for rank in ranks)
@@ -86,13 +87,14 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
         memory=memory,
         memory_bandwidth=bandwidth,
         launch=launch_time,
-        matmul=fit_matmul(peak["fp32"], products["fp32"]),
+        matmul=replace(fit_matmul(peak["fp32"], products["fp32"]), gradient=gradient),
         kernel_bandwidth=tuple(
             (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
             for kind, seconds in kinds.items()
         ),
         sharded_launch=max(sharded, 0.0),
         optimizer_launch=stepping / len(layer.parameters),
+        computes_collectives=True,
     )
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn import LayerNorm
+from torch.nn import LayerNorm, Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
-from executor.calibration_sizes import BATCH, COPY, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
+from executor.calibration_sizes import BATCH, BETWEEN, COPY, GRADIENTS, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
 from executor.model import Layer, cross_entropy, flash_attention
 from executor.optimizer import OPTIMIZERS
 from executor.tensor_parallel import layer_plan
@@ -34,12 +34,14 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
-    figures = 2 * len(MATMULS) + len(KINDS) + 2 + 4 * len(sizes) * len(MESSAGES)
+    figures = 2 * len(MATMULS) + 2 * len(GRADIENTS) + len(KINDS) + 2 + 4 * len(sizes) * len(MESSAGES)
     measure = partial(_median_time, share=seconds / figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
         note(f"matrix products in {name}")
         result["matmul"][name] = [(m, n, k, measure(_product(m, n, k, dtype))) for m, n, k in MATMULS]
+    note("gradients of products")
+    result["gradient"] = [_gradient_rate(m, n, k, measure) for m, n, k in GRADIENTS]
     note("memory")
     result["copy"] = _copy_rate(measure)
     note("dispatch")
@@ -65,11 +67,10 @@ def _mean_time(run: Run, share: float) -> float:
     """Return the mean seconds of ``run`` after some work that no two ranks end at the same moment.
 
     That is how a step meets a collective: it pays for the wait and for waking up too. The mean
-    and not the median, because a step is a sum of many; the slowest twentieth is left out.
+    and not the median, because a step is a sum of many.
     """
-    a = torch.ones(256, 256)
-    times = sorted(_times(run, share, before=lambda: a @ a))
-    return fmean(times[: max(len(times) * 19 // 20, 1)])
+    a = torch.ones(BETWEEN, BETWEEN)
+    return fmean(_times(run, share, before=lambda: a @ a))
 
 
 def _times(run: Run, share: float, before: Run = lambda: None) -> list[float]:
@@ -91,6 +92,15 @@ def _times(run: Run, share: float, before: Run = lambda: None) -> list[float]:
 
 def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
     return partial(linear, torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype))
+
+
+def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
+    """Return how fast both gradients of a product with a bias are made, over the rate of the product."""
+    layer = Linear(k, n)
+    source = _random(m, k)
+    forward = measure(partial(layer, source))
+    both = measure(_both_passes(layer, source, *layer.parameters()))
+    return 2 * forward / max(both - forward, forward / 10)
 
 
 def _copy_rate(measure: Measure) -> float:

@@ -13,6 +13,10 @@ BATCH, SEQUENCE = 4, 128
 MESSAGES = tuple(4**exponent * 1024 for exponent in range(8))
 """Bytes of the measured messages: 1 KiB to 16 MiB."""
 MATMULS = (*((m, n, k) for m in (128, 512) for n in (256, 1024) for k in (64, 256, 1024)), (1024, 1024, 1024))
+GRADIENTS = ((512, 256, 256), (512, 1024, 256), (512, 256, 1024), (1024, 512, 128), (1024, 128, 512))
+"""Products whose gradients are measured."""
+BETWEEN = 400
+"""Size of the square product before each collective: about a millisecond, as between those of a small layer."""
 COPY = 64 * 2**20
 """Bytes of a copy that no cache holds."""
 

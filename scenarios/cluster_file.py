@@ -64,10 +64,13 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
         memory=table.memory,
         memory_bandwidth=table.memory_bandwidth,
         launch=table.launch,
-        matmul=MatmulModel(matmul.fraction, matmul.half_k, matmul.tile, matmul.units),
+        matmul=MatmulModel(matmul.fraction, matmul.half_k, matmul.tile, matmul.units, matmul.gradient),
         kernel_bandwidth=tuple(table.kernel_bandwidth.items()),
         kernel_bandwidth_default=table.kernel_bandwidth_default,
         reserved=table.reserved,
+        sharded_launch=table.sharded_launch,
+        optimizer_launch=table.optimizer_launch,
+        computes_collectives=table.computes_collectives,
     )
 
 
@@ -112,9 +115,13 @@ def _accelerator_document(device: Accelerator) -> dict[str, Any]:
             "half_k": device.matmul.half_k,
             "tile": list(device.matmul.tile),
             "units": device.matmul.units,
+            "gradient": device.matmul.gradient,
         },
         "kernel_bandwidth": dict(device.kernel_bandwidth),
         "kernel_bandwidth_default": device.kernel_bandwidth_default,
+        "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
+        "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
+        "computes_collectives": device.computes_collectives,
     }
 
 

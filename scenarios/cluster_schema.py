@@ -45,6 +45,7 @@ class MatmulTable(Table):
     half_k: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     tile: Annotated[tuple[Annotated[int, Count(1_000_000)], Annotated[int, Count(1_000_000)]], Strict(False)] = (1, 1)
     units: Annotated[int, Count(1_000_000, least=0)] = 0
+    gradient: Annotated[float, Field(gt=0, le=2)] = 1.0
 
 
 class AcceleratorTable(Table):
@@ -60,6 +61,9 @@ class AcceleratorTable(Table):
     matmul: MatmulTable = MatmulTable()
     kernel_bandwidth: dict[KindName, BandwidthShare] = Field(default={})
     kernel_bandwidth_default: BandwidthShare = 1.0
+    sharded_launch: Delay = 0.0
+    optimizer_launch: Delay = 0.0
+    computes_collectives: bool = False
 
     @model_validator(mode="after")
     def _preset_or_written(self) -> "AcceleratorTable":

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulator.cluster import Cluster
 from simulator.models.transformer import Transformer
 from strategies.plan import Layout, Plan, Problem
 
@@ -104,6 +105,12 @@ class Scenario:
         if result is None:
             raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
         return result
+
+    def on(self, cluster: Cluster) -> "Scenario":
+        """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it."""
+        own = self.problem.cluster
+        sized = replace(cluster, nodes=own.nodes, devices_per_node=own.devices_per_node)
+        return replace(self, problem=replace(self.problem, cluster=sized))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
         """Return one simulated step of a plan: time, memory and where both go.

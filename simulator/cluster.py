@@ -43,16 +43,21 @@ class MatmulModel:
         Rows and columns of the output tile of one processor.
     units
         Processors that work on tiles at once; 0 for no wave quantisation.
+    gradient
+        Rate of the two gradient products, bias gradient included, over that of forward.
     """
 
     fraction: float = 1.0
     half_k: float = 0.0
     tile: tuple[int, int] = (1, 1)
     units: int = 0
+    gradient: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"matmul fraction lies in (0, 1], met {self.fraction}")
+        if not 0 < self.gradient <= 2:
+            raise ValueError(f"matmul gradient lies in (0, 2], met {self.gradient}")
         if self.half_k < 0 or self.units < 0 or min(self.tile) < 1:
             raise ValueError(f"matmul half_k, units and tile are not negative, met {self}")
 
@@ -79,11 +84,14 @@ class Accelerator:
     reserved
         Bytes of memory that the framework takes before the first tensor.
     sharded_launch
-        Seconds that a kernel on tensors cut over ranks takes more, where the framework's
-        dispatch is not hidden (torch's DTensor on a CPU).
+        Seconds that a kernel on tensors cut over ranks takes more, and the update of a cut
+        parameter, where the framework's dispatch is not hidden (torch's DTensor on a CPU).
     optimizer_launch
         Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
         0 for fused optimizers.
+    computes_collectives
+        Whether collectives run on the very cores that compute (gloo on a CPU): then nothing
+        is hidden beneath compute.
     """
 
     name: str
@@ -97,6 +105,7 @@ class Accelerator:
     reserved: float = 0.0
     sharded_launch: float = 0.0
     optimizer_launch: float = 0.0
+    computes_collectives: bool = False
 
     def __post_init__(self) -> None:
         if not self.peak_flops or min(rate for _, rate in self.peak_flops) <= 0:

@@ -130,7 +130,7 @@ def _matmul_operator_time(
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
     launches = operator_launches(operator, direction) * accelerator.launch
-    return launches + sum(matmul_time(accelerator, dtype, p) for p in (left, right))
+    return launches + sum(matmul_time(accelerator, dtype, p) for p in (left, right)) / accelerator.matmul.gradient
 
 
 def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:

@@ -11,7 +11,7 @@ from typing import Protocol
 from simulator.engine import step_time
 from simulator.units import to_seconds
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.data import buckets, gradient_step, parameter_step
+from strategies.lowering.data import buckets, gradient_step, overlaps, parameter_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.pipeline import send_step
@@ -121,7 +121,7 @@ class SimulatedCost:
         if plan.data == 1:
             return ticks
         last = parameters
-        if plan.overlap_gradients:
+        if overlaps(cluster, plan):
             found = buckets(costs.stages[position], training.gradient_bytes)
             last = found[-1].parameters if found else 0
         table = self.costs.classes(plan.mesh)

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import FAILED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show
+from scenarios.commands.output import FAILED, NOTHING_FITS, ClusterFile, Json, ScenarioName, Ticker, emit, note, show
 
 
 def execute(
     scenario: ScenarioName,
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    cluster: ClusterFile = None,
     steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps.")] = 5,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with one process.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters.")] = 0,
@@ -19,11 +20,14 @@ def execute(
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction."""
+    from scenarios.cluster_file import load_cluster
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
 
     value = load(scenario, plan)
+    if cluster is not None:
+        value = value.on(load_cluster(cluster))
     value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:

@@ -16,6 +16,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
 ]
+ClusterFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
+]
 
 NOTHING_FITS = 3
 FAILED = 1

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import NOTHING_FITS, Json, ScenarioName, console, emit, note, show
+from scenarios.commands.output import NOTHING_FITS, ClusterFile, Json, ScenarioName, console, emit, note, show
 
 
 class Engine(StrEnum):
@@ -20,6 +20,7 @@ class Engine(StrEnum):
 def simulate(
     scenario: ScenarioName,
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
@@ -28,6 +29,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate one step of a plan: time, memory, and where both go."""
+    from scenarios.cluster_file import load_cluster
     from scenarios.files import check_output
     from scenarios.loader import load
     from scenarios.nearest import nearest_that_fits, reason
@@ -41,6 +43,8 @@ def simulate(
     for path, endings in outputs:
         check_output(path, endings)
     value = load(scenario, plan)
+    if cluster is not None:
+        value = value.on(load_cluster(cluster))
     result = value.simulate(engine=engine.value)
     document = result.to_json()
     if not result.fits:

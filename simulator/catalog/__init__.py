@@ -47,6 +47,7 @@ def accelerator(name: str) -> Accelerator:
         kernel_bandwidth=tuple(record.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=record.get("kernel_bandwidth_default", 1.0),
         reserved=parse(record["reserved"], Dimension.SIZE) if "reserved" in record else 0.0,
+        computes_collectives=record.get("computes_collectives", False),
     )
 
 

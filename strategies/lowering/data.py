@@ -19,6 +19,11 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients are reduced when so many bytes of them are ready (DistributedDataParallel's default)."""
 
 
+def overlaps(cluster: Cluster, plan: Plan) -> bool:
+    """Return whether gradients are reduced while backward still makes others."""
+    return plan.data > 1 and plan.overlap_gradients and not cluster.accelerator.computes_collectives
+
+
 class Bucket(NamedTuple):
     """Gradients that are reduced together: ready when the first of its ``blocks`` ends backward."""
 

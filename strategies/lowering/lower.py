@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from simulator.program import MemoryChange, Origin, Program, StreamKind
 from strategies.lowering.classes import ClassTable, unfolded
-from strategies.lowering.data import Bucket, buckets, gradient_step, parameter_step
+from strategies.lowering.data import Bucket, buckets, gradient_step, overlaps, parameter_step
 from strategies.lowering.emitter import Emitter
 from strategies.lowering.memory import resident
 from strategies.lowering.operator import GroupShape, Step
@@ -53,7 +53,7 @@ class _Lowering:
     def __init__(self, costs: StageCosts, plan: Plan, table: ClassTable, granularity: Granularity) -> None:
         self.costs, self.problem, self.plan, self.table = costs, costs.problem, plan, table
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
-        self.granularity = granularity
+        self.granularity, self.overlaps = granularity, overlaps(self.cluster, plan)
         self.emitter = Emitter(self.cluster, table.rank_classes(len(plan.stages)))
         self.shape = [table.shape(index, TENSOR) for index in range(len(table.members))]
         self.data_shape = [table.shape(index, DATA) for index in range(len(table.members))]
@@ -78,7 +78,7 @@ class _Lowering:
         for action in in_order(schedule):
             for unit in self.units[schedule.rank_of(action.stage)]:
                 self._action(unit, action)
-        if self.plan.data > 1 and not self.plan.overlap_gradients:
+        if self.plan.data > 1 and not self.overlaps:
             self._reduce_all()
         self._finish()
         return self.emitter.program(self._resident())
@@ -89,7 +89,7 @@ class _Lowering:
 
     def _action(self, unit: tuple[int, ...], action: Action) -> None:
         last = action.kind is ActionKind.BACKWARD and action.microbatch == self.plan.num_microbatches - 1
-        early = last and self.plan.data > 1 and self.plan.overlap_gradients
+        early = last and self.overlaps
         parts = self._parts(unit[0], action, early)
         arrivals = [self.arrived.pop((index, action)) for index in unit if (index, action) in self.arrived]
         gather = self._gather(unit[0], action) if arrivals else ()

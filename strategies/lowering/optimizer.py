@@ -27,4 +27,6 @@ def optimizer_step(cluster: Cluster, training: Training, plan: Plan, parameters:
     tensors = ceil(num_tensors / plan.data) if plan.zero else num_tensors
     each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
     seconds = optimizer_time(cluster.accelerator, updated_parameters(plan, parameters), each, tensors)
+    if plan.tensor > 1:
+        seconds += tensors * cluster.accelerator.sharded_launch
     return Step(TaskKind.OPTIMIZER, to_ticks(seconds), "optimizer")
