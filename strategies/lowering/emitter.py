@@ -81,10 +81,18 @@ class Emitter:
         return self._add(Task(step.kind, streams, step.duration, tuple(sorted(set(before))), label, transfers))
 
     def _joint(self, step: Step, pairs: Sequence[tuple[int, int]]) -> tuple[Transfer, ...]:
-        """Return the transfers of a communication among several pairs; one pair's tuple is shared."""
+        """Return the transfers of one communication among several pairs.
+
+        A step's bytes over a NIC are those of the whole group, so ranks that share one name it once.
+        """
         if len(pairs) == 1:
             return self.transfers(step, *pairs[0])
-        return tuple(t for source, target in pairs for t in self.transfers(step, source, target))
+        found: dict[Port, Transfer] = {}
+        for source, target in pairs:
+            for transfer in self.transfers(step, source, target):
+                known = found.get(transfer.port, transfer)
+                found[transfer.port] = max(known, transfer, key=lambda t: t.size)
+        return tuple(found.values())
 
     def transfers(self, step: Step, source: int, target: int) -> tuple[Transfer, ...]:
         """Return what a step moves out of one class's ports and into another's."""

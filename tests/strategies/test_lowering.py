@@ -147,22 +147,21 @@ def test_every_evaluator_bounds_the_next(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_folded_equals_unfolded(case: Case) -> None:
     small, plan = case.build()
-    times = {
-        folded: step_time(lower(small, plan, Granularity.ACTION, folded=folded), "longest_path")
-        for folded in (True, False)
-    }
-    if small.cluster.nics_per_node == small.cluster.devices_per_node:
-        assert times[True] == times[False]
+    folded, unfolded = (lower(small, plan, Granularity.ACTION, folded=flag) for flag in (True, False))
+    paths = [step_time(program, "longest_path") for program in (folded, unfolded)]
+    if case.own_nics:
+        assert paths[0] == paths[1]
+        assert step_time(folded) == pytest.approx(step_time(unfolded), rel=1e-9)  # rates are floats
     else:
         # a shared NIC shows as contention when unfolded, which the longest path leaves out
-        assert times[False] <= times[True]
+        assert paths[1] <= paths[0]
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_memory_returns_to_its_level_and_peaks_as_the_search_is_told(case: Case) -> None:
     small, plan = case.build()
     told = SimulatedCost(small).peak_memory(plan)
@@ -175,7 +174,7 @@ def test_memory_returns_to_its_level_and_peaks_as_the_search_is_told(case: Case)
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
     small, plan = case.build()
     timeline = simulate(lower(small, plan, Granularity.SEGMENT))
@@ -187,7 +186,7 @@ def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
 
 
 @given(cases(), st.floats(1.1, 10))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_more_bandwidth_is_never_slower(case: Case, factor: float) -> None:
     small, plan = case.build()
     links = {
