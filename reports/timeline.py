@@ -49,8 +49,15 @@ def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> N
         _legend(figure, (timeline,), panels)
 
 
-def draw_comparison(predicted: Timeline, measured: Timeline, path: Path | str) -> None:
+def draw_comparison(
+    predicted: Timeline, measured: Timeline, path: Path | str, *, step_time: float | None = None
+) -> None:
     """Draw ``predicted`` above ``measured`` on one time axis, with step times and the error.
+
+    Parameters
+    ----------
+    step_time
+        Seconds of a step that was only timed; the one that is drawn was profiled, which slows it.
 
     Raises
     ------
@@ -62,10 +69,15 @@ def draw_comparison(predicted: Timeline, measured: Timeline, path: Path | str) -
     window = Window(0.0, max(predicted.step_time, measured.step_time))
     heights = _split(len(predicted.rank_classes), len(measured.rank_classes))
     with sheet(path, _TOP + sum(heights) + _BETWEEN + 20 + _BOTTOM) as figure:
-        error = predicted.step_time / measured.step_time - 1
-        steps = f"{format_time(predicted.step_time)} predicted, {format_time(measured.step_time)} measured"
+        timed = measured.step_time if step_time is None else step_time
+        steps = f"{format_time(predicted.step_time)} predicted, {format_time(timed)} measured"
         bubbles = f"bubble {predicted.bubble:.1%} predicted, {measured.bubble:.1%} measured"
-        header(figure, f"Step {steps}: error {error:+.1%}", bubbles)
+        drawn = f"; the measured step below ran under the profiler, {format_time(measured.step_time)}"
+        header(
+            figure,
+            f"Step {steps}: error {predicted.step_time / timed - 1:+.1%}",
+            bubbles + (drawn if step_time is not None else ""),
+        )
         panels: list[Panel] = []
         top = _TOP + 20
         for timeline, name, height in zip((predicted, measured), ("predicted", "measured"), heights, strict=True):

@@ -10,6 +10,10 @@ from scenarios.commands.output import FAILED, Json, Ticker, emit, note, show
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0
+STEPS = 22
+"""Two to warm up, twenty for the median."""
+WALK = 60
+"""Evaluations of the random walk that the exhaustive search is drawn against."""
 
 SCENARIO = """\
 # A small byte-level GPT on this machine; cluster.yaml holds what `meshwise calibrate` measured.
@@ -64,14 +68,14 @@ def demo(
     note(f"3/4 execute: {found.best.plan.describe()}")
     predicted = scenario.simulate(found.best.plan)
     run = scenario.execute(
-        found.best.plan, steps=5, verify=True, folder=folder(target / "run"), progress=follow(ticker)
+        found.best.plan, steps=STEPS, verify=True, folder=folder(target / "run"), progress=follow(ticker)
     )
     ticker.done()
     result = to_json(run, predicted)
     write_run(target, result, predicted, run)
 
     note("4/4 report")
-    _pictures(target, found, predicted, run)
+    _pictures(target, (found, scenario.search("mcmc", budget=WALK)), predicted, run)
     _report(target, found, predicted, result)
     document = {"folder": str(target), "plan": found.best.plan.to_json(), "gap": found.gap, **result}
     if as_json:
@@ -83,7 +87,7 @@ def demo(
         raise typer.Exit(FAILED)
 
 
-def _pictures(target: Path, found: Any, predicted: Any, run: Any) -> None:
+def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
     from reports.memory import draw_memory
     from reports.search import draw_search
     from reports.timeline import draw_timeline
@@ -91,7 +95,8 @@ def _pictures(target: Path, found: Any, predicted: Any, run: Any) -> None:
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
     draw_memory(predicted.timeline, target / "memory.png", title="predicted memory")
-    draw_search({found.algorithm: found.history}, target / "search.png")
+    histories = {found.algorithm: found.history for found in searches}
+    draw_search(histories, target / "search.png", lower_bound=searches[0].lower_bound)
 
 
 def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -101,7 +106,8 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
     return [
         ("plan", found.best.plan.describe()),
         ("searched", f"{found.evaluations} evaluations of {found.considered} plans, {format_time(found.wall_time)}"),
-        ("step time measured", format_time(result["step_time"])),
+        ("loss", f"{result['loss'][0]:.3f} at the first step, {result['loss'][-1]:.3f} after {len(result['loss'])}"),
+        ("step time measured", f"{format_time(result['step_time'])} (median of {STEPS - 2})"),
         ("step time predicted", f"{format_time(predicted.step_time)} ({error:+.0%})"),
         ("peak memory measured", format_size(result["peak_memory"])),
         ("peak memory predicted", format_size(predicted.peak_memory)),
@@ -122,7 +128,7 @@ def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) ->
         Section("Predicted step", image="predicted.png", caption="What the simulator says."),
         Section("Measured step", image="measured.png", caption="What the processes did."),
         Section("Memory", image="memory.png", caption="Predicted memory of a device over the step."),
-        Section("Search", image="search.png", caption="Best plan so far."),
+        Section("Search", image="search.png", caption="Best plan so far, against a random walk (MCMC)."),
         Section("What the prediction rests on", predicted.assumptions),
     )
     write_report(target, title="meshwise on this machine", sections=sections)

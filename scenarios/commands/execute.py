@@ -76,7 +76,7 @@ def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) 
 
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
     write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")
-    draw_comparison(predicted.timeline, run.timeline, target / "comparison.png")
+    draw_comparison(predicted.timeline, run.timeline, target / "comparison.png", step_time=run.step_time)
 
 
 def _print(name: str, predicted: Any, document: dict[str, Any]) -> None:
