@@ -51,7 +51,8 @@ def _follow(ticker: Ticker) -> Any:
 
     def follow(progress: Any) -> None:
         best = format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"
-        ticker(f"{progress.evaluations} evaluations, {progress.elapsed:.1f} s, best {best}")
+        seen = f"{progress.considered} plans, {progress.evaluations} evaluations"
+        ticker(f"{seen}, {progress.elapsed:.1f} s, best {best}")
 
     return follow
 

@@ -15,6 +15,8 @@ from strategies.plan import Plan, Problem, complete
 from strategies.problem import Evaluation, Trial
 from strategies.search.space import EVERYTHING, Space, layouts
 
+TELL_SECONDS = 0.5
+"""How often a search that only looks at plans says how far it is."""
 MAX_REPEATS = 1000
 """Proposals in a row that repeat known plans, after which a search has run dry."""
 
@@ -121,7 +123,7 @@ def search(
         Time after which nothing is looked at any more; a first plan that is proposed later
         is still evaluated, so that there is a result.
     progress
-        Called after every evaluation.
+        Called after every evaluation, and now and then while plans are only looked at.
     clock
         Where the seconds come from.
 
@@ -183,6 +185,7 @@ class _Run:
         self.best: Trial | None = None
         self.lower_bound: float | None = None
         self.repeats = 0
+        self.told = 0.0
 
     @property
     def elapsed(self) -> float:
@@ -239,14 +242,21 @@ class _Run:
         if evaluation.fits and (self.best is None or evaluation.step_time < self.best.evaluation.step_time):
             self.best = trial
             self.history.append((len(self.trials), trial.elapsed, evaluation.step_time))
+        self._tell(trial.elapsed)
+
+    def _tell(self, elapsed: float) -> None:
+        self.told = elapsed
         if self.progress is not None:
             counts = len(self.trials), len(self.seen)
-            self.progress(Progress(*counts, trial.elapsed, self.best, self.lower_bound))
+            self.progress(Progress(*counts, elapsed, self.best, self.lower_bound))
 
     def _look(self, plan: Plan) -> None:
-        if self._late:
+        elapsed = self.elapsed
+        if self.seconds is not None and elapsed >= self.seconds:
             raise OutOfTime
         self.seen.add(hash(plan))
+        if elapsed - self.told > TELL_SECONDS:
+            self._tell(elapsed)
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device."""

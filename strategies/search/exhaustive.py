@@ -20,7 +20,7 @@ class Exhaustive:
     next bound reaches the best step time: then no plan left can be faster. No plan is evaluated
     whose bound is above the optimum. Where a budget ends it early, the lower bound is the
     smaller of the best step time and the next plan's bound. Where the time is up before every
-    plan has a bound, the best bound so far is evaluated and nothing is proven.
+    plan has a bound, or at Ctrl-C, the best bound so far is evaluated and nothing is proven.
     """
 
     name: ClassVar[str] = "exhaustive"
@@ -31,9 +31,11 @@ class Exhaustive:
         try:
             for bound_and_layout in _bounds(problem, space, costs):
                 bounded.append(bound_and_layout)
-        except OutOfTime:  # what was seen so far proves nothing, but holds a plan
+        except (OutOfTime, KeyboardInterrupt) as stop:  # what was seen so far proves nothing, but holds a plan
             if bounded:
                 yield complete(problem, min(bounded, key=_bound)[1])
+            if isinstance(stop, KeyboardInterrupt):
+                raise
             return None
         best = inf
         for bound, layout in sorted(bounded, key=_bound):

@@ -99,3 +99,18 @@ def test_with_simulated_costs_the_answer_is_that_of_brute_force() -> None:
     assert result.best is not None
     assert (result.best.evaluation.step_time, result.gap) == (min(times), 0.0)
     assert result.evaluations < len(times) == result.considered
+
+
+def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_one() -> None:
+    class Impatient(FakeCost):
+        looked = 0
+
+        def bound(self, plan: Plan) -> float:
+            self.looked += 1
+            if self.looked > 3:
+                raise KeyboardInterrupt
+            return super().bound(plan)
+
+    result = search(Exhaustive(), PROBLEM, costs=Impatient())
+    assert result.interrupted and result.evaluations == 1 and result.gap is None
+    assert result.best is not None
