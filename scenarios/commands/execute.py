@@ -1,6 +1,7 @@
 """``meshwise execute``, ``calibrate`` and ``doctor``: this machine."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,9 @@ def execute(
     if not predicted.fits:
         note(reason(predicted))
         raise typer.Exit(NOTHING_FITS)
+    ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
+    if ranks > cores:
+        note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
     target = folder(out) if out is not None else None
     ticker = Ticker()
     run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, progress=follow(ticker))
