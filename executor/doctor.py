@@ -9,7 +9,7 @@ from typing import Any
 from executor.measured_timeline import physical_memory
 
 NEEDED = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
-OPTIONAL = {"torch": "execute, calibrate and capture; install the extra exec", "numba": "a faster longest path"}
+OPTIONAL = {"torch": "execute and calibrate; install the extra exec"}
 
 
 def report() -> dict[str, Any]:

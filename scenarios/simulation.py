@@ -12,7 +12,7 @@ from strategies.plan import Plan, Problem
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
 
-MAX_OPERATOR_TASKS = 60_000
+MAX_OPERATOR_TASKS = 150_000
 """Operators a step, estimated, up to which each is one task; beyond, each stretch of computing is."""
 
 MAX_SEGMENT_TASKS = 1_000_000

@@ -51,7 +51,7 @@ class Emitter:
         streams = (self.stream(member, StreamKind.COMPUTE),)
         before = self._before(member, waiting)
         acquired, released = _changes(member, part.acquired, 1), _changes(member, part.released, -1)
-        step, label = part.step, origin._replace(operators=part.step.operators)
+        step, label = part.step, Origin(origin.stage, origin.microbatch, part.step.operators)
         self.tail[member] = self._add(Task(step.kind, streams, step.duration, before, label, (), acquired, released))
 
     def _together(self, unit: Sequence[int], part: Piece, origin: Origin, waiting: dict[int, list[int]]) -> None:
@@ -60,7 +60,7 @@ class Emitter:
         transfers = self._joint(part.step, [(member, member) for member in unit])
         acquired = tuple(c for member in unit for c in _changes(member, part.acquired, 1))
         released = tuple(c for member in unit for c in _changes(member, part.released, -1))
-        step, label = part.step, origin._replace(operators=part.step.operators)
+        step, label = part.step, Origin(origin.stage, origin.microbatch, part.step.operators)
         index = self._add(Task(step.kind, streams, step.duration, before, label, transfers, acquired, released))
         for member in unit:
             self.tail[member] = index
@@ -77,7 +77,7 @@ class Emitter:
         streams = tuple(self.stream(member, kind) for member, kind in ends)
         pairs = [route] if route else [(member, member) for member, _ in ends]
         transfers = self._joint(step, pairs)
-        label = origin._replace(operators=step.operators)
+        label = Origin(origin.stage, origin.microbatch, step.operators)
         return self._add(Task(step.kind, streams, step.duration, tuple(sorted(set(before))), label, transfers))
 
     def _joint(self, step: Step, pairs: Sequence[tuple[int, int]]) -> tuple[Transfer, ...]:
