@@ -59,7 +59,10 @@ class SimulatedCost:
         return self.peak_memory(plan) <= self.problem.cluster.accelerator.memory
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        """Return step time and memory; a plan that does not fit is not simulated."""
+        """Return step time and memory; a plan that does not fit is not simulated.
+
+        Whole passes are the tasks, so collectives of the tensor axis take their idle time.
+        """
         peak = self.peak_memory(plan)
         if peak > self.problem.cluster.accelerator.memory:
             return Evaluation(inf, peak, False)

@@ -67,6 +67,7 @@ class Transformer:
         return self.hidden // self.heads
 
 
+_ATTENTION_SPACE = "batch heads group sequence key head_dim"
 _CHOICES = {
     "ffn_kind": ("gelu", "swiglu"),
     "attention": ("flash", "unfused"),
@@ -246,28 +247,33 @@ class _Builder:
             dims = "batch sequence heads group head_dim"
             self.operator("rotary", OperatorKind.ELEMENTWISE, dims, (query, keys), rotated)
             query, keys = rotated
+        fuse = self.flash_attention if self.spec.attention == "flash" else self.unfused_attention
+        return fuse(query, keys, values)
+
+    def flash_attention(self, query: str, keys: str, values: str) -> str:
         context = self.tensor("context", "batch sequence heads group head_dim")
-        space = "batch heads group sequence key head_dim"
-        if self.spec.attention == "flash":
-            lse = self.tensor("logsumexp", "batch heads group sequence", "fp32")
-            self.operator(
-                "attention",
-                OperatorKind.ATTENTION,
-                space,
-                (query, keys, values),
-                (context, lse),
-                flops=4.0,
-                saved=(query, keys, values, context, lse),
-                selective=True,
-                executed=0.5,
-            )
-            return context
-        scores = self.tensor("scores", "batch heads group sequence key")
-        probabilities = self.tensor("probabilities", "batch heads group sequence key")
+        lse = self.tensor("logsumexp", "batch heads group sequence", "fp32")
+        self.operator(
+            "attention",
+            OperatorKind.ATTENTION,
+            _ATTENTION_SPACE,
+            (query, keys, values),
+            (context, lse),
+            flops=4.0,
+            saved=(query, keys, values, context, lse),
+            selective=True,
+            executed=0.5,
+        )
+        return context
+
+    def unfused_attention(self, query: str, keys: str, values: str) -> str:
+        square = "batch heads group sequence key"
+        scores, probabilities = self.tensor("scores", square), self.tensor("probabilities", square)
+        product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
         self.operator(
             "scores",
-            OperatorKind.BATCH_MATMUL,
-            space,
+            product,
+            _ATTENTION_SPACE,
             (query, keys),
             (scores,),
             reduced="head_dim",
@@ -275,27 +281,18 @@ class _Builder:
             saved=(query, keys),
             selective=True,
         )
-        square = "batch heads group sequence key"
-        self.operator(
-            "softmax", OperatorKind.SOFTMAX, square, (scores,), (probabilities,), saved=(probabilities,), selective=True
-        )
+        saved = (probabilities,)
+        self.operator("softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True)
         if self.spec.dropout:
-            dropped = self.tensor("dropped", square)
-            mask = self.tensor("probabilities_mask", square, "mask")
-            self.operator(
-                "attention_dropout",
-                OperatorKind.DROPOUT,
-                square,
-                (probabilities,),
-                (dropped,),
-                saved=(mask,),
-                selective=True,
-            )
-            probabilities = dropped
+            source, probabilities = probabilities, self.tensor("dropped", square)
+            masks = (self.tensor("probabilities_mask", square, "mask"),)
+            kind = OperatorKind.DROPOUT
+            self.operator("attention_dropout", kind, square, (source,), (probabilities,), saved=masks, selective=True)
+        context = self.tensor("context", "batch sequence heads group head_dim")
         self.operator(
             "context",
-            OperatorKind.BATCH_MATMUL,
-            space,
+            product,
+            _ATTENTION_SPACE,
             (probabilities, values),
             (context,),
             reduced="key",

@@ -1,5 +1,6 @@
 """Lowering: closed forms of the schedules, and several ways to the same answer."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -94,9 +95,8 @@ def uniform(ranks: int, microbatches: int, schedule: str, chunks: int = 1) -> tu
     """Return a pipeline of equal stages: the same one layer on each, with transfers that cost nothing."""
     small = problem(devices=ranks, layers=ranks * chunks, batch=microbatches, bandwidth=1e30)
     layout = Layout(pipeline=ranks, schedule=schedule, chunks=chunks)
-    plan = complete(small, layout)
-    blocks = [f"layers.{index}" for index in range(ranks * chunks)]
-    object.__setattr__(plan, "stages", tuple(Stage((block,)) for block in blocks))
+    stages = tuple(Stage((f"layers.{index}",)) for index in range(ranks * chunks))
+    plan = replace(complete(small, layout), stages=stages)
     return small, plan, StageCosts(small).of(plan).stages[0]
 
 
@@ -193,16 +193,10 @@ def test_more_bandwidth_is_never_slower(case: Case, factor: float) -> None:
         name: type(link)(link.latency, link.bandwidth * factor)
         for name, link in (("intra_node", small.cluster.intra_node), ("inter_node", small.cluster.inter_node))
     }
-    faster = Problem(small.graph, _changed(small.cluster, **links), small.training)
+    faster = replace(small, cluster=replace(small.cluster, **links))
     assert (
         step_time(lower(faster, plan, Granularity.ACTION)) <= step_time(lower(small, plan, Granularity.ACTION)) + 1e-9
     )
-
-
-def _changed(value: object, **fields: object):  # type: ignore[no-untyped-def]
-    import dataclasses
-
-    return dataclasses.replace(value, **fields)  # type: ignore[type-var]
 
 
 def test_one_rank_does_all_its_work_one_after_another() -> None:
