@@ -337,16 +337,18 @@ class _Builder:
             flops=2.0,
             saved=(normed,),
         )
-        token_loss = self.tensor("token_loss", "batch sequence", "fp32")
+        # with the vocabulary cut, each of the three is summed over ranks (Shoeybi et al. 2019, section 3)
+        names = ("largest_logit", "sum_of_exponentials", "target_logit")
+        parts = tuple(self.tensor(name, "batch sequence", "fp32") for name in names)
         self.operator(
             "cross_entropy",
             OperatorKind.CROSS_ENTROPY,
             "batch sequence vocab",
             (logits,),
-            (token_loss,),
+            parts,
             reduced="vocab",
             saved=(logits,),
         )
         loss = self.tensor("loss", "batch", "fp32")
-        self.operator("mean", OperatorKind.ELEMENTWISE, "batch sequence", (token_loss,), (loss,), reduced="sequence")
+        self.operator("loss", OperatorKind.ELEMENTWISE, "batch sequence", parts, (loss,), reduced="sequence")
         return self.block("head", (x,), (loss,))

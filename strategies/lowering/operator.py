@@ -12,11 +12,15 @@ from typing import NamedTuple
 from simulator.cluster import Cluster, Collective
 from simulator.collective import collective_cost
 from simulator.compute import Pass, local_bytes, operator_launches, operator_time
-from simulator.operator_graph import BATCH, Block, Operator, Tensor
+from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.mesh import Mesh
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
+
+
+_DISTRIBUTED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY})
+"""Operators that run on distributed tensors; those between them work on each rank's own part."""
 
 
 class GroupShape(NamedTuple):
@@ -157,7 +161,7 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
 
 def _compute(cluster: Cluster, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
     seconds = operator_time(cluster.accelerator, layout.block, operator, layout.sizes(operator), direction)
-    if operator.parameters and layout.shardings[operator.name].cuts:
+    if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
         seconds += operator_launches(operator, direction) * cluster.accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Step(kind, to_ticks(seconds), operator.name)

@@ -70,5 +70,16 @@ def test_sequence_parallel_turns_each_into_gather_and_scatter() -> None:
 
 def test_embedding_and_loss_are_vocabulary_parallel() -> None:
     assert collectives(False, 0, "forward") == ["all_reduce embedded"]
-    assert collectives(False, 2, "forward") == ["all_reduce token_loss"]
+    # the largest logit, the sum of exponentials and the target's logit (Shoeybi et al. 2019, section 3)
+    parts = ["largest_logit", "sum_of_exponentials", "target_logit"]
+    assert collectives(False, 2, "forward") == [f"all_reduce {part}" for part in parts]
     assert collectives(False, 2, "backward") == ["all_reduce gradient of final_norm_out"]
+
+
+def test_a_microbatch_has_four_all_reduces_a_layer_and_five() -> None:
+    # the executor counts the same on torch (tests/executor/test_run.py): 4 * layers, the embedding, the
+    # three parts of the loss, and the gradient that leaves the output layer
+    small = problem()
+    layers = small.graph.blocks[1].repeat
+    each = [len(collectives(False, block, way)) for block in range(3) for way in ("forward", "backward")]
+    assert sum(each[:2]) + layers * sum(each[2:4]) + sum(each[4:]) == 4 * layers + 5
