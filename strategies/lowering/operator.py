@@ -18,7 +18,6 @@ from simulator.units import to_ticks
 from strategies.mesh import Mesh
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
 
-
 _DISTRIBUTED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY})
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
 
