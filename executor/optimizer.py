@@ -78,4 +78,7 @@ def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist
         return kind(parameters, **options)
     if plan.tensor > 1:
         return PartitionedOptimizer(parameters, kind, group, options)
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, process_group=group, **options)
+    # parameters as views of one bucket a rank: one broadcast a rank instead of one a parameter
+    return ZeroRedundancyOptimizer(
+        parameters, optimizer_class=kind, process_group=group, parameters_as_bucket_view=True, **options
+    )
