@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -84,16 +85,18 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
     state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
     return {
-        Category.PARAMETERS: sum(_nbytes(p) for n in networks.values() for p in n.parameters()),
-        Category.GRADIENTS: sum(_nbytes(p) for module in buckets for p in module.parameters()),
-        Category.OPTIMIZER: sum(
-            _nbytes(value) for values in state.values() for value in values.values() if isinstance(value, Tensor)
+        Category.PARAMETERS: _nbytes(p for n in networks.values() for p in n.parameters()),
+        Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
+        Category.OPTIMIZER: _nbytes(
+            value for values in state.values() for value in values.values() if isinstance(value, Tensor)
         ),
     }
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return local(tensor).untyped_storage().nbytes()
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages of ``tensors``, one that several share once."""
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (local(t).untyped_storage() for t in tensors)}
+    return sum(storages.values())
 
 
 def _dump(trainer: Trainer, path: Path) -> None:
