@@ -11,7 +11,7 @@ from reports.figure import GRID, HEIGHT, INK, WIDTH, axes, header, sheet, time_u
 from reports.palette import DASHES, SERIES
 from reports.text import plain
 from simulator.units import format_time
-from strategies.problem import Trial
+from strategies.evaluation import Trial
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,7 +28,9 @@ from scenarios.schema import (
 )
 from simulator.cluster import Cluster
 from simulator.models.transformer import Transformer, build
-from strategies.plan import Layout, Plan, Problem, Recompute, complete, violations
+from strategies.layout import Layout, complete, violations
+from strategies.plan import Plan, Recompute
+from strategies.problem import Problem
 from strategies.training import Training
 
 Faults = list[Fault]

@@ -6,7 +6,9 @@ from scenarios.scenario import layout_of
 from scenarios.simulation import Simulation
 from simulator.program import Category
 from simulator.units import format_size
-from strategies.plan import Layout, Plan, Problem, complete
+from strategies.layout import Layout, complete
+from strategies.plan import Plan
+from strategies.problem import Problem
 
 MAX_CHECKED = 400
 """Plans whose memory is looked at before giving up."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.cluster import Cluster
 from simulator.models.transformer import Transformer
-from strategies.plan import Layout, Plan, Problem
+from strategies.layout import Layout
+from strategies.plan import Plan
+from strategies.problem import Problem
 
 if TYPE_CHECKING:
     from executor.run import Run

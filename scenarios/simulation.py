@@ -7,7 +7,8 @@ from typing import Any
 from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import Category, Program, TaskKind
 from simulator.timeline import Timeline
-from strategies.plan import Plan, Problem
+from strategies.plan import Plan
+from strategies.problem import Problem
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from simulator.engine import step_time
 from simulator.units import to_seconds
+from strategies.evaluation import Evaluation
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.data import buckets, gradient_step, overlaps, parameter_step
 from strategies.lowering.memory import peak_activations, resident
@@ -17,8 +18,8 @@ from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.pipeline import send_step
 from strategies.lowering.stage import PlanCosts, idle_ticks
 from strategies.mesh import DATA
-from strategies.plan import Plan, Problem
-from strategies.problem import Evaluation
+from strategies.plan import Plan
+from strategies.problem import Problem
 
 
 class CostModel(Protocol):

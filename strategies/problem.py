@@ -1,26 +1,16 @@
-"""Evaluations and trials: what the search learns about a plan."""
+"""What is to be laid out: a network, a machine and a training step."""
 
 from dataclasses import dataclass
 
-from strategies.plan import Plan
+from simulator.cluster import Cluster
+from simulator.operator_graph import OperatorGraph
+from strategies.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What the simulator says of one plan: seconds, bytes of the fullest device, whether it fits.
+class Problem:
+    """What is to be laid out: a network, a machine and a training step."""
 
-    ``step_time`` is infinite where the plan does not fit and was not simulated.
-    """
-
-    step_time: float
-    peak_memory: float
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A plan with its evaluation; ``elapsed`` seconds since the search began."""
-
-    plan: Plan
-    evaluation: Evaluation
-    elapsed: float
+    graph: OperatorGraph
+    cluster: Cluster
+    training: Training

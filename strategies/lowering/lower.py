@@ -14,7 +14,8 @@ from strategies.lowering.pipeline import gather_step, in_order, send_step
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.tied import tied_parameters, tied_step
 from strategies.mesh import DATA, TENSOR
-from strategies.plan import Plan, Problem
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.schedule import Action, ActionKind
 
 

@@ -6,7 +6,8 @@ from simulator.cluster import Collective
 from simulator.program import TaskKind
 from strategies.lowering.operator import GroupShape, Step, collective_step
 from strategies.mesh import TENSOR
-from strategies.plan import Plan, Problem
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.schedule import Action, ActionKind, Schedule
 
 

@@ -13,7 +13,8 @@ from strategies.lowering.classes import ClassTable, fold
 from strategies.lowering.operator import BlockLayout, BlockSteps, GroupShape, Step, block_steps
 from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
 from strategies.mesh import TENSOR, Mesh
-from strategies.plan import Plan, Problem
+from strategies.plan import Plan
+from strategies.problem import Problem
 
 
 class BlockCost(NamedTuple):

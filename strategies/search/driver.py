@@ -11,8 +11,10 @@ from time import perf_counter
 from typing import ClassVar, Protocol
 
 from strategies.cost_model import CostModel, SimulatedCost
-from strategies.plan import Plan, Problem, complete
-from strategies.problem import Evaluation, Trial
+from strategies.evaluation import Evaluation, Trial
+from strategies.layout import complete
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.search.space import EVERYTHING, Space, layouts
 
 TELL_SECONDS = 0.5

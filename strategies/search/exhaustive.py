@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import ClassVar
 
 from strategies.cost_model import CostModel
-from strategies.plan import Layout, Problem, complete
+from strategies.layout import Layout, complete
+from strategies.problem import Problem
 from strategies.search.driver import OutOfTime, Proof, Proposals
 from strategies.search.space import Space, layouts
 

@@ -15,8 +15,10 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from strategies.cost_model import CostModel
-from strategies.plan import Layout, Plan, Problem, complete
-from strategies.problem import Evaluation
+from strategies.evaluation import Evaluation
+from strategies.layout import Layout, complete
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.search.driver import Proposals
 from strategies.search.space import Space, layouts, neighbours
 

@@ -1,6 +1,6 @@
 """What a search may choose from: every legal layout of a problem, and which are one decision apart.
 
-A layout is legal where `strategies.plan.violations` finds nothing. Of layouts that mean the same
+A layout is legal where `strategies.layout.violations` finds nothing. Of layouts that mean the same
 step only one is in the space: a single pipeline rank has one schedule, a single data rank one
 ZeRO level (the first that the limits allow, of ``1f1b`` before ``gpipe`` and 0 before 1).
 """
@@ -11,7 +11,10 @@ from functools import lru_cache
 from itertools import permutations, product
 from math import isqrt
 
-from strategies.plan import Layout, Problem, Recompute, num_layers, violations
+from strategies.layout import Layout, violations
+from strategies.partition import num_layers
+from strategies.plan import Recompute
+from strategies.problem import Problem
 
 FLAT_SCHEDULES = ("1f1b", "gpipe")
 """Schedules with one model chunk a pipeline rank."""

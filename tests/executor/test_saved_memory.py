@@ -7,8 +7,9 @@ torch = pytest.importorskip("torch")
 from executor.model import Layer  # noqa: E402
 from simulator.cluster import Accelerator, Cluster, Host, Link  # noqa: E402
 from simulator.models.transformer import Transformer, build  # noqa: E402
+from strategies.layout import Layout, complete  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
-from strategies.plan import Layout, Problem, complete  # noqa: E402
+from strategies.problem import Problem  # noqa: E402
 from strategies.training import Training  # noqa: E402
 
 BATCH, SEQUENCE = 4, 64

@@ -8,7 +8,9 @@ from executor.run import compare, run_jobs
 from executor.verification import Verification
 from simulator.cluster import Accelerator, Cluster, Host, Link
 from simulator.models.transformer import Transformer, build
-from strategies.plan import Layout, Plan, Problem, complete
+from strategies.layout import Layout, complete
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.training import Training
 
 TINY = Transformer(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)

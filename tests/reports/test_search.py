@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from reports.search import draw_search, trials_table
+from strategies.evaluation import Evaluation, Trial
 from strategies.mesh import Axis, Mesh
 from strategies.plan import Plan, Recompute, Stage
-from strategies.problem import Evaluation, Trial
 
 INFINITE = float("inf")
 HISTORIES = {

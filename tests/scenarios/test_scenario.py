@@ -9,7 +9,9 @@ from scenarios.nearest import nearest_that_fits, reason
 from scenarios.scenario import Scenario, layout_of
 from scenarios.schema import PlanDocument, PlanTable
 from scenarios.simulation import simulation
-from strategies.plan import Layout, Plan, Problem, Recompute, complete, violations
+from strategies.layout import Layout, complete, violations
+from strategies.plan import Plan, Recompute
+from strategies.problem import Problem
 
 
 @pytest.fixture(scope="module")

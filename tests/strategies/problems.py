@@ -2,7 +2,7 @@
 
 from simulator.cluster import Accelerator, Cluster, Host, Link
 from simulator.models.transformer import Transformer, build
-from strategies.plan import Problem
+from strategies.problem import Problem
 from strategies.training import Training
 
 IDEAL = Accelerator("ideal", (("fp32", 1e12), ("bf16", 2e12)), memory=1e12, memory_bandwidth=1e12)

@@ -11,10 +11,12 @@ from simulator.engine import simulate, step_time
 from simulator.program import Program, StreamKind, TaskKind
 from simulator.units import to_seconds
 from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout, complete
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.optimizer import optimizer_step
 from strategies.lowering.stage import StageCost, idle_ticks
-from strategies.plan import Layout, Plan, Problem, Recompute, Stage, complete
+from strategies.plan import Plan, Recompute, Stage
+from strategies.problem import Problem
 from strategies.schedule import ActionKind
 
 from .problems import problem

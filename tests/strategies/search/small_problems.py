@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from simulator.cluster import Accelerator, Cluster, Host, Link
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind
-from strategies.plan import Plan, Problem
-from strategies.problem import Evaluation
+from strategies.evaluation import Evaluation
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.search import Space
 from strategies.training import Training
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.plan import Problem, complete
+from strategies.layout import complete
+from strategies.problem import Problem
 from strategies.search import ALGORITHMS, Progress, SearchAlgorithm, SearchResult, Space, layouts, search
 
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem

@@ -4,8 +4,10 @@ from typing import ClassVar
 
 import pytest
 
-from strategies.plan import Plan, Problem, complete
-from strategies.problem import Evaluation
+from strategies.evaluation import Evaluation
+from strategies.layout import complete
+from strategies.plan import Plan
+from strategies.problem import Problem
 from strategies.search import Progress, Proof, SearchResult, Space, layouts, search
 from strategies.search.driver import MAX_REPEATS
 

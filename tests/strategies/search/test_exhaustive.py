@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from simulator.models.transformer import Transformer, build
 from strategies.cost_model import SimulatedCost
-from strategies.plan import Plan, complete
+from strategies.layout import complete
+from strategies.plan import Plan
 from strategies.search import Exhaustive, layouts, search
 from strategies.training import Training
 

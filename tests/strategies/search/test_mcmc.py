@@ -4,7 +4,8 @@ from math import exp
 
 import pytest
 
-from strategies.plan import Layout, Plan, complete
+from strategies.layout import Layout, complete
+from strategies.plan import Plan
 from strategies.search import MCMC, Space, layouts, neighbours, search
 from strategies.search.mcmc import _Place
 

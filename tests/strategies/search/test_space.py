@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.plan import Layout, Problem, Recompute, complete, violations
+from strategies.layout import Layout, complete, violations
+from strategies.plan import Recompute
+from strategies.problem import Problem
 from strategies.search import Space, layouts, neighbours
 
 from .small_problems import PROBLEMS, SPACES, small_problem
