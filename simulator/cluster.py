@@ -154,14 +154,6 @@ class Link:
         if self.latency < 0 or self.launch < 0 or self.bandwidth <= 0:
             raise ValueError(f"a link has latency >= 0 and bandwidth > 0, met {self}")
 
-    def transfer_time(self, size: float) -> float:
-        """Return the seconds to send ``size`` bytes.
-
-        >>> Link(latency=1.0, bandwidth=4.0).transfer_time(8.0)
-        3.0
-        """
-        return self.latency + size / self.bandwidth
-
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCurve:

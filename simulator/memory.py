@@ -41,11 +41,6 @@ class MemoryProfile:
         """Seconds at which the peak is first reached."""
         return self.times[self.totals.index(self.peak)]
 
-    def peak_of(self, category: Category) -> float:
-        """Return the largest number of bytes that ``category`` ever holds."""
-        column = CATEGORIES.index(category)
-        return max((row[column] for row in self.usage), default=0.0)
-
 
 def sweep(
     rank_class: int,

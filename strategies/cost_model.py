@@ -11,7 +11,8 @@ from typing import Protocol
 from simulator.engine import step_time
 from simulator.units import to_seconds
 from strategies.evaluation import Evaluation
-from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering import StageCosts, lower
+from strategies.lowering.contention import exact_granularity
 from strategies.lowering.data import buckets, gradient_step, overlaps, parameter_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.optimizer import optimizer_step
@@ -60,14 +61,11 @@ class SimulatedCost:
         return self.peak_memory(plan) <= self.problem.cluster.accelerator.memory
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        """Return step time and memory; a plan that does not fit is not simulated.
-
-        Whole passes are the tasks, so collectives of the tensor axis take their idle time.
-        """
+        """Return step time and memory; a plan that does not fit is not simulated."""
         peak = self.peak_memory(plan)
         if peak > self.problem.cluster.accelerator.memory:
             return Evaluation(inf, peak, False)
-        program = lower(self.problem, plan, Granularity.ACTION, costs=self.costs)
+        program = lower(self.problem, plan, exact_granularity(self.costs, plan), costs=self.costs)
         return Evaluation(step_time(program, self.engine), peak, True)
 
     def bound(self, plan: Plan) -> float:

@@ -24,7 +24,6 @@ class _Event:
 
     __slots__ = ("callbacks", "payload")
     _ok = True
-    defused = True
 
     def __init__(self, callbacks: tuple[Callable[["_Event"], None], ...], payload: object) -> None:
         self.callbacks, self.payload = callbacks, payload

@@ -15,8 +15,6 @@ from functools import lru_cache
 
 from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
-Dims = tuple[tuple[str, int], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Transformer:

@@ -106,9 +106,9 @@ class _Lowering:
             stage = self.stage(index, action.stage)
             if early:
                 ends = [bucket.blocks[-1] for bucket in self._buckets(index, action.stage)]
-                self.templates[key] = split(self.cluster, stage, self.granularity, ends)
+                self.templates[key] = split(stage, self.granularity, ends)
             else:
-                self.templates[key] = pieces(self.cluster, stage, action.kind, self.granularity)
+                self.templates[key] = pieces(stage, action.kind, self.granularity)
         return self.templates[key]
 
     def _gather(self, index: int, action: Action) -> tuple[Piece, ...]:

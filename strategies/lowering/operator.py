@@ -42,9 +42,6 @@ class GroupShape(NamedTuple):
         return sum(self.span)
 
 
-ALONE = GroupShape((1,), 1.0)
-
-
 class Step(NamedTuple):
     """A stretch of work of one rank: compute, or a collective with its bytes over each port.
 

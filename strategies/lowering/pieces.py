@@ -1,7 +1,7 @@
 """How finely an action becomes tasks: every operator, every stretch of compute, or the whole action.
 
-All three have the same ticks and the same peak of memory; the coarse ones are exact where
-no other stream uses the ports of the tensor axis.
+All three have the same ticks and the same peak of memory. A whole action hides the transfers of
+its collectives: it is exact where nothing else uses the ports of the tensor axis.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,10 +9,9 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from simulator.cluster import Cluster
 from simulator.program import Category, TaskKind
 from strategies.lowering.operator import Step
-from strategies.lowering.stage import BlockCost, StageCost, idle_ticks
+from strategies.lowering.stage import BlockCost, StageCost
 from strategies.schedule import ActionKind
 
 
@@ -33,7 +32,7 @@ class Piece(NamedTuple):
     completes: tuple[str, ...] = ()
 
 
-def pieces(cluster: Cluster, stage: StageCost, kind: ActionKind, granularity: Granularity) -> tuple[Piece, ...]:
+def pieces(stage: StageCost, kind: ActionKind, granularity: Granularity) -> tuple[Piece, ...]:
     """Return one action of a stage as pieces, in order."""
     if not stage.blocks:
         return (Piece(Step(_task_kind(kind), 0, "empty stage")),)
@@ -43,10 +42,10 @@ def pieces(cluster: Cluster, stage: StageCost, kind: ActionKind, granularity: Gr
     return tuple(piece for name, cost in blocks for piece in _block(name, cost, kind, granularity))
 
 
-def split(cluster: Cluster, stage: StageCost, granularity: Granularity, ends: Iterable[str]) -> tuple[Piece, ...]:
+def split(stage: StageCost, granularity: Granularity, ends: Iterable[str]) -> tuple[Piece, ...]:
     """Return a backward whose pieces end where the blocks ``ends`` do, for gradients that leave early."""
     if granularity is not Granularity.ACTION or not stage.blocks:
-        return pieces(cluster, stage, ActionKind.BACKWARD, granularity)
+        return pieces(stage, ActionKind.BACKWARD, granularity)
     result: list[Piece] = []
     names: list[str] = []
     ticks = 0
@@ -118,8 +117,3 @@ def _range(names: list[str]) -> str:
 
 def _task_kind(kind: ActionKind) -> TaskKind:
     return TaskKind.FORWARD if kind is ActionKind.FORWARD else TaskKind.BACKWARD
-
-
-def total_ticks(cluster: Cluster, parts: Iterable[Piece]) -> int:
-    """Return the idle ticks of pieces that run one after another."""
-    return sum(idle_ticks(cluster, part.step) for part in parts)

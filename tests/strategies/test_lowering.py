@@ -141,6 +141,23 @@ def test_all_granularities_agree_where_nothing_contends(case: Case) -> None:
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
+def test_the_search_evaluates_exactly_what_operators_give(case: Case) -> None:
+    small, plan = case.build()
+    fine = step_time(lower(small, plan, Granularity.OPERATOR))
+    assert SimulatedCost(small).evaluate(plan).step_time == pytest.approx(fine, rel=1e-9)  # rates are floats
+
+
+def test_whole_passes_are_not_exact_where_tensor_and_pipeline_share_a_nic() -> None:
+    # tensor groups of 4 on nodes of 2 with one NIC: the case that must not be evaluated by whole passes
+    small = problem(nodes=4, devices=2, nics=1, batch=8, bandwidth=1e8)
+    plan = complete(small, Layout(tensor=4, pipeline=2))
+    coarse, fine = (step_time(lower(small, plan, g)) for g in (Granularity.ACTION, Granularity.SEGMENT))
+    assert coarse < fine
+    assert SimulatedCost(small).evaluate(plan).step_time == fine
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
 def test_every_evaluator_bounds_the_next(case: Case) -> None:
     small, plan = case.build()
     program = lower(small, plan, Granularity.SEGMENT)
