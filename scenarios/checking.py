@@ -1,5 +1,6 @@
 """From what pydantic finds to messages with file, line and column."""
 
+import math
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -97,7 +98,7 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
 def _near_value(kind: str, met: Any) -> str:
     if kind == "bool_type" and str(met).lower() in _YES_NO:
         return f"; nearest: {_YES_NO[str(met).lower()]}"
-    if kind == "int_type" and isinstance(met, float):
+    if kind == "int_type" and isinstance(met, float) and math.isfinite(met):
         return f"; nearest: {round(met)}"
     if kind == "int_type" and isinstance(met, str) and met.isascii() and met.isdigit() and len(met) < 20:
         return f"; nearest: {int(met)}"

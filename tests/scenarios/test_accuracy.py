@@ -69,6 +69,13 @@ def test_any_value_in_a_row_is_predicted_or_skipped(field: str, value: object) -
     assert (run.scenario is None) == bool(run.skipped)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
+@pytest.mark.parametrize("field", ["n_layers", "global_batch", "tp"])
+def test_a_figure_that_is_no_whole_number_is_skipped_with_its_reason(field: str, value: float) -> None:
+    run = run_of(ROW | {field: value})
+    assert run.scenario is None and run.skipped
+
+
 def test_a_vocabulary_that_tensor_does_not_divide_is_padded_as_megatron_does() -> None:
     run = run_of(ROW | {"vocab": 50257})
     assert run.scenario is not None
