@@ -62,7 +62,8 @@ def _facts(found: Mapping[str, Sequence[Point]], order: Sequence[str], bound: fl
     best = found[order[0]]
     if not best:
         return "no algorithm found a plan that fits"
-    words = f"best: {format_time(best[-1][2])} by {plain(order[0], 30)} after {best[-1][0]:,} evaluations"
+    evaluations = "evaluation" if best[-1][0] == 1 else "evaluations"
+    words = f"best: {format_time(best[-1][2])} by {plain(order[0], 30)} after {best[-1][0]:,} {evaluations}"
     if bound is None or bound <= 0:
         return words
     return f"{words}; lower bound {format_time(bound)}, gap {best[-1][2] / bound - 1:.1%}"

@@ -113,7 +113,9 @@ def close_ups(timeline: Timeline) -> tuple[Window, ...]:
     if not passes or 2 * length >= timeline.step_time:
         return ()
     start = min(b.start for b in passes)
-    end = min(max(b.end for b in passes) + length / 6, timeline.step_time)
+    last = max(b.end for b in passes)
+    # all that follows the last pass, where that leaves room for passes too
+    end = timeline.step_time if timeline.step_time - last <= length / 2 else last + length / 6
     return Window(start, start + length), Window(end - length, end)
 
 
@@ -123,7 +125,8 @@ def _draw_close_up(figure: Figure, whole: Panel, timeline: Timeline, window: Win
     top = _TOP + whole.lanes.pixels * len(whole.lanes.labels) + _BETWEEN
     height = pixel_height(figure) - _BOTTOM - top
     panel = draw_panel(figure, timeline, window, Box(_LEFT + index * (width + _BESIDE), top, width, height))
-    name = f"{'first' if index == 0 else 'last'} {format_time(window.duration)}"
+    ends = "first" if index == 0 else "last" if window.end == timeline.step_time else "last passes,"
+    name = f"{ends} {format_time(window.duration)}"
     panel.ax.set_title(name, loc="left", fontsize=12, fontweight="bold", pad=5)
     if index:
         panel.ax.set_yticks([])

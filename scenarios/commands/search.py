@@ -193,4 +193,5 @@ def _write_comparison(target: Path, results: list[Any]) -> None:
     if histories:
         from reports.search import draw_search
 
-        draw_search(histories, target / "compare.png")
+        bounds = [result.lower_bound for result in results if result.lower_bound is not None]
+        draw_search(histories, target / "compare.png", lower_bound=max(bounds, default=None))

@@ -30,6 +30,15 @@ def test_the_same_timeline_gives_the_same_bytes(step, tmp_path: Path, suffix: st
     assert b"<dc:date>" not in first.read_bytes()
 
 
+def test_the_last_close_up_holds_what_follows_the_last_pass(step):
+    timeline = step("1f1b", 8, 48)
+    tail = dataclasses.replace(timeline, step_time=timeline.step_time + 0.3 * close_ups(timeline)[1].duration)
+    assert close_ups(tail)[1].end == tail.step_time
+    longer = dataclasses.replace(timeline, step_time=timeline.step_time + 2 * close_ups(timeline)[1].duration)
+    last_pass = max(span.end for span in timeline.spans if span.microbatch >= 0)
+    assert last_pass < close_ups(longer)[1].end < longer.step_time
+
+
 def test_a_long_step_has_close_ups_and_a_picture_of_full_size(step, tmp_path: Path):
     timeline = step("interleaved", 4, 64, 2, tensor=True, layers=2)
     first, last = close_ups(timeline)
