@@ -16,8 +16,12 @@ from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibrat
 from executor.heartbeat import operation, read
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
-from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, MatmulModel
+from simulator.accelerator import Accelerator, MatmulModel
+from simulator.cluster import Cluster, homogeneous
+from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.compute import Pass, operator_launches, operator_time
+from simulator.host import Host
+from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, OperatorGraph, OperatorKind
 from strategies.training import Training
@@ -68,7 +72,7 @@ def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
     memory = physical_memory()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _accelerator(ranks, memory / len(ranks))
-    return Cluster("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, curves)
+    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, curves)
 
 
 def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:

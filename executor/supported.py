@@ -55,6 +55,13 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     other = [axis.name for axis in plan.mesh.axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
     if other:
         yield f"mesh: the executor has the axes {PIPELINE}, {DATA} and {TENSOR}, met {', '.join(other)}"
+    order = [axis.name for axis in plan.mesh.axes]
+    if order != [PIPELINE, DATA, TENSOR]:
+        yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
+    if plan.placement:
+        yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
+    if plan.offload:
+        yield f"offload: the executor keeps everything on devices, met {', '.join(plan.offload)}"
     if plan.zero not in (0, 1):
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
     if plan.tensor > 1:

@@ -21,12 +21,16 @@ class Row(IntEnum):
     TENSOR = 1
     PIPELINE = 2
     DATA = 3
+    HOST = 4
+    LAUNCH = 5
 
 
 _ROW = {
     TaskKind.TENSOR_COMMUNICATION: Row.TENSOR,
     TaskKind.PIPELINE_COMMUNICATION: Row.PIPELINE,
     TaskKind.DATA_COMMUNICATION: Row.DATA,
+    TaskKind.HOST_COPY: Row.HOST,
+    TaskKind.LAUNCH: Row.LAUNCH,
 }
 _PASSES = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE})
 

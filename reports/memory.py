@@ -1,4 +1,4 @@
-"""Picture of memory over a step: what fills the fullest rank class, and how near every stage comes to capacity."""
+"""Picture of memory over a step: what fills the fullest rank class and host, and how near stages come to capacity."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -11,9 +11,10 @@ from matplotlib.patches import Patch
 
 from reports.bars import FloatArray
 from reports.figure import GRID, HEIGHT, INK, WIDTH, axes, header, pixels, sheet, size_unit, time_unit
-from reports.lanes import label
+from reports.hosts import used_hosts
+from reports.lanes import labels
 from reports.palette import CATEGORY_COLOUR, blend
-from simulator.memory import CATEGORIES, MemoryProfile
+from simulator.memory import CATEGORIES, MemoryProfile, peak_total
 from simulator.timeline import Timeline
 from simulator.units import format_size, format_time
 
@@ -21,11 +22,14 @@ _LEFT, _TOP, _BOTTOM = 96, 160, 70  # pixels around the panels
 _BIG, _GAP, _DEEP = 900, 110, 110  # pixels: width of the large panel, and between panels
 _HEADROOM = 1.14  # of the axis above the tallest thing on it
 _NEAR = 0.35  # of capacity, from which the axis goes up to capacity
+_CLEAR = 0.06  # of the axis, that the peak's value needs above it
 _LETTER = 7  # pixels of a letter below the bars
 
 
 def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
     """Draw what the fullest rank class holds over the step, the totals of all, and their peaks by category.
+
+    Where host memory is used, what the fullest host holds is drawn below.
 
     Raises
     ------
@@ -34,15 +38,21 @@ def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "") -> Non
     """
     if not timeline.memory:
         raise ValueError("a memory picture needs a memory profile of at least one rank class, met none")
-    fullest = max(timeline.memory, key=lambda profile: profile.peak)
-    names = [label(timeline.rank_classes[p.rank_class], timeline.rank_classes) for p in timeline.memory]
-    name = names[timeline.memory.index(fullest)]
-    beside, half = _LEFT + _BIG + _GAP, (HEIGHT - _TOP - _BOTTOM - _DEEP) // 2
-    width = WIDTH - beside - 24
+    fullest = max(timeline.memory, key=lambda profile: (profile.peak / profile.capacity, profile.peak))
+    every = labels(timeline.rank_classes)
+    names = [every[profile.rank_class] for profile in timeline.memory]
+    name, hosts = names[timeline.memory.index(fullest)], used_hosts(timeline)
+    beside, whole = _LEFT + _BIG + _GAP, HEIGHT - _TOP - _BOTTOM
+    width, half = WIDTH - beside - 24, (whole - _DEEP) // 2
     with sheet(path) as figure:
         header(figure, title or "Memory over one training step", facts(fullest, name))
         _legend(figure)
-        _draw_fullest(axes(figure, _LEFT, _TOP, _BIG, HEIGHT - _TOP - _BOTTOM), timeline, fullest, name)
+        ax = axes(figure, _LEFT, _TOP, _BIG, half if hosts else whole)
+        _draw_fullest(ax, timeline, fullest, f"fullest: {name}", "memory of one device")
+        if hosts:
+            host = max(hosts, key=lambda host: hosts[host].peak)
+            ax = axes(figure, _LEFT, _TOP + half + _DEEP, _BIG, half)
+            _draw_fullest(ax, timeline, hosts[host], f"fullest host: {host}", "memory of one host")
         _draw_totals(axes(figure, beside, _TOP, width, half), timeline)
         _draw_peaks(axes(figure, beside, _TOP + half + _DEEP, width, half), timeline, names)
 
@@ -64,10 +74,10 @@ def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatAr
     return np.array([*profile.times, end]), usage.reshape(-1, len(CATEGORIES))
 
 
-def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, name: str) -> None:
+def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, title: str, what: str) -> None:
     """Stack the categories of ``profile`` over time, and mark its peak and the capacity."""
     times, usage = steps(profile, timeline.step_time)
-    unit, unit_name = _frame(ax, timeline, f"fullest: {name}")
+    unit, unit_name = _frame(ax, timeline, (profile,), title)
     base = np.zeros(len(times))
     for index, category in enumerate(CATEGORIES):
         top = base + usage[:, index] / unit
@@ -75,49 +85,55 @@ def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, name: st
         base = top
     _mark_capacity(ax, profile.capacity, unit, named=True)
     _mark_peak(ax, profile, unit, timeline.step_time)
-    ax.set_ylabel(f"memory of one device ({unit_name})")
+    ax.set_ylabel(f"{what} ({unit_name})")
 
 
 def _draw_totals(ax: Axes, timeline: Timeline) -> None:
-    """Draw the total of every rank class over time, from light (first) to dark (last)."""
-    unit, unit_name = _frame(ax, timeline, "total of every stage: first light, last dark")
-    colours = _ramp(len(timeline.memory))
-    for profile, colour in zip(timeline.memory, colours, strict=True):
+    """Draw the total of every rank class over time, from light (first stage) to dark (last)."""
+    unit, unit_name = _frame(ax, timeline, timeline.memory, "total of every stage: first light, last dark")
+    stages = [timeline.rank_classes[profile.rank_class].stages[:1] for profile in timeline.memory]
+    order = sorted(set(stages))
+    colours = _ramp(len(order))
+    for profile, stage in zip(timeline.memory, stages, strict=True):
         times, usage = steps(profile, timeline.step_time)
-        ax.step(times, usage.sum(axis=1) / unit, where="post", color=colour, linewidth=1.4)
-    _mark_capacity(ax, timeline.memory[0].capacity, unit, named=False)
+        ax.step(times, usage.sum(axis=1) / unit, where="post", color=colours[order.index(stage)], linewidth=1.4)
+    for capacity in dict.fromkeys(profile.capacity for profile in timeline.memory):
+        _mark_capacity(ax, capacity, unit, named=False)
     ax.set_ylabel(unit_name)
 
 
 def _draw_peaks(ax: Axes, timeline: Timeline, names: Sequence[str]) -> None:
-    """Draw a bar a rank class: what it holds, by category, at its peak."""
-    unit, unit_name = _frame(ax, timeline, "every stage at its peak, by category")
-    places = np.arange(len(timeline.memory))
-    rows = np.array([p.usage[p.totals.index(p.peak)] for p in timeline.memory]) / unit
-    base = np.zeros(len(places))
+    """Draw what rank classes hold at their peak, by category: a bar each, those that are alike one bar."""
+    unit, unit_name = _frame(ax, timeline, timeline.memory, "every stage at its peak, by category")
+    short = (name.split(" (")[0].removeprefix("stages ").removeprefix("stage ") for name in names)
+    peaks = (profile.usage[profile.totals.index(profile.peak)] for profile in timeline.memory)
+    found = list(dict.fromkeys(zip(short, peaks, strict=True)))
+    shown, rows = [name for name, _ in found], np.array([peak for _, peak in found]) / unit
+    places, base = np.arange(len(found)), np.zeros(len(found))
     for index, category in enumerate(CATEGORIES):
         ax.bar(places, rows[:, index], bottom=base, width=0.82, color=CATEGORY_COLOUR[category])
         base += rows[:, index]
-    _mark_capacity(ax, timeline.memory[0].capacity, unit, named=False)
+    for capacity in dict.fromkeys(profile.capacity for profile in timeline.memory):
+        _mark_capacity(ax, capacity, unit, named=False)
     ax.set_xlim(-0.6, len(places) - 0.4)
-    short = [name.split(" (")[0].removeprefix("stages ").removeprefix("stage ") for name in names]
-    every = -(-len(short) * (max(map(len, short)) + 2) * _LETTER // pixels(ax)[0])
-    ax.set_xticks(places[::every], short[::every], fontsize=9)
+    every = -(-len(shown) * (max(map(len, shown)) + 2) * _LETTER // pixels(ax)[0])
+    ax.set_xticks(places[::every], shown[::every], fontsize=9)
     ax.set_xlabel("stage")
     ax.set_ylabel(unit_name)
 
 
-def _frame(ax: Axes, timeline: Timeline, title: str) -> tuple[float, str]:
-    """Set title, time axis and memory axis, and return the unit of the latter."""
+def _frame(ax: Axes, timeline: Timeline, profiles: Sequence[MemoryProfile], title: str) -> tuple[float, str]:
+    """Set title, time axis and memory axis for ``profiles``, and return the unit of the latter."""
     unit, name = time_unit(timeline.step_time)
-    capacity = max((p.capacity for p in timeline.memory if isfinite(p.capacity)), default=0.0)
-    limit = timeline.peak_memory
+    capacity = max((p.capacity for p in profiles if isfinite(p.capacity)), default=0.0)
+    limit = peak_total(profiles)
     limit = max(limit, capacity) if limit >= _NEAR * capacity else limit
     size, size_name = size_unit(limit)
     ax.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=8)
-    ax.set_xlim(0.0, max(timeline.step_time, *(p.times[-1] for p in timeline.memory), 1e-12))
+    ax.set_xlim(0.0, max(timeline.step_time, *(p.times[-1] for p in profiles), 1e-12))
     ax.set_ylim(0.0, max(limit, 1.0) * _HEADROOM / size)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / unit:.6g}")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_xlabel(f"time ({name})")
     ax.grid(axis="y", color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
@@ -141,14 +157,19 @@ def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool) -> No
 
 
 def _mark_peak(ax: Axes, profile: MemoryProfile, unit: float, step_time: float) -> None:
-    """Mark the peak with its value and moment, on the side that has room."""
+    """Mark the peak with its value and moment, on the side that has room and clear of the capacity."""
     moment, peak = profile.peak_time, profile.peak / unit
     early = moment < step_time / 2
-    ax.plot([moment], [peak], marker="o", markersize=7, color=INK, markeredgecolor="white", clip_on=False)
     words = f"peak {format_size(profile.peak)} at {format_time(moment)}"
+    if min(profile.totals) == profile.peak:
+        words = f"{format_size(profile.peak)} throughout"
+    else:
+        ax.plot([moment], [peak], marker="o", markersize=7, color=INK, markeredgecolor="white", clip_on=False)
+    below = 0 <= profile.capacity / unit - peak < _CLEAR * ax.get_ylim()[1]
     ax.annotate(
-        words, (moment, peak), textcoords="offset points", xytext=(10 if early else -10, 9), fontweight="bold",
-        ha="left" if early else "right", fontsize=11, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        words, (moment, peak), textcoords="offset points", xytext=(10 if early else -10, -11 if below else 9),
+        ha="left" if early else "right", va="top" if below else "bottom", fontsize=11, fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
     )  # fmt: skip
 
 

@@ -18,17 +18,19 @@ from simulator.timeline import Span, Timeline
 
 _LEAST_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
 _LEAST_SHARE = 0.005  # that a strip shows
-_LEAST_BAR = 2.5  # pixels below which single bars would be noise
+_LEAST_BAR = 2.5  # pixels below which single bars would be noise, and have no edge
 _LEAST_RECOMPUTE = 6.0  # pixels below which recomputation is a part of the backward bar
 _LEAST_BAND = 10  # pixels of a compute row in which that part can be seen
-_EDGE_FROM = 4.0  # pixels from which bars have an edge
+_EDGE_FROM = 3.9  # pixels from which bars have an edge: close-ups are drawn for bars of 4
 _STRIP_GAP = 3.0  # pixels between bars of a strip that can be told apart
+_LEAST_WIDTH = 1.5  # pixels of any bar, so that it is seen at all
 _FAINTEST = 0.35  # colour of a strip bar that is hardly busy, on the way from white to full
 _DIGIT = 0.64 * DPI / 72  # pixels of a digit, for type of one point
 _LETTER = 0.54 * DPI / 72  # pixels of a letter, the same
 _LABEL_PIXELS = 200
 _SMALLEST, _LARGEST = 6.5, 13.0  # points
 _MOST_NUMBERS = 4000
+_NARROWER = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
 _MOST_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
 _STACK = (TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.FORWARD, TaskKind.OPTIMIZER)  # from the bottom up
 
@@ -98,7 +100,7 @@ def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, 
         _draw_shares(ax, spans, found, window, max(_LEAST_CELL, int(_BARS_IN_CELL * width)))
         return Panel(ax, found, True)
     drawn = tuple(bar for bar in _apart(spans, drawn, pixel) if bar.row in found.rows)
-    _draw_bars(ax, drawn, found, timeline.rank_classes, 0.6 if width >= _EDGE_FROM else 0.0)
+    _draw_bars(ax, drawn, found, timeline.rank_classes, pixel, 0.6 if width >= _EDGE_FROM else 0.0)
     if numbered:
         _draw_numbers(ax, drawn, found, timeline.rank_classes, window)
     return Panel(ax, found, False)
@@ -148,16 +150,19 @@ def _mark_time(ax: Axes, window: Window, step_time: float) -> None:
     ax.set_xlabel(f"time ({name})", labelpad=2)
 
 
-def _draw_bars(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], edge: float) -> None:
-    passes, strips, bands = _Shapes(), _Shapes(), _Shapes()
+def _draw_bars(
+    ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], pixel: float, edge: float
+) -> None:
+    passes, plain, bands = _Shapes(), _Shapes(), _Shapes()
     for bar in drawn:
         extent = lanes.extent(bar.rank_class, bar.row)
-        target = passes if bar.row is Row.COMPUTE else strips
-        target.rectangle(bar.start, bar.end, extent, colour_of(bar, classes))
+        edged = bar.row is Row.COMPUTE and bar.end - bar.start >= _LEAST_BAR * pixel
+        end = max(bar.end, bar.start + _LEAST_WIDTH * pixel)
+        (passes if edged else plain).rectangle(bar.start, end, extent, colour_of(bar, classes))
         if bar.recompute and lanes.compute_pixels >= _LEAST_BAND:
             band = _band(bar, extent)
             bands.rectangle(bar.start, bar.end, (band, extent[1]), KIND_COLOUR[TaskKind.RECOMPUTE])
-    for shapes, width in ((passes, edge), (strips, 0.0), (bands, edge)):
+    for shapes, width in ((passes, edge), (plain, 0.0), (bands, edge)):
         shapes.draw(ax, width)
 
 
@@ -192,7 +197,8 @@ def _draw_numbers(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequenc
 
 def number_size(drawn: Sequence[Bar], pixel: float, height: int) -> float:
     """Return the points in which microbatch numbers fit in most forward bars, ``height`` pixels high."""
-    width = typical(bar.end - bar.start for bar in drawn if bar.kind is TaskKind.FORWARD) / pixel
+    forward = [bar.end - bar.start for bar in drawn if bar.kind is TaskKind.FORWARD]
+    width = max(_NARROWER * typical(forward), min(forward, default=0.0)) / pixel
     digits = len(str(max((bar.microbatch for bar in drawn), default=0)))
     return max(_SMALLEST, min(_LARGEST, 0.45 * height, (width - 2) / digits / _DIGIT))
 
@@ -229,7 +235,7 @@ def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, 
             shapes.corners.append(staircase(edges, base, top, lanes.extent(lane * lanes.group, Row.COMPUTE)))
             shapes.colours.append(KIND_COLOUR[kind])
             base = top
-        for kind in (kind for kind in TaskKind if kind.communicates and row_of(kind) in lanes.rows):
+        for kind in (kind for kind in TaskKind if row_of(kind) is not Row.COMPUTE and row_of(kind) in lanes.rows):
             extent = lanes.extent(lane * lanes.group, row_of(kind))
             for index, share in enumerate(levels.get((lane, kind), ())):
                 if share > _LEAST_SHARE:

@@ -1,5 +1,6 @@
 """Results as tables for the terminal, from the same mappings that ``--json`` prints."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.units import format_compute_rate, format_size, format_time
+from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
 
 Formatter = Callable[[Any], str]
 _NONE = "-"
@@ -37,6 +38,16 @@ def yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def busiest_link(link: Mapping[str, Any]) -> str:
+    """Return in a line how busy a link is.
+
+    >>> busiest_link({"name": "nic 0 out", "count": 1024, "bandwidth": 24e9, "utilisation": 0.43})
+    'nic 0 out (x1024), 43 % of 24 GB/s'
+    """
+    alike = f" (x{link['count']})" if link["count"] > 1 else ""
+    return f"{link['name']}{alike}, {percent(link['utilisation'])} of {format_bandwidth(link['bandwidth'])}"
+
+
 _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("step_time", "step time", format_time),
     ("tokens_per_second", "tokens per second", count),
@@ -47,17 +58,23 @@ _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("peak_memory", "peak memory", format_size),
     ("memory_capacity", "memory of a device", format_size),
     ("bubble", "pipeline bubble", percent),
+    ("bottleneck", "busiest link", busiest_link),
     ("engine", "engine", str),
     ("tasks", "tasks", count),
     ("classes", "rank classes", count),
     ("ranks", "ranks", count),
     ("wall_time", "time to simulate", format_time),
 )
-_MEMORY = ("parameters", "gradients", "optimizer", "activations", "buffers", "peak", "host_peak")
+_MEMORY = {
+    **{name: name for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "peak")},
+    "host_peak": "whole host",
+}
+_MOST_LINKS = 6
+_NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
 
 def print_result(console: Console, result: Mapping[str, Any]) -> None:
-    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, assumptions."""
+    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, links, assumptions."""
     table = _table("one training step", ("", "left"), ("", "right"))
     for key, name, formatter in _RESULT:
         if key in result:
@@ -67,21 +84,46 @@ def print_result(console: Console, result: Mapping[str, Any]) -> None:
     console.print(table)
     if result.get("memory"):
         print_memory(console, result["memory"], result.get("memory_capacity"))
+    if result.get("links"):
+        print_links(console, result["links"])
     for assumption in result.get("assumptions") or ():
         console.print(f"assumed: {escape(str(assumption))}", style="dim", highlight=False)
 
 
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
-    """Print memory by stage and category; peaks beyond ``capacity`` bytes are red."""
+    """Print memory by stage and category, rows that are alike once; peaks beyond ``capacity`` bytes are red."""
     columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
     heading = (
         f"memory of one device by stage, of {format_size(capacity)}" if capacity else "memory of one device by stage"
     )
-    table = _table(heading, ("stage", "right"), *((name.replace("_", " "), "right") for name in columns))
+    table = _table(heading, ("stage", "right"), *((_MEMORY[key], "right") for key in columns))
+    rows: dict[tuple[str, ...], bool] = {}
     for stage in stages:
-        cells = [_cell(stage.get(key), format_size) for key in columns]
-        over = capacity is not None and stage.get("peak", 0) > capacity
-        table.add_row(_cell(stage.get("stage"), str), *cells, style="red" if over else None)
+        cells = (_cell(stage.get("stage"), str), *(_cell(stage.get(key), format_size) for key in columns))
+        rows[cells] = capacity is not None and stage.get("peak", 0) > capacity
+    for cells, over in rows.items():
+        table.add_row(*cells, style="red" if over else None)
+    console.print(table)
+
+
+def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:
+    """Print the busiest link of each kind, the busiest kind first.
+
+    Links whose names differ in numbers and direction are of one kind.
+    """
+    busiest: dict[str, Mapping[str, Any]] = {}
+    for link in sorted(links, key=lambda link: -float(link["utilisation"])):
+        busiest.setdefault(_NUMBER_OR_DIRECTION.sub("", link["name"]), link)
+    names = ("how many", "bandwidth", "bytes a step", "utilisation")
+    table = _table("busiest links, one of each kind", ("link", "left"), *((name, "right") for name in names))
+    for link in list(busiest.values())[:_MOST_LINKS]:
+        table.add_row(
+            _cell(link["name"], str),
+            _cell(link["count"], count),
+            _cell(link["bandwidth"], format_bandwidth),
+            _cell(link["bytes"], format_size),
+            _cell(link["utilisation"], percent),
+        )
     console.print(table)
 
 

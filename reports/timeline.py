@@ -23,6 +23,7 @@ _TALLEST = 130  # pixels of a lane
 _READABLE, _VISIBLE = 16.0, 4.0  # pixels of a forward bar that can hold a number, and that can be seen
 _READABLE_LANE = 18  # pixels of a lane whose bars can hold numbers
 _OVERVIEW = 0.4  # of the height, where close-ups are drawn below
+_MAGNIFIES = 1.25  # what a close-up does at least; below that numbers fit without it
 
 
 def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
@@ -91,11 +92,13 @@ def draw_comparison(
 
 
 def facts(timeline: Timeline) -> str:
-    """Return a timeline in one line: step time, bubble, ranks and where it comes from."""
+    """Return a timeline in one line: step time, bubble, busiest link, ranks and where it comes from."""
     ranks = sum(len(c.ranks) for c in timeline.rank_classes)
+    busiest = timeline.bottleneck
+    link = f", busiest link {busiest.name} ({busiest.utilisation:.0%})" if busiest else ""
     return (
-        f"step {format_time(timeline.step_time)}, bubble {timeline.bubble:.1%}, "
-        f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}, {timeline.source} by {timeline.engine}"
+        f"step {format_time(timeline.step_time)}, bubble {timeline.bubble:.1%}{link}, "
+        f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}, {timeline.source} ({timeline.engine.replace('_', ' ')})"
     )
 
 
@@ -105,14 +108,15 @@ def close_ups(timeline: Timeline) -> tuple[Window, ...]:
     A window is as long as lets a forward pass be wide enough for its number, or, where
     lanes are too low for numbers, wide enough to be seen.
     """
-    computing = (span for span in timeline.spans if not span.kind.communicates)
+    computing = (span for span in timeline.spans if span.kind.computes)
     passes = [b for b in bars(computing, absorb=True) if b.microbatch >= 0]
     forward = typical(b.end - b.start for b in passes if b.kind is TaskKind.FORWARD)
     lane = (HEIGHT - _TOP - _BOTTOM) * (1 - _OVERVIEW) / len(timeline.rank_classes)
     length = forward / (_READABLE if lane >= _READABLE_LANE else _VISIBLE) * _INNER / 2
-    if not passes or 2 * length >= timeline.step_time:
+    if not passes or 2 * length * _MAGNIFIES >= timeline.step_time:
         return ()
     start = min(b.start for b in passes)
+    start = start if start > length / 6 else 0.0
     last = max(b.end for b in passes)
     # all that follows the last pass, where that leaves room for passes too
     end = timeline.step_time if timeline.step_time - last <= length / 2 else last + length / 6

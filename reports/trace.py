@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reports.lanes import label
-from simulator.memory import CATEGORIES
+from reports.hosts import used_hosts
+from reports.lanes import labels
+from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 
@@ -20,7 +21,7 @@ Event = dict[str, Any]
 
 
 def write_trace(timeline: Timeline, path: Path | str) -> None:
-    """Write a Chrome trace: a process a rank class, a thread a stream, spans, and memory as counters.
+    """Write a Chrome trace: a process a rank class and a host, a thread a stream, spans, and memory as counters.
 
     Moments are whole nanoseconds, so that spans which touch still touch. Events are written
     one by one; the same timeline gives the same bytes.
@@ -36,12 +37,19 @@ def write_trace(timeline: Timeline, path: Path | str) -> None:
 
 
 def events(timeline: Timeline) -> Iterator[Event]:
-    """Yield the events of a timeline: names of processes, spans with names of threads, memory."""
-    for index, rank_class in enumerate(timeline.rank_classes):
-        yield _metadata("process_name", index, 0, name=label(rank_class, timeline.rank_classes))
-        yield _metadata("process_sort_index", index, 0, sort_index=index)
+    """Yield the events of a timeline: names of processes, spans with names of threads, memory.
+
+    Hosts are processes after the rank classes; only those that hold memory are there.
+    """
+    hosts = used_hosts(timeline)
+    for process, name in enumerate((*labels(timeline.rank_classes), *hosts)):
+        yield _metadata("process_name", process, 0, name=name)
+        yield _metadata("process_sort_index", process, 0, sort_index=process)
     yield from _spans(timeline)
-    yield from _memory(timeline)
+    for profile in timeline.memory:
+        yield from _memory(profile.rank_class, profile)
+    for process, profile in enumerate(hosts.values(), len(timeline.rank_classes)):
+        yield from _memory(process, profile)
 
 
 def _metadata(kind: str, process: int, thread: int, **arguments: object) -> Event:
@@ -84,18 +92,17 @@ def _name(span: Span) -> str:
     return f"{action} {span.operators}".strip()
 
 
-def _memory(timeline: Timeline) -> Iterator[Event]:
+def _memory(process: int, profile: MemoryProfile) -> Iterator[Event]:
     """Yield a counter by category at every moment at which memory changes."""
-    for profile in timeline.memory:
-        for moment, usage in zip(profile.times, profile.usage, strict=True):
-            yield {
-                "name": "memory (byte)",
-                "ph": "C",
-                "pid": profile.rank_class,
-                "tid": 0,
-                "ts": _nanoseconds(moment) / 1000,
-                "args": {category.value: size for category, size in zip(CATEGORIES, usage, strict=True)},
-            }
+    for moment, usage in zip(profile.times, profile.usage, strict=True):
+        yield {
+            "name": "memory (byte)",
+            "ph": "C",
+            "pid": process,
+            "tid": 0,
+            "ts": _nanoseconds(moment) / 1000,
+            "args": {category.value: size for category, size in zip(CATEGORIES, usage, strict=True)},
+        }
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -69,13 +69,13 @@ def predict(run: Run) -> Prediction:
     """Return the prediction for one run; a plan that does not fit has a step time all the same."""
     from simulator.engine import step_time
     from strategies.cost_model import SimulatedCost
-    from strategies.lowering import Granularity, lower
+    from strategies.lowering import lower
 
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
     problem, plan = run.scenario.problem, run.scenario.chosen()
     costs = SimulatedCost(problem)
-    seconds = step_time(lower(problem, plan, Granularity.ACTION, costs=costs.costs))
+    seconds = step_time(lower(problem, plan, costs=costs.costs))
     return Prediction(run, seconds, costs.peak_memory(plan), costs.fits(plan))
 
 

@@ -1,22 +1,21 @@
 """What a result rests on that the scenario's author did not write down."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 from scenarios.fields import NotYet
 from scenarios.schema import FileCluster, PlanTable, PresetCluster, ScenarioTable
+from simulator.catalog import assumed
+from simulator.cluster import Cluster
+from simulator.interconnect.kinds import Crossbar
 from simulator.models.transformer import Transformer
 
-ALWAYS = (
-    "every device, link and step is as good as the next: no stragglers, failures, input stalls or checkpoints",
-    "the fabric between nodes has full bisection bandwidth",
-)
 
-
-def assumptions(table: ScenarioTable, spec: Transformer, plan: Any) -> tuple[str, ...]:
+def assumptions(table: ScenarioTable, spec: Transformer, plan: Any, cluster: Cluster) -> tuple[str, ...]:
     """Return every default and catalogue figure that a result of the scenario rests on."""
-    result = list(ALWAYS)
+    result = list(_machine(cluster))
     if table.model.preset is not None:
         result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
     elif table.model.transformer is not None:
@@ -24,11 +23,27 @@ def assumptions(table: ScenarioTable, spec: Transformer, plan: Any) -> tuple[str
     result += _defaults("training", table.training)
     if isinstance(table.cluster, PresetCluster):
         result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
+        found = assumed(table.cluster.preset)
+        result += [f"cluster.preset {table.cluster.preset} assumes {field}: {why}" for field, why in found.items()]
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
     if isinstance(plan, PlanTable):
         result += _defaults("plan", plan)
     return tuple(result)
+
+
+def _machine(cluster: Cluster) -> Iterator[str]:
+    """Yield what is taken to be ideal about the machine."""
+    if not cluster.speeds and not cluster.link_speeds:
+        yield "every device and link is as good as the next: no stragglers"
+    if isinstance(cluster.fabric, Crossbar):
+        yield "the fabric between nodes has full bisection bandwidth"
+    if not cluster.tenants:
+        yield "no other job uses the network"
+    if cluster.overlap_slowdown == 1:
+        yield "computing is not slowed by communication beneath it"
+    if all(node.host.launch == 0 for node, _ in cluster.nodes):
+        yield "hosts launch kernels as fast as devices run them"
 
 
 def _sizes(spec: Transformer) -> str:

@@ -1,18 +1,53 @@
 """Cluster files: read into a `Cluster`, and written back so that both are equal."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scenarios import files
 from scenarios.checking import check
-from scenarios.cluster_schema import AcceleratorTable, ClusterTable, LinkTable
+from scenarios.cluster_document import cluster_document, exact
+from scenarios.cluster_schema import (
+    AcceleratorTable,
+    ClusterTable,
+    ConditionsTable,
+    HostTable,
+    MixedClusterTable,
+    NodeTypeTable,
+)
 from scenarios.errors import ScenarioError
-from scenarios.reader import Document, read
+from scenarios.fabric_schema import MAX_DEVICES
+from scenarios.reader import Document, FieldPath, read
+from scenarios.wiring_tables import check_mesh, to_fabric, to_link, to_network
 from scenarios.yaml_text import dump
-from simulator import units
-from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, MatmulModel
-from simulator.units import Dimension
+from simulator.accelerator import Accelerator, MatmulModel
+from simulator.cluster import FULL_BISECTION, Cluster, Node, Tenant
+from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
+from simulator.host import Host, Pcie
+from simulator.interconnect.kinds import Graph, Mesh, PcieTree
+
+__all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluster", "to_cluster", "write_cluster"]
+
+
+class FieldError(ValueError):
+    """A constructor refuses the value of a field; ``path`` leads to it."""
+
+    def __init__(self, path: FieldPath, message: str) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+@contextmanager
+def _at(*path: str | int) -> Iterator[None]:
+    """Say of every error inside that it is of the field at ``path``."""
+    try:
+        yield
+    except ValueError as error:
+        below = error.path if isinstance(error, FieldError) else ()
+        raise FieldError((*path, *below), str(error)) from None
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -22,33 +57,102 @@ def load_cluster(path: str | Path) -> Cluster:
 
 def cluster_in(document: Document) -> Cluster:
     """Return the cluster that a document states."""
-    table, faults = check(ClusterTable, document)
+    mixed = isinstance(document.data, dict) and "node_types" in document.data
+    model: type[ClusterTable] | type[MixedClusterTable] = MixedClusterTable if mixed else ClusterTable
+    table, faults = check(model, document)
     if table is None:
         raise ScenarioError(tuple(faults))
     try:
         return to_cluster(table)
-    except ValueError as error:
-        raise ScenarioError((document.fault((), str(error)),)) from None
+    except FieldError as error:
+        raise ScenarioError((document.fault(error.path, str(error)),)) from None
 
 
-def to_cluster(table: ClusterTable) -> Cluster:
-    """Return the cluster that a table states; ``ValueError`` where its numbers contradict each other."""
-    host = table.host
-    bandwidth = math.inf if host.memory_bandwidth is None else host.memory_bandwidth
-    return Cluster(
-        name=table.name,
-        accelerator=_accelerator(table.accelerator),
-        host=Host(host.name, host.memory, bandwidth, host.cores),
-        nodes=table.nodes,
-        devices_per_node=table.devices_per_node,
-        intra_node=_link(table.intra_node),
-        inter_node=_link(table.inter_node),
-        nics_per_node=table.nics_per_node,
-        collectives=tuple(
-            CollectiveCurve(Collective(curve.collective), curve.ranks, tuple(curve.points))
-            for curve in table.collectives
-        ),
+def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
+    """Return the cluster that a table states; `FieldError` where its numbers contradict each other."""
+    if isinstance(table, MixedClusterTable):
+        nodes = []
+        for index, kind in enumerate(table.node_types):
+            with _at("node_types", index):
+                nodes.append((_node(kind, kind.devices, kind.nics, {"hosts": kind.hosts}), kind.count))
+    else:
+        hosts = {"hosts_per_node": table.hosts_per_node}
+        nodes = [(_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
+    curves = tuple(_curves(table))
+    return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves), table)
+
+
+def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
+    """Return ``cluster`` with what ``table`` states on top: its entries replace and extend those of the cluster.
+
+    Raises
+    ------
+    FieldError
+        Where a field does not suit the cluster, or the cluster is too large.
+    """
+    with _at("node_types" if isinstance(table, MixedClusterTable) else "nodes"):
+        if cluster.num_devices > MAX_DEVICES:
+            raise ValueError(f"nodes * devices_per_node are at most {MAX_DEVICES} devices, met {cluster.num_devices}")
+    if table.fabric is not None:
+        with _at("fabric"):
+            cluster = replace(cluster, fabric=to_fabric(table.fabric, cluster.num_devices))
+            if isinstance(cluster.fabric, Graph):
+                _check_wiring(replace(cluster, link_speeds=()))
+    with _at("speeds"):
+        cluster = replace(cluster, speeds=tuple((dict(cluster.speeds) | table.speeds).items()))
+    with _at("link_speeds"):
+        cluster = replace(cluster, link_speeds=tuple((dict(cluster.link_speeds) | table.link_speeds).items()))
+        if cluster.link_speeds:
+            _check_wiring(cluster)
+    with _at("tenants"):
+        cluster = replace(cluster, tenants=(*cluster.tenants, *_tenants(table)))
+    chosen = {Collective(name): Algorithm(algorithm) for name, algorithm in table.algorithms.items()}
+    given = "overlap_slowdown" in table.model_fields_set
+    return replace(
+        cluster,
+        algorithms=tuple((dict(cluster.algorithms) | chosen).items()),
+        overlap_slowdown=table.overlap_slowdown if given else cluster.overlap_slowdown,
     )
+
+
+def resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None, *, keeps_fabric: bool) -> Cluster:
+    """Return ``cluster`` with another number of nodes or of devices in each; without its fabric unless kept.
+
+    Raises
+    ------
+    FieldError
+        Where its nodes differ, or their wiring or the fabric has a size of its own.
+    """
+    if nodes is devices_per_node is None:
+        return cluster
+    with _at("nodes" if nodes is not None else "devices_per_node"):
+        result = (cluster if keeps_fabric else replace(cluster, fabric=FULL_BISECTION)).resized(nodes, devices_per_node)
+        if isinstance(result.first.network, Mesh):
+            check_mesh(result.first.network, result.first.devices)
+        return result
+
+
+def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: dict[str, int]) -> Node:
+    with _at("accelerator"):
+        accelerator = _accelerator(table.accelerator)
+    with _at("host"):
+        host = _host(table.host)
+    with _at("intra_node"):
+        network = to_network(table.intra_node, devices)
+    (field, num_hosts), *_ = hosts.items()
+    with _at(field):
+        node = Node(accelerator, host, devices, network, nics, to_link(table.inter_node), num_hosts)
+    if isinstance(network, PcieTree):
+        with _at("intra_node", "devices_per_switch"):
+            _check_wiring(Cluster("node", ((node, 1),)))
+    return node
+
+
+def _check_wiring(cluster: Cluster) -> None:
+    """Raise ``ValueError`` where the links of ``cluster`` contradict each other, or a speed is of none of them."""
+    from simulator.interconnect.interconnect import interconnect
+
+    interconnect(cluster)
 
 
 def _accelerator(table: AcceleratorTable) -> Accelerator:
@@ -74,91 +178,33 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
     )
 
 
-def _link(table: LinkTable) -> Link:
-    return Link(table.latency, table.bandwidth, table.launch)
+def _host(table: HostTable) -> Host:
+    return Host(
+        name=table.name,
+        memory=table.memory,
+        memory_bandwidth=math.inf if table.memory_bandwidth is None else table.memory_bandwidth,
+        cores=table.cores,
+        launch=table.launch,
+        numa_nodes=table.numa_nodes,
+        pcie=None if table.pcie is None else Pcie(to_link(table.pcie), table.pcie.devices_per_switch),
+    )
+
+
+def _curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:
+    for index, curve in enumerate(table.collectives):
+        with _at("collectives", index):
+            yield CollectiveCurve(Collective(curve.collective), curve.ranks, tuple(curve.points))
+
+
+def _tenants(table: ConditionsTable) -> Iterator[Tenant]:
+    for index, tenant in enumerate(table.tenants):
+        with _at(index):
+            fields: dict[str, Any] = dict(tenant)
+            devices, collective = tuple(tenant.devices), Collective(tenant.collective)
+            yield Tenant(**fields | {"devices": devices, "collective": collective})
 
 
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
     """Write ``cluster`` as a cluster file that reads back equal; ``comment`` stands above it."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     files.write(path, head + dump(cluster_document(cluster)))
-
-
-def cluster_document(cluster: Cluster) -> dict[str, Any]:
-    """Return ``cluster`` as the data of a cluster file, every figure exact and with its unit."""
-    host: dict[str, Any] = {"name": cluster.host.name, "memory": exact(cluster.host.memory, Dimension.SIZE)}
-    if math.isfinite(cluster.host.memory_bandwidth):
-        host["memory_bandwidth"] = exact(cluster.host.memory_bandwidth, Dimension.BANDWIDTH)
-    return {
-        "name": cluster.name,
-        "nodes": cluster.nodes,
-        "devices_per_node": cluster.devices_per_node,
-        "nics_per_node": cluster.nics_per_node,
-        "accelerator": _accelerator_document(cluster.accelerator),
-        "host": host | {"cores": cluster.host.cores},
-        "intra_node": _link_document(cluster.intra_node),
-        "inter_node": _link_document(cluster.inter_node),
-        "collectives": [_curve_document(curve) for curve in cluster.collectives],
-    }
-
-
-def _accelerator_document(device: Accelerator) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "peak": {dtype: exact(rate, Dimension.COMPUTE_RATE) for dtype, rate in device.peak_flops},
-        "memory": exact(device.memory, Dimension.SIZE),
-        "memory_bandwidth": exact(device.memory_bandwidth, Dimension.BANDWIDTH),
-        "launch": exact(device.launch, Dimension.TIME),
-        "reserved": exact(device.reserved, Dimension.SIZE),
-        "matmul": {
-            "fraction": device.matmul.fraction,
-            "half_k": device.matmul.half_k,
-            "tile": list(device.matmul.tile),
-            "units": device.matmul.units,
-            "gradient": device.matmul.gradient,
-        },
-        "kernel_bandwidth": dict(device.kernel_bandwidth),
-        "kernel_bandwidth_default": device.kernel_bandwidth_default,
-        "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
-        "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
-        "computes_collectives": device.computes_collectives,
-    }
-
-
-def _link_document(link: Link) -> dict[str, Any]:
-    return {
-        "latency": exact(link.latency, Dimension.TIME),
-        "bandwidth": exact(link.bandwidth, Dimension.BANDWIDTH),
-        "launch": exact(link.launch, Dimension.TIME),
-    }
-
-
-def _curve_document(curve: CollectiveCurve) -> dict[str, Any]:
-    points = [[int(size) if size == int(size) else size, exact(time, Dimension.TIME)] for size, time in curve.points]
-    return {"collective": str(curve.collective), "ranks": curve.ranks, "points": points}
-
-
-_UNITS = {
-    Dimension.TIME: ("s", "ms", "us"),
-    Dimension.SIZE: ("TiB", "GiB", "GB", "MiB", "KiB"),
-    Dimension.BANDWIDTH: ("TB/s", "GB/s", "MB/s"),
-    Dimension.COMPUTE_RATE: ("TFLOP/s", "GFLOP/s"),
-}
-_BASE = {Dimension.TIME: "s", Dimension.SIZE: "B", Dimension.BANDWIDTH: "B/s", Dimension.COMPUTE_RATE: "FLOP/s"}
-
-
-def exact(value: float, dimension: Dimension) -> str:
-    """Return ``value`` with a unit, so that reading it gives the very same number.
-
-    >>> exact(80 * 2.0**30, Dimension.SIZE)
-    '80 GiB'
-    """
-    value = float(value)
-    candidates = [f"{value:.15g} {_BASE[dimension]}", f"{value!r} {_BASE[dimension]}"]
-    for unit in _UNITS[dimension]:
-        scaled = value / units.UNITS[dimension][unit]
-        if 0.1 <= scaled < 100_000:
-            candidates.append(f"{scaled:.12g} {unit}")
-            candidates.append(f"{scaled:.15g} {unit}")
-    same = [text for text in candidates if units.parse(text, dimension) == value]
-    return min(same, key=len)

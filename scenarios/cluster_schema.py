@@ -1,9 +1,19 @@
 """The fields of a cluster file, and what each may hold."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Discriminator, Field, PlainValidator, Strict, Tag, WithJsonSchema, model_validator
 
+from scenarios.errors import shown
+from scenarios.fabric_schema import (
+    MAX_DEVICES,
+    MAX_DEVICES_PER_NODE,
+    Devices,
+    FabricTable,
+    LinkTable,
+    NodeNetworkTable,
+)
 from scenarios.fields import (
     Bandwidth,
     Bytes,
@@ -18,10 +28,11 @@ from scenarios.fields import (
     Text,
     Time,
 )
-from simulator.cluster import Collective
+from simulator.collective_kinds import Algorithm, Collective
 from simulator.operator_graph import ITEMSIZE, OperatorKind
 
-MAX_DEVICES = 1_000_000
+MAX_NODE_TYPES = 10_000
+MAX_TENANTS = 1000
 
 
 def _accelerator_names() -> list[str]:
@@ -32,6 +43,9 @@ def _accelerator_names() -> list[str]:
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
 KindName = Annotated[str, OneOf(lambda: [*OperatorKind, "optimizer"])]
+CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
+AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
+"""A measured curve needs no choice: it holds for its own collective and group size."""
 
 
 BandwidthShare = Annotated[float, Field(gt=0, le=1000)]
@@ -77,6 +91,14 @@ class AcceleratorTable(Table):
         return self
 
 
+class PcieTable(LinkTable):
+    """A device's slot in the host."""
+
+    devices_per_switch: Annotated[int, Count(MAX_DEVICES_PER_NODE)] = Field(
+        default=1, description="Devices that share a switch's uplink, as wide as one slot."
+    )
+
+
 class HostTable(Table):
     """The computer that holds accelerators."""
 
@@ -84,33 +106,97 @@ class HostTable(Table):
     memory: Size
     memory_bandwidth: Bandwidth | None = None
     cores: Annotated[int, Count(1_000_000)] = 1
-
-
-class LinkTable(Table):
-    """One direction of a connection."""
-
-    latency: Delay = 0.0
-    bandwidth: Bandwidth
-    launch: Delay = 0.0
+    launch: Delay = Field(default=0.0, description="What one kernel costs the process that launches it.")
+    numa_nodes: Annotated[int, Count(1000)] = 1
+    pcie: PcieTable | None = Field(default=None, description="Left out where devices use host memory itself.")
 
 
 class CurveTable(Table):
     """Measured times of one collective over ``ranks`` ranks, as pairs of size and time."""
 
-    collective: Annotated[str, OneOf(lambda: list(Collective))]
-    ranks: Annotated[int, Count(MAX_DEVICES)]
+    collective: CollectiveName
+    ranks: Devices
     points: Annotated[list[Annotated[tuple[Bytes, Time], Strict(False)]], Field(min_length=1, max_length=1000)]
 
 
-class ClusterTable(Table):
-    """A cluster, written out."""
+class TenantTable(Table):
+    """Another job on the network, which exchanges ``size`` bytes over and over."""
 
     name: Text
-    nodes: Annotated[int, Count(MAX_DEVICES)]
-    devices_per_node: Annotated[int, Count(4096)]
-    nics_per_node: Annotated[int, Count(4096)] = 1
+    devices: Annotated[list[Annotated[int, Count(MAX_DEVICES - 1, least=0)]], Field(min_length=2, max_length=100_000)]
+    collective: CollectiveName
+    size: Size
+    period: Time
+    start: Delay = 0.0
+
+
+def _device(key: Any) -> int:
+    if isinstance(key, str) and re.fullmatch(r"0|[1-9][0-9]{0,6}", key):
+        return int(key)
+    raise ValueError(f"names a device by its number, met {shown(key)}; for example 17")
+
+
+DeviceKey = Annotated[int, PlainValidator(_device), WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
+Speed = Annotated[float, Field(gt=0, le=1000)]
+
+
+class ConditionsTable(Table):
+    """What holds on top of the nodes: their fabric, what is slower than built, and who else uses it."""
+
+    fabric: FabricTable | None = Field(default=None, description="How nodes reach each other. Default: crossbar.")
+    speeds: dict[DeviceKey, Speed] = Field(default={}, description="Factor by device; a straggler's is below 1.")
+    link_speeds: dict[Text, Speed] = Field(default={}, description="Factor by link, such as 'nic 3 out'.")
+    algorithms: dict[CollectiveName, AlgorithmName] = Field(default={}, description="Others are chosen by size.")
+    tenants: Annotated[list[TenantTable], Field(max_length=MAX_TENANTS)] = Field(default=[])
+    overlap_slowdown: Annotated[float, Field(ge=1, le=2)] = Field(
+        default=1.0,
+        description="How much longer computing takes while gradients are exchanged beneath it; "
+        "Galvatron measured 1.13 on its machine.",
+    )
+
+
+class ClusterTable(ConditionsTable):
+    """A cluster of equal nodes, written out."""
+
+    name: Text
+    nodes: Devices
+    devices_per_node: Annotated[int, Count(MAX_DEVICES_PER_NODE)]
+    hosts_per_node: Annotated[int, Count(MAX_DEVICES_PER_NODE)] = 1
+    nics_per_node: Annotated[int, Count(MAX_DEVICES_PER_NODE)] = 1
     accelerator: AcceleratorTable
     host: HostTable
-    intra_node: LinkTable
+    intra_node: NodeNetworkTable
     inter_node: LinkTable
     collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
+
+
+class NodeTypeTable(Table):
+    """``count`` equal nodes of a mixed cluster; devices are numbered through in the order of the list."""
+
+    count: Devices
+    devices: Annotated[int, Count(MAX_DEVICES_PER_NODE)]
+    hosts: Annotated[int, Count(MAX_DEVICES_PER_NODE)] = 1
+    nics: Annotated[int, Count(MAX_DEVICES_PER_NODE)] = 1
+    accelerator: AcceleratorTable
+    host: HostTable
+    intra_node: NodeNetworkTable
+    inter_node: LinkTable
+
+
+class MixedClusterTable(ConditionsTable):
+    """A cluster of different nodes, written out."""
+
+    name: Text
+    node_types: Annotated[list[NodeTypeTable], Field(min_length=1, max_length=MAX_NODE_TYPES)]
+    collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
+
+
+def _layout(value: Any) -> str:
+    return "<node_types>" if isinstance(value, dict) and "node_types" in value else "<written>"
+
+
+WrittenCluster = Annotated[
+    Annotated[ClusterTable, Tag("<written>")] | Annotated[MixedClusterTable, Tag("<node_types>")],
+    Discriminator(_layout),
+]
+"""What a cluster file holds."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scenarios.commands import accuracy, demo, execute, library, search, simulate
+from scenarios.commands import accuracy, benchmark, demo, execute, library, search, simulate
 from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
 
 
@@ -31,6 +31,7 @@ def application() -> typer.Typer:
     app.command("calibrate")(execute.calibrate)
     app.command("demo")(demo.demo)
     app.command("accuracy")(accuracy.accuracy)
+    app.command("benchmark")(benchmark.benchmark)
     app.command("doctor")(execute.doctor)
     return app
 

@@ -41,6 +41,10 @@ Text = Annotated[str, Field(max_length=1000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
+MANY_NAMES = 16
+"""More names than this are not told one by one."""
+
+
 @dataclass(frozen=True)
 class OneOf:
     """Marks text that is one of ``names()``; asked only when needed, for a catalogue may be long."""
@@ -51,7 +55,8 @@ class OneOf:
         """Return ``value``; ``ValueError`` names the nearest where it is none of the names."""
         names = list(self.names())
         if value not in names:
-            raise ValueError(f"holds one of {', '.join(names)}, met {shown(value)}{nearest(value, names)}")
+            known = ", ".join(names) if len(names) <= MANY_NAMES else f"{len(names)} names that `meshwise list` shows"
+            raise ValueError(f"holds one of {known}, met {shown(value)}{nearest(value, names)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scenarios.assumptions import assumptions
 from scenarios.checking import check, sound_sections
-from scenarios.cluster_file import load_cluster, to_cluster
+from scenarios.cluster_file import FieldError, load_cluster, resized, to_cluster, with_conditions
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.library import find
+from scenarios.long_run_schema import RunTable
 from scenarios.reader import Document, FieldPath, read
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
     MAX_ACTIONS,
-    MAX_DEVICES,
     MAX_MICROBATCHES,
     FileCluster,
     ModelTable,
@@ -32,6 +31,9 @@ from strategies.layout import Layout, complete, violations
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.training import Training
+
+if TYPE_CHECKING:
+    from scenarios.long_run import RunSettings
 
 Faults = list[Fault]
 
@@ -75,7 +77,8 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
         raise ScenarioError(tuple(faults))
     measured = Measured(table.measured.step_time, table.measured.source) if table.measured else None
     name = table.name or Path(document.file).stem
-    return Scenario(name, document.file, problem, spec, plan, search, measured, assumptions(table, spec, plan_table))
+    lines = assumptions(table, spec, plan_table, problem.cluster)
+    return Scenario(name, document.file, problem, spec, plan, search, measured, lines, _run(table.run))
 
 
 def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
@@ -123,31 +126,26 @@ def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
     if table is None:
         return None
     try:
-        cluster = _named_cluster(table, document)
+        return _named_cluster(table, document)
     except ScenarioError as error:
         faults.extend(error.faults)
-        return None
+    except FieldError as error:
+        faults.append(document.fault(("cluster", *error.path), str(error)))
     except ValueError as error:
         faults.append(_blame(document, ("cluster",), type(table).model_fields, error))
-        return None
-    if cluster.num_devices > MAX_DEVICES:
-        message = f"nodes * devices_per_node are at most {MAX_DEVICES} devices, met {cluster.num_devices}"
-        faults.append(document.fault(("cluster", "nodes"), message))
-        return None
-    return cluster
+    return None
 
 
 def _named_cluster(table: Any, document: Document) -> Cluster:
     if isinstance(table, PresetCluster):
         from simulator.catalog import cluster
 
-        result = cluster(table.preset, table.nodes)
-    elif isinstance(table, FileCluster):
-        result = load_cluster(Path(document.file).parent / table.file)
-    else:
-        return to_cluster(table)
-    given = {name: getattr(table, name) for name in ("nodes", "devices_per_node")}
-    return replace(result, **{name: value for name, value in given.items() if value is not None})
+        return with_conditions(cluster(table.preset, table.nodes, table.devices_per_node), table)
+    if isinstance(table, FileCluster):
+        stated = load_cluster(Path(document.file).parent / table.file)
+        keeps_fabric = table.fabric is None
+        return with_conditions(resized(stated, table.nodes, table.devices_per_node, keeps_fabric=keeps_fabric), table)
+    return to_cluster(table)
 
 
 def _problem(spec: Transformer, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem:
@@ -169,7 +167,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
 
 def layout_in(table: PlanTable) -> Layout:
     """Return the layout that a plan table states."""
-    fields = table.model_dump(exclude={"context", "expert", "offload"})
+    fields = table.model_dump(exclude={"context", "expert"})
     return Layout(**fields | {"recompute": Recompute(table.recompute)})
 
 
@@ -237,6 +235,14 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
         make()
     except ValueError as error:
         faults.append(_blame(document, path, fields, error))
+
+
+def _run(table: RunTable | None) -> "RunSettings | None":
+    if table is None:
+        return None
+    from scenarios.long_run import to_run
+
+    return to_run(table)
 
 
 def _keys(document: Document) -> Any:

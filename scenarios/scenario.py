@@ -14,6 +14,7 @@ from strategies.problem import Problem
 
 if TYPE_CHECKING:
     from executor.run import Run
+    from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
     from strategies.search import Progress, SearchResult, Space
 
@@ -90,6 +91,8 @@ class Scenario:
         The complete plan, or None where one is to be searched.
     assumptions
         Every default and catalogue figure that a result rests on.
+    run
+        A long run of the step, or None: then a simulation says nothing of goodput.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Scenario:
     search_settings: SearchSettings
     measured: Measured | None
     assumptions: tuple[str, ...]
+    run: "RunSettings | None" = None
 
     def chosen(self, plan: Plan | None = None) -> Plan:
         """Return ``plan`` or the scenario's own; ``ValueError`` where there is neither."""
@@ -111,7 +115,7 @@ class Scenario:
     def on(self, cluster: Cluster) -> "Scenario":
         """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it."""
         own = self.problem.cluster
-        sized = replace(cluster, nodes=own.nodes, devices_per_node=own.devices_per_node)
+        sized = cluster.resized(own.num_nodes, own.first.devices)
         return replace(self, problem=replace(self.problem, cluster=sized))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
@@ -126,7 +130,8 @@ class Scenario:
         """
         from scenarios.simulation import simulation
 
-        return simulation(self.problem, self.chosen(plan), engine, self.assumptions)
+        result = simulation(self.problem, self.chosen(plan), engine, self.assumptions)
+        return result if self.run is None else self.run.extend(result, self.problem.cluster)
 
     def search(
         self,
@@ -239,4 +244,7 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
         overlap_gradients=plan.overlap_gradients,
         scatter_gather=plan.scatter_gather,
         stages=tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages),
+        order=tuple(axis.name for axis in plan.mesh.axes),
+        placement=plan.placement,
+        offload=plan.offload,
     )

@@ -18,9 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from scenarios.cluster_schema import ClusterTable
+from scenarios.cluster_schema import ClusterTable, ConditionsTable, MixedClusterTable
 from scenarios.errors import shown
 from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
+from scenarios.long_run_schema import RunTable
+from strategies.layout import OFFLOADS
+from strategies.mesh import DATA, PIPELINE, TENSOR
 from strategies.plan import PLAN_VERSION, Recompute
 from strategies.schedule import SCHEDULES
 from strategies.training import OPTIMIZERS, PRECISIONS
@@ -108,16 +111,16 @@ class TrainingTable(Table):
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
 
 
-class PresetCluster(Table):
-    """A cluster of the catalogue with ``nodes`` nodes."""
+class PresetCluster(ConditionsTable):
+    """A cluster of the catalogue with ``nodes`` nodes, and what holds on top."""
 
     preset: Annotated[str, OneOf(_cluster_names)]
     nodes: Annotated[int, Count(MAX_DEVICES)]
     devices_per_node: Annotated[int, Count(4096)] | None = None
 
 
-class FileCluster(Table):
-    """A cluster file; ``nodes`` and ``devices_per_node`` replace what it says."""
+class FileCluster(ConditionsTable):
+    """A cluster file; ``nodes`` and ``devices_per_node`` replace what it says, the rest comes on top."""
 
     file: Text = Field(description="Path, relative to the scenario.")
     nodes: Annotated[int, Count(MAX_DEVICES)] | None = None
@@ -127,8 +130,9 @@ class FileCluster(Table):
 AnyCluster = Annotated[
     Annotated[PresetCluster, Tag("<preset>")]
     | Annotated[FileCluster, Tag("<file>")]
-    | Annotated[ClusterTable, Tag("<written>")],
-    Discriminator(_shape("preset", "file")),
+    | Annotated[ClusterTable, Tag("<written>")]
+    | Annotated[MixedClusterTable, Tag("<node_types>")],
+    Discriminator(_shape("preset", "file", "node_types")),
 ]
 
 
@@ -152,6 +156,13 @@ _LAYERS_A_STAGE = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STAGES_SCHEMA = {"anyOf": [{"enum": ["even", "balanced"]}, _LAYERS_A_STAGE]}
 
 
+Devices = Annotated[
+    tuple[Annotated[int, Count(MAX_DEVICES, least=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
+]
+Offloads = Annotated[tuple[Annotated[str, OneOf(lambda: OFFLOADS)], ...], Strict(False), Field(max_length=1)]
+Axes = Annotated[str, OneOf(lambda: (PIPELINE, DATA, TENSOR))]
+
+
 class PlanTable(Table):
     """How the step is laid out: degrees and choices."""
 
@@ -172,7 +183,11 @@ class PlanTable(Table):
     scatter_gather: bool = Field(
         default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
     )
-    offload: Annotated[Any, NotYet("offload", [])] = Field(default=[])
+    offload: Offloads = Field(default=(), description="What is kept in host memory.")
+    order: Annotated[tuple[Axes, Axes, Axes], Strict(False)] = Field(
+        default=(PIPELINE, DATA, TENSOR), description="Axes from the outermost to the innermost."
+    )
+    placement: Devices = Field(default=(), description="The device of every rank, in order of rank.")
     stages: Annotated[Any, PlainValidator(_stages), WithJsonSchema(_STAGES_SCHEMA)] = "even"
 
 
@@ -215,6 +230,8 @@ class PlanDocument(Table):
     recompute: Annotated[str, OneOf(lambda: list(Recompute))]
     overlap_gradients: bool
     scatter_gather: bool = False
+    placement: Devices = ()
+    offload: Offloads = ()
 
 
 AnyPlan = Annotated[
@@ -268,3 +285,4 @@ class ScenarioTable(Table):
     plan: AnyPlan | None = None
     search: SearchTable = SearchTable()
     measured: MeasuredTable | None = None
+    run: RunTable | None = None

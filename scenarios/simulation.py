@@ -1,23 +1,19 @@
 """One simulated step of a plan as a result: time, memory, and where both go."""
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import Category, Program, TaskKind
-from simulator.timeline import Timeline
+from simulator.memory import CATEGORIES
+from simulator.program import Category, Program
+from simulator.reliability.goodput import Goodput
+from simulator.timeline import LinkUse, Timeline
 from strategies.plan import Plan
 from strategies.problem import Problem
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
-
-MAX_OPERATOR_TASKS = 150_000
-"""Operators a step, estimated, up to which each is one task; beyond, each stretch of computing is."""
-
-MAX_SEGMENT_TASKS = 1_000_000
-"""Operators a step up to which each stretch of computing is one task; beyond, each pass through a stage is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +21,7 @@ class StageMemory:
     """Bytes on the devices of one pipeline rank at the moment of its peak, by category.
 
     ``stages`` are all the stages of that rank, ``stage`` the first of them; ``peak`` is the sum.
+    ``host_peak`` are the most bytes on one host of such devices, by all that it holds.
     """
 
     stage: int
@@ -55,21 +52,32 @@ class Simulation:
     memory: tuple[StageMemory, ...]
     bubble: float
     exposed_communication: tuple[tuple[str, float], ...]
+    links: tuple[LinkUse, ...]
+    bottleneck: LinkUse | None
     engine: str
     tasks: int
     classes: int
     ranks: int
     wall_time: float
     assumptions: tuple[str, ...]
+    goodput: Goodput | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-ready data, without plan and timeline."""
-        scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("plan", "timeline")}
-        return scalars | {
-            "memory": [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in self.memory],
-            "exposed_communication": dict(self.exposed_communication),
-            "assumptions": list(self.assumptions),
-        }
+        apart = ("plan", "timeline", "goodput")
+        scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
+        goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
+        return (
+            scalars
+            | goodput
+            | {
+                "memory": [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in self.memory],
+                "exposed_communication": dict(self.exposed_communication),
+                "links": [asdict(link) for link in self.links],
+                "bottleneck": asdict(self.bottleneck) if self.bottleneck else None,
+                "assumptions": list(self.assumptions),
+            }
+        )
 
 
 def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
@@ -78,24 +86,9 @@ def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str
     from strategies.lowering import lower
 
     start = time.perf_counter()
-    fine = granularity(problem, plan)
-    program = lower(problem, plan, fine)
+    program = lower(problem, plan)
     timeline = simulate(program, engine)
-    result = _result(problem, plan, program, timeline, time.perf_counter() - start, assumptions)
-    return _without_tensor_communication(result) if fine == "action" and plan.tensor > 1 else result
-
-
-def granularity(problem: Problem, plan: Plan) -> str:
-    """Return how fine a program is, ``operator``, ``segment`` or ``action``: as fine as takes seconds.
-
-    Peak memory is the same in all; step time too, but where data- or pipeline-parallel
-    transfers share ports with those of the tensor axis, which only ``operator`` and ``segment``
-    tell apart from computing.
-    """
-    operators = 2 * plan.num_microbatches * sum(len(block.operators) for _, block in problem.graph.occurrences)
-    if operators <= MAX_OPERATOR_TASKS:
-        return "operator"
-    return "segment" if operators <= MAX_SEGMENT_TASKS else "action"
+    return _result(problem, plan, program, timeline, time.perf_counter() - start, assumptions)
 
 
 def model_flops(problem: Problem) -> float:
@@ -106,8 +99,8 @@ def model_flops(problem: Problem) -> float:
 def _result(
     problem: Problem, plan: Plan, program: Program, timeline: Timeline, wall_time: float, assumptions: tuple[str, ...]
 ) -> Simulation:
-    cluster, training = problem.cluster, problem.training
-    devices = cluster.num_devices
+    training = problem.training
+    devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
     rate = model_flops(problem) / timeline.step_time / devices
     return Simulation(
@@ -117,15 +110,17 @@ def _result(
         tokens_per_second=tokens,
         tokens_per_second_per_device=tokens / devices,
         model_flops_per_second_per_device=rate,
-        mfu=rate / cluster.accelerator.peak(training.precision),
-        fits=timeline.peak_memory <= program.capacity,
+        mfu=rate * devices / _peak(problem, plan),
+        fits=all(profile.peak <= profile.capacity for profile in timeline.memory),
         peak_memory=timeline.peak_memory,
-        memory_capacity=program.capacity,
-        memory=tuple(_stage_memory(timeline, profile) for profile in timeline.memory),
+        memory_capacity=min(program.capacity),
+        memory=tuple(_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),
+        links=tuple(link for link in timeline.links if link.bytes > 0),
+        bottleneck=timeline.bottleneck,
         engine=timeline.engine,
-        tasks=len(program.tasks),
+        tasks=program.num_tasks,
         classes=len(program.rank_classes),
         ranks=sum(len(members.ranks) for members in program.rank_classes),
         wall_time=wall_time,
@@ -133,15 +128,29 @@ def _result(
     )
 
 
-def _without_tensor_communication(result: Simulation) -> Simulation:
-    """Return ``result`` without the figure that a program of whole passes cannot give."""
-    exposed = tuple(pair for pair in result.exposed_communication if pair[0] != TaskKind.TENSOR_COMMUNICATION)
-    note = "tensor communication counts as computing: there are too many tasks to tell it apart"
-    return replace(result, exposed_communication=exposed, assumptions=(*result.assumptions, note))
+def _peak(problem: Problem, plan: Plan) -> float:
+    """Return the data-sheet FLOP/s of all devices that the plan uses."""
+    cluster, precision = problem.cluster, problem.training.precision
+    if len(cluster.accelerators) == 1:
+        return cluster.accelerator.peak(precision) * plan.mesh.num_ranks
+    devices = plan.placement or range(plan.mesh.num_ranks)
+    return sum(cluster.node_kind(device).accelerator.peak(precision) for device in devices)
 
 
-def _stage_memory(timeline: Timeline, profile: MemoryProfile) -> StageMemory:
-    stages = timeline.rank_classes[profile.rank_class].stages
-    row = profile.usage[profile.totals.index(profile.peak)]
-    held = {str(category): row[CATEGORIES.index(category)] for category in Category}
-    return StageMemory(stage=stages[0] if stages else 0, stages=stages, peak=profile.peak, **held)
+def _stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
+    hosts = _host_peaks(timeline)
+    for profile in timeline.memory:
+        stages = timeline.rank_classes[profile.rank_class].stages
+        row = profile.usage[profile.totals.index(profile.peak)]
+        held = {str(category): row[CATEGORIES.index(category)] for category in Category}
+        host_peak = hosts.get(profile.rank_class, 0.0)
+        yield StageMemory(stages[0] if stages else 0, stages, peak=profile.peak, host_peak=host_peak, **held)
+
+
+def _host_peaks(timeline: Timeline) -> dict[int, float]:
+    """Return for every rank class the largest peak of a host that holds ranks of it."""
+    peaks: dict[int, float] = {}
+    for profile in timeline.host_memory if timeline.hosts else ():
+        for rank_class, _ in timeline.hosts[profile.rank_class].members:
+            peaks[rank_class] = max(peaks.get(rank_class, 0.0), profile.peak)
+    return peaks

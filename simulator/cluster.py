@@ -1,293 +1,249 @@
-"""The machine: accelerators, hosts and the links between them.
+"""The machine: nodes of accelerators, what joins them, and what is not as it should be.
 
-A `Cluster` is a set of nodes; a node has a host, accelerators joined by an
-intra-node interconnect, and NICs into the inter-node fabric. The topology is a
-networkx graph underneath (`Cluster.topology`); routes and groups are typed values.
+A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data;
+`simulator.interconnect` turns it into links and routes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import prod
 
-import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
+from simulator.accelerator import Accelerator
+from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
+from simulator.host import Host
+from simulator.interconnect.kinds import Crossbar, Fabric, Graph, NodeNetwork, Switch, Torus
+from simulator.link import Link
 
-class Collective(StrEnum):
-    """A communication among a group of ranks, or between two."""
-
-    ALL_REDUCE = "all_reduce"
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    SEND = "send"
+FULL_BISECTION = Crossbar()
+"""The fabric of clusters that name none."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulModel:
-    """How near a matrix multiplication comes to the peak of an accelerator.
-
-    ``time = launch + waves(m, n) * wave_work / (peak * fraction * k / (k + half_k))``: a
-    tile of ``tile`` rows and columns runs on one of ``units`` processors, and the last
-    wave of tiles costs as much as a full one where ``units`` is not 0.
+class Node:
+    """Devices that share the fast interconnect, their host or hosts, and their NICs.
 
     Parameters
     ----------
-    fraction
-        Largest fraction of the data-sheet peak, for a large reduction dim.
-    half_k
-        Reduction length at which half of that fraction is reached.
-    tile
-        Rows and columns of the output tile of one processor.
-    units
-        Processors that work on tiles at once; 0 for no wave quantisation.
-    gradient
-        Rate of the two gradient products, bias gradient included, over that of forward.
+    devices
+        Accelerators of the node.
+    network
+        How they reach each other.
+    nics, nic
+        NICs that they share evenly, and one direction of one NIC's link.
+    hosts
+        Hosts that hold the devices evenly: more than one in a rack-scale node.
     """
 
-    fraction: float = 1.0
-    half_k: float = 0.0
-    tile: tuple[int, int] = (1, 1)
-    units: int = 0
-    gradient: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"matmul fraction lies in (0, 1], met {self.fraction}")
-        if not 0 < self.gradient <= 2:
-            raise ValueError(f"matmul gradient lies in (0, 2], met {self.gradient}")
-        if self.half_k < 0 or self.units < 0 or min(self.tile) < 1:
-            raise ValueError(f"matmul half_k, units and tile are not negative, met {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class Accelerator:
-    """A device that computes.
-
-    Parameters
-    ----------
-    peak_flops
-        Dense peak in FLOP/s by dtype, as ``(("bf16", 312e12), ...)``.
-    memory
-        Bytes of device memory.
-    memory_bandwidth
-        Bytes a second between the device and its memory.
-    launch
-        Seconds that the device is busy for one kernel besides its work.
-    matmul
-        How near matrix multiplications come to the peak.
-    kernel_bandwidth
-        Fraction of ``memory_bandwidth`` reached by a kind of operator, as
-        ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
-    reserved
-        Bytes of memory that the framework takes before the first tensor.
-    sharded_launch
-        Seconds that a kernel on tensors cut over ranks takes more, and the update of a cut
-        parameter, where the framework's dispatch is not hidden (torch's DTensor on a CPU).
-    optimizer_launch
-        Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
-        0 for fused optimizers.
-    computes_collectives
-        Whether collectives run on the very cores that compute (gloo on a CPU): then nothing
-        is hidden beneath compute.
-    """
-
-    name: str
-    peak_flops: tuple[tuple[str, float], ...]
-    memory: float
-    memory_bandwidth: float
-    launch: float = 0.0
-    matmul: MatmulModel = MatmulModel()
-    kernel_bandwidth: tuple[tuple[str, float], ...] = ()
-    kernel_bandwidth_default: float = 1.0
-    reserved: float = 0.0
-    sharded_launch: float = 0.0
-    optimizer_launch: float = 0.0
-    computes_collectives: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.peak_flops or min(rate for _, rate in self.peak_flops) <= 0:
-            raise ValueError(f"accelerator {self.name}: peak_flops are positive, met {self.peak_flops}")
-        if min(self.memory, self.memory_bandwidth) <= 0:
-            raise ValueError(f"accelerator {self.name}: memory and bandwidth are positive, met {self}")
-        if min(self.launch, self.reserved, self.sharded_launch, self.optimizer_launch) < 0:
-            raise ValueError(f"accelerator {self.name}: launch and reserved are not negative, met {self}")
-
-    def peak(self, dtype: str) -> float:
-        """Return the dense peak in FLOP/s for ``dtype``; ``ValueError`` where it is not known."""
-        for name, rate in self.peak_flops:
-            if name == dtype:
-                return rate
-        known = ", ".join(name for name, _ in self.peak_flops)
-        raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {known}")
-
-    def bandwidth(self, kind: str) -> float:
-        """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""
-        fraction = dict(self.kernel_bandwidth).get(kind, self.kernel_bandwidth_default)
-        return self.memory_bandwidth * fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The computer that holds accelerators: ``memory`` in byte, ``memory_bandwidth`` in byte/s."""
-
-    name: str
-    memory: float
-    memory_bandwidth: float = float("inf")
-    cores: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One direction of a connection: ``latency`` in s, ``bandwidth`` in byte/s.
-
-    ``launch`` is what a collective over this link costs once, in s, besides its steps.
-    """
-
-    latency: float
-    bandwidth: float
-    launch: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.latency < 0 or self.launch < 0 or self.bandwidth <= 0:
-            raise ValueError(f"a link has latency >= 0 and bandwidth > 0, met {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveCurve:
-    """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
-
-    The size of all-reduce, broadcast and send is the buffer of one rank; of all-gather,
-    reduce-scatter and all-to-all it is the full buffer (all shards together).
-    """
-
-    collective: Collective
-    ranks: int
-    points: tuple[tuple[float, float], ...]
-
-    def __post_init__(self) -> None:
-        sizes = [size for size, _ in self.points]
-        if not sizes or sizes != sorted(set(sizes)) or min(t for _, t in self.points) <= 0 or sizes[0] <= 0:
-            raise ValueError(f"{self.collective} over {self.ranks} ranks: sizes rise and times are positive")
-
-    def time(self, size: float) -> float:
-        """Return seconds for ``size`` bytes: linear between points, first time below, last rate above."""
-        points = self.points
-        if size <= points[0][0]:
-            return points[0][1]
-        for (x0, y0), (x1, y1) in pairwise(points):
-            if size <= x1:
-                return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
-        x1, y1 = points[-1]
-        x0, y0 = points[-2] if len(points) > 1 else (0.0, 0.0)
-        slope = max((y1 - y0) / (x1 - x0), 0.0)
-        return y1 + slope * (size - x1)
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """``nodes`` equal nodes of ``devices_per_node`` accelerators.
-
-    Parameters
-    ----------
-    intra_node
-        Link of one accelerator into its node's switch, one direction.
-    inter_node
-        Link of one NIC into the fabric, one direction; the fabric has full bisection.
-    nics_per_node
-        NICs that a node's accelerators share evenly.
-    collectives
-        Measured curves; a curve for the very collective and group size replaces the model.
-    """
-
-    name: str
     accelerator: Accelerator
     host: Host
-    nodes: int
-    devices_per_node: int
-    intra_node: Link
-    inter_node: Link
-    nics_per_node: int = 1
-    collectives: tuple[CollectiveCurve, ...] = ()
+    devices: int
+    network: NodeNetwork
+    nics: int
+    nic: Link
+    hosts: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.devices_per_node, self.nics_per_node) < 1:
+        if min(self.devices, self.nics, self.hosts) < 1:
             raise ValueError(
-                f"cluster {self.name}: nodes, devices_per_node and nics_per_node are at least 1, "
-                f"met {self.nodes}, {self.devices_per_node}, {self.nics_per_node}"
+                f"devices, nics and hosts of a node are at least 1, met {self.devices}, {self.nics}, {self.hosts}"
             )
+        if self.devices % self.hosts:
+            raise ValueError(f"hosts({self.hosts}) divide the devices({self.devices}) of a node")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Another job on the network: over and over its ``devices`` exchange ``size`` bytes by ``collective``.
+
+    It starts at ``start`` and every ``period`` s after, or when the last exchange has ended if that is later.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    collective: Collective
+    size: float
+    period: float
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(set(self.devices)) < 2 or len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"tenant {self.name} has at least two different devices")
+        if self.size <= 0 or self.period <= 0 or self.start < 0:
+            raise ValueError(f"tenant {self.name}: size and period are positive, start is not negative")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes on a fabric.
+
+    Parameters
+    ----------
+    nodes
+        Kinds of node, each with how many of it follow each other; devices are numbered through.
+    fabric
+        How nodes reach each other; a `Torus` or a `Graph` joins the devices themselves.
+    speeds
+        Devices that compute slower or faster than their data sheet, as (device, factor).
+    link_speeds
+        Links that are slower or faster than built, by name, as ``("nic 3 out", 0.5)``.
+    collectives
+        Measured curves; a curve for the very collective and group size replaces the model.
+    algorithms
+        Algorithms that the user fixes; the others are chosen by size and topology.
+    tenants
+        Other jobs on the same network.
+    overlap_slowdown
+        Factor by which computing takes longer while a collective of the data axis runs beneath it.
+    """
+
+    name: str
+    nodes: tuple[tuple[Node, int], ...]
+    fabric: Fabric = FULL_BISECTION
+    speeds: tuple[tuple[int, float], ...] = ()
+    link_speeds: tuple[tuple[str, float], ...] = ()
+    collectives: tuple[CollectiveCurve, ...] = ()
+    algorithms: tuple[tuple[Collective, Algorithm], ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    overlap_slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.nodes or min(count for _, count in self.nodes) < 1:
+            raise ValueError(f"cluster {self.name}: nodes are at least 1, met {[count for _, count in self.nodes]}")
+        total = self.num_devices
+        if isinstance(self.fabric, Torus) and self.fabric.num_devices != total:
+            shape = " * ".join(map(str, self.fabric.shape))
+            raise ValueError(f"torus {shape} = {prod(self.fabric.shape)} devices, the nodes have {total}")
+        if isinstance(self.fabric, Graph):
+            names = {name for a, b, _ in self.fabric.edges for name in (a, b)}
+            missing = next((d for d in range(total) if f"device {d}" not in names), None)
+            if missing is not None:
+                raise ValueError(f"a graph has a vertex for every device, met none named device {missing}")
+        for device, factor in self.speeds:
+            if not (0 <= device < total and factor > 0):
+                raise ValueError(f"speeds are (device below {total}, factor above 0), met ({device}, {factor})")
+        for tenant in self.tenants:
+            if max(tenant.devices) >= total or min(tenant.devices) < 0:
+                raise ValueError(f"tenant {tenant.name}: devices are below {total}, met {max(tenant.devices)}")
+        if not 1 <= self.overlap_slowdown <= 2:
+            raise ValueError(f"overlap_slowdown lies in [1, 2], met {self.overlap_slowdown}")
+
+    def resized(self, nodes: int | None = None, devices_per_node: int | None = None) -> "Cluster":
+        """Return the same machine with another number of nodes, or of devices in each.
+
+        Raises
+        ------
+        ValueError
+            Where the nodes are of different kinds, or the fabric has a size of its own.
+        """
+        if len(self.nodes) > 1 or isinstance(self.fabric, Torus | Graph):
+            raise ValueError(f"cluster {self.name}: a mixed cluster, a torus and a graph have a size of their own")
+        devices = self.first.devices if devices_per_node is None else devices_per_node
+        return replace(self, nodes=((replace(self.first, devices=devices), nodes or self.num_nodes),))
 
     @property
     def num_devices(self) -> int:
         """Accelerators in all."""
-        return self.nodes * self.devices_per_node
+        return sum(node.devices * count for node, count in self.nodes)
 
-    def node(self, device: int) -> int:
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return sum(count for _, count in self.nodes)
+
+    @property
+    def first(self) -> Node:
+        """The first kind of node; the only one of a homogeneous cluster."""
+        return self.nodes[0][0]
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The first node's accelerator."""
+        return self.first.accelerator
+
+    @property
+    def host(self) -> Host:
+        """The first node's host."""
+        return self.first.host
+
+    @property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """The different accelerators, in order of nodes."""
+        return tuple(dict.fromkeys(node.accelerator for node, _ in self.nodes))
+
+    def accelerator_of(self, device: int) -> Accelerator:
+        """Return the accelerator of ``device``, at its own speed."""
+        return _at_speed(self.node_kind(device).accelerator, self._speed.get(device, 1.0))
+
+    def node_of(self, device: int) -> int:
         """Return the node that holds ``device``."""
-        return device // self.devices_per_node
+        return int(self.device_nodes[device])
 
-    def nic(self, device: int) -> int:
-        """Return the NIC, counted over the whole cluster, that ``device`` uses."""
-        local = device % self.devices_per_node * self.nics_per_node // self.devices_per_node
-        return self.node(device) * self.nics_per_node + local
+    def node_kind(self, device: int) -> Node:
+        """Return the kind of node that holds ``device``."""
+        return self.nodes[int(self.node_kinds[self.device_nodes[device]])][0]
 
-    def route(self, source: int, target: int) -> tuple["Port", ...]:
-        """Return the ports that a message from one device to another occupies."""
-        if source == target:
-            return ()
-        if self.node(source) == self.node(target):
-            return (Port(PortKind.DEVICE_OUT, source), Port(PortKind.DEVICE_IN, target))
-        return (Port(PortKind.NIC_OUT, self.nic(source)), Port(PortKind.NIC_IN, self.nic(target)))
+    @cached_property
+    def _speed(self) -> dict[int, float]:
+        return dict(self.speeds)
 
-    def port_link(self, port: "Port") -> Link:
-        """Return the link behind ``port``."""
-        inside = port.kind in (PortKind.DEVICE_OUT, PortKind.DEVICE_IN)
-        return self.intra_node if inside else self.inter_node
+    @cached_property
+    def free_devices(self) -> tuple[int, ...]:
+        """The devices that no tenant uses."""
+        taken = {device for tenant in self.tenants for device in tenant.devices}
+        return tuple(device for device in range(self.num_devices) if device not in taken)
 
-    def topology(self) -> "nx.DiGraph[tuple[str, int]]":
-        """Return the interconnect as a directed graph whose edges carry a `Link` as ``link``."""
-        return _topology(self)
+    @cached_property
+    def node_kinds(self) -> NDArray[np.int64]:
+        """For every node, the index of its kind in ``nodes``."""
+        return np.repeat(np.arange(len(self.nodes)), [count for _, count in self.nodes])
 
-    def spans(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """Return how many of ``devices`` sit on each node they touch, in node order."""
-        counts: dict[int, int] = {}
-        for device in devices:
-            counts[self.node(device)] = counts.get(self.node(device), 0) + 1
-        return tuple(counts[node] for node in sorted(counts))
+    @cached_property
+    def device_nodes(self) -> NDArray[np.int64]:
+        """For every device, its node."""
+        devices = np.array([node.devices for node, _ in self.nodes])[self.node_kinds]
+        return np.repeat(np.arange(len(devices)), devices)
 
+    @cached_property
+    def device_kinds(self) -> NDArray[np.int64]:
+        """For every device, a number for its accelerator and speed: equal numbers compute alike."""
+        order = {accelerator: index for index, accelerator in enumerate(self.accelerators)}
+        of_kind = np.array([order[node.accelerator] for node, _ in self.nodes])
+        kinds = of_kind[self.node_kinds[self.device_nodes]]
+        numbers: dict[tuple[int, float], int] = {}
+        for device, factor in self.speeds:
+            if factor != 1.0:
+                kinds[device] = len(order) + numbers.setdefault((int(kinds[device]), factor), len(numbers))
+        return kinds
 
-class PortKind(StrEnum):
-    """Which end of which connection a port is."""
-
-    DEVICE_OUT = "device out"
-    DEVICE_IN = "device in"
-    NIC_OUT = "nic out"
-    NIC_IN = "nic in"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Port:
-    """One direction of a device's or a NIC's connection: what transfers share."""
-
-    kind: PortKind
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.index}"
+    @cached_property
+    def first_devices(self) -> NDArray[np.int64]:
+        """For every node its first device, and after the last the number of devices."""
+        devices = [node.devices for node, count in self.nodes for _ in range(count)]
+        return np.array([0, *accumulate(devices)])
 
 
-@lru_cache(maxsize=4)
-def _topology(cluster: Cluster) -> "nx.DiGraph[tuple[str, int]]":
-    graph: nx.DiGraph[tuple[str, int]] = nx.DiGraph()
-    for device in range(cluster.num_devices):
-        switch, nic = ("switch", cluster.node(device)), ("nic", cluster.nic(device))
-        for a, b in ((("device", device), switch), (switch, ("device", device))):
-            graph.add_edge(a, b, link=cluster.intra_node)
-        for a, b in ((("device", device), nic), (nic, ("device", device))):
-            graph.add_edge(a, b, link=None)  # inside the host: not modelled as a bottleneck
-    for nic_index in range(cluster.nodes * cluster.nics_per_node):
-        for a, b in ((("nic", nic_index), ("fabric", 0)), (("fabric", 0), ("nic", nic_index))):
-            graph.add_edge(a, b, link=cluster.inter_node)
-    return graph
+@lru_cache(maxsize=1024)
+def _at_speed(accelerator: Accelerator, factor: float) -> Accelerator:
+    return accelerator.at_speed(factor) if factor != 1.0 else accelerator
+
+
+def homogeneous(
+    name: str,
+    accelerator: Accelerator,
+    host: Host,
+    nodes: int,
+    devices_per_node: int,
+    intra_node: Link | NodeNetwork,
+    inter_node: Link,
+    nics_per_node: int = 1,
+    collectives: tuple[CollectiveCurve, ...] = (),
+    fabric: Fabric = FULL_BISECTION,
+) -> Cluster:
+    """Return ``nodes`` equal nodes; a plain link inside a node is a port into its switch."""
+    network = Switch(intra_node) if isinstance(intra_node, Link) else intra_node
+    node = Node(accelerator, host, devices_per_node, network, nics_per_node, inter_node)
+    return Cluster(name, ((node, nodes),), fabric, collectives=collectives)

@@ -1,103 +1,233 @@
-"""Time of a collective on an idle group of ranks, and the bytes it puts on every port.
+"""Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
 
-A group is described by its *span*: how many of its ranks sit on each node. Rings follow
-the latency-bandwidth model [1]_; a group that spans nodes runs its rings through every
-NIC of its ranks at once, as NCCL's channels do; an all-reduce takes the double binary
-tree [2]_ where that is faster (fewer steps, same bytes).
-
-References
-----------
-.. [1] Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-   workstations", J. Parallel Distrib. Comput. 69(2), 2009.
-.. [2] Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
-   reduction and scan", Parallel Computing 35(12), 2009.
+``size`` is the buffer of one rank for all-reduce, broadcast and send, and the whole buffer,
+all shards together, for all-gather, reduce-scatter and all-to-all.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil, log2
 from typing import NamedTuple
 
-from simulator.cluster import Cluster, Collective
+import numpy as np
 
+from simulator.cluster import Cluster
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.collectives.hierarchical import hierarchical
+from simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
+from simulator.collectives.phase import Phase
+from simulator.collectives.placement import Placement, place
+from simulator.collectives.point_to_point import direct, pairwise, parameter_server
+from simulator.collectives.ring import ring
+from simulator.collectives.torus import torus_ring
+from simulator.collectives.tree import tree
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import Mesh, Torus
+from simulator.interconnect.routes import BoolArray, IntArray
 
-class CollectiveCost(NamedTuple):
-    """What a collective costs one rank.
+__all__ = ["Phase", "algorithms", "choose", "idle_time", "measured_time", "phases"]
 
-    ``latency`` in s is paid first; then ``device_bytes`` cross the rank's own port, in
-    each direction, while ``nic_bytes`` cross its NIC.
-    """
-
-    latency: float
-    device_bytes: float
-    nic_bytes: float
-
-    def idle_time(self, cluster: Cluster) -> float:
-        """Return seconds where nothing else uses those ports."""
-        device = self.device_bytes / cluster.intra_node.bandwidth
-        return self.latency + max(device, self.nic_bytes / cluster.inter_node.bandwidth)
-
-
-NO_COST = CollectiveCost(0.0, 0.0, 0.0)
-
-_ROUNDS = {
-    Collective.ALL_REDUCE: 2,
-    Collective.ALL_GATHER: 1,
-    Collective.REDUCE_SCATTER: 1,
-    Collective.ALL_TO_ALL: 1,
-    Collective.BROADCAST: 1,
+_SHARDED = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
+_KNOWN = {
+    Collective.ALL_REDUCE: (
+        Algorithm.RING,
+        Algorithm.TREE,
+        Algorithm.IN_SWITCH,
+        Algorithm.HIERARCHICAL,
+        Algorithm.PARAMETER_SERVER,
+    ),
+    Collective.ALL_GATHER: _SHARDED,
+    Collective.REDUCE_SCATTER: _SHARDED,
+    Collective.BROADCAST: (Algorithm.RING, Algorithm.TREE),
+    Collective.ALL_TO_ALL: (Algorithm.PAIRWISE,),
+    Collective.SEND: (Algorithm.DIRECT,),
 }
-"""How often a ring passes the buffer round."""
+"""The algorithms of every collective; of equally fast ones the first is chosen."""
 
 
-@lru_cache(maxsize=65536)
-def collective_cost(cluster: Cluster, collective: Collective, span: tuple[int, ...], size: float) -> CollectiveCost:
-    """Return the cost of a collective over a group with ``span`` ranks on each of its nodes.
+def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+    """Return the phases of a collective on each of ``groups``, rows of devices in rank order.
 
-    ``size`` is the buffer of one rank for all-reduce, broadcast and send, and the whole
-    buffer, all shards together, for all-gather, reduce-scatter and all-to-all.
+    A group of one rank has none.
+
+    Raises
+    ------
+    ValueError
+        Where a group cannot run the algorithm, or names a device twice.
 
     Examples
     --------
     A ring all-reduce of 8 GB over 4 ranks moves 2 * 3/4 * 8 GB = 12 GB over every port.
 
     >>> from simulator.catalog import cluster
-    >>> collective_cost(cluster("dgx-a100-80gb"), Collective.ALL_REDUCE, (4,), 8e9).device_bytes
-    12000000000.0
+    >>> group = np.array([[0, 1, 2, 3]])
+    >>> [phase] = phases(cluster("dgx-a100-80gb"), Collective.ALL_REDUCE, Algorithm.RING, group)
+    >>> sorted(set((8e9 * phase.load).tolist()))
+    [12000000000.0]
     """
-    ranks = sum(span)
-    if ranks < 2 or size <= 0:
-        return NO_COST
+    if groups.ndim != 2 or groups.shape[1] < 1:
+        raise ValueError(f"groups are rows of devices, met an array of shape {groups.shape}")
+    if groups.shape[1] < 2 or not len(groups):
+        return ()
+    if collective is Collective.SEND and groups.shape[1] != 2:
+        raise ValueError(f"a send has 2 ranks, met {groups.shape[1]}")
+    placement = place(cluster, groups)
+    unable = np.flatnonzero(~_able(cluster, collective, algorithm, placement))
+    if len(unable):
+        group = groups[unable[0]]
+        known = ", ".join(algorithms(cluster, collective, group))
+        raise ValueError(f"the group of {group.tolist()[:8]} runs {collective} by {known}, met {algorithm}")
+    rounds = 2 if collective is Collective.ALL_REDUCE else 1
+    match algorithm:
+        case Algorithm.RING if isinstance(cluster.fabric, Torus):
+            return torus_ring(cluster, cluster.fabric, groups, collective)
+        case Algorithm.RING:
+            return ring(cluster, placement, rounds)
+        case Algorithm.TREE:
+            return tree(cluster, placement, rounds)
+        case Algorithm.HIERARCHICAL:
+            return hierarchical(cluster, placement, collective)
+        case Algorithm.IN_SWITCH:
+            return in_switch(cluster, groups, collective)
+        case Algorithm.PARAMETER_SERVER:
+            return parameter_server(cluster, groups)
+        case Algorithm.PAIRWISE:
+            return pairwise(cluster, groups)
+        case _:
+            return direct(cluster, groups)
+
+
+def algorithms(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
+    """Return the algorithms that can run a collective on ``group``, without `Algorithm.MEASURED`."""
+    return _algorithms(cluster, collective, tuple(np.asarray(group).tolist()))
+
+
+@lru_cache(maxsize=4096)
+def _algorithms(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[Algorithm, ...]:
+    placement = place(cluster, np.array([group]))
+    return tuple(each for each in _KNOWN[collective] if bool(_able(cluster, collective, each, placement)[0]))
+
+
+def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placement: Placement) -> BoolArray:
+    """Return for every group whether it can run a collective by ``algorithm``."""
+    able = np.full(placement.num_groups, algorithm in _KNOWN[collective])
+    spans = placement.nodes > 1
+    even = placement.channels == placement.widest
+    match algorithm:
+        case Algorithm.DIRECT:
+            able &= placement.ranks == 2
+        case Algorithm.TREE:
+            able &= spans & (not isinstance(cluster.fabric, Torus))
+        case Algorithm.HIERARCHICAL:
+            able &= spans & even & (placement.channels > 1) & (not isinstance(cluster.fabric, Torus))
+        case Algorithm.IN_SWITCH:
+            across = fabric_reduces(cluster) and collective is Collective.ALL_REDUCE
+            able &= np.where(spans, even & across, switches_reduce(cluster, placement))
+    return able
+
+
+def candidates(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
+    """Return the algorithms that may be chosen on a cluster: the one that the user fixed first, then libraries' own."""
+    fixed = dict(cluster.algorithms).get(collective)
+    own = tuple(each for each in _KNOWN[collective] if each in _automatic(cluster))
+    return own if fixed is None else tuple(dict.fromkeys((fixed, *own)))
+
+
+def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
+    """Return the algorithms of `candidates` that no other one on ``group`` beats at every size."""
+    fixed = dict(cluster.algorithms).get(collective)
+    if fixed in algorithms(cluster, collective, group):
+        return (fixed,)
+    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    kept: list[_Line] = []
+    for line in sorted(lines, key=lambda line: (line.latency, line.seconds_per_byte)):
+        if not kept or line.seconds_per_byte < kept[-1].seconds_per_byte * (1 - 1e-12):
+            kept.append(line)
+    return tuple(line.algorithm for line in lines if line in kept)
+
+
+def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> BoolArray:
+    """Return for every group whether it can run a collective by an algorithm."""
+    return _able(cluster, collective, algorithm, place(cluster, groups))
+
+
+def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float) -> float:
+    """Return the seconds that one of the groups takes for ``size`` bytes where nothing else uses the links.
+
+    ``sum over phases of latency + size * max over links of load / bandwidth``; 0 for no bytes.
+    """
+    if size <= 0:
+        return 0.0
+    latency, seconds_per_byte = _line(cluster, phases, group)
+    return latency + size * seconds_per_byte
+
+
+def _line(cluster: Cluster, phases: Sequence[Phase], group: int) -> tuple[float, float]:
+    """Return latency and seconds a byte of all phases on an idle network."""
+    bandwidth = interconnect(cluster).bandwidth
+    latency = seconds_per_byte = 0.0
+    for phase in phases:
+        first, last = np.searchsorted(phase.group, (group, group + 1))
+        seconds = phase.load[first:last] / bandwidth[phase.link[first:last]]
+        latency += float(phase.latency[group])
+        seconds_per_byte += float(np.max(seconds, initial=0.0))
+    return latency, seconds_per_byte
+
+
+def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: float) -> float | None:
+    """Return the seconds that a measured curve gives, ``None`` where there is none for that group size."""
     for curve in cluster.collectives:
         if curve.collective is collective and curve.ranks == ranks:
-            return CollectiveCost(curve.time(size), 0.0, 0.0)
-    if collective is Collective.SEND:
-        return _send(cluster, span, size)
-    crossing = _ROUNDS[collective] * (ranks - 1) / ranks * size
-    device_bytes = crossing if max(span) > 1 else 0.0
-    nic_bytes = crossing / _nics(cluster, min(span)) if len(span) > 1 else 0.0
-    return CollectiveCost(_latency(cluster, collective, span), device_bytes, nic_bytes)
+            return curve.time(size) if size > 0 else 0.0
+    return None
 
 
-def _nics(cluster: Cluster, ranks: int) -> int:
-    """Return the NICs that ``ranks`` neighbouring ranks of one node use."""
-    return max(1, min(cluster.nics_per_node, ranks * cluster.nics_per_node // cluster.devices_per_node))
+def choose(cluster: Cluster, collective: Collective, group: IntArray, size: float) -> Algorithm:
+    """Return the algorithm that runs a collective of ``size`` bytes on ``group``.
+
+    `Algorithm.MEASURED` where a curve for that collective and group size exists; else the
+    one that the user fixed, where the group can run it; else the fastest on an idle network
+    of those that libraries pick by themselves: NCCL's tuner compares ring, tree and
+    in-switch, and HCCL goes in two levels where devices are wired to each other.
+
+    Raises
+    ------
+    ValueError
+        Where the user fixed an algorithm that never runs this collective.
+    """
+    if measured_time(cluster, collective, len(group), size) is not None:
+        return Algorithm.MEASURED
+    fixed = dict(cluster.algorithms).get(collective)
+    if fixed is not None and fixed not in _KNOWN[collective]:
+        raise ValueError(f"{collective} runs by {', '.join(_KNOWN[collective])}, met {fixed}")
+    able = algorithms(cluster, collective, group)
+    if not able:
+        raise ValueError(f"a {collective} has 2 ranks, met {len(group)}")
+    if fixed in able:
+        return fixed
+    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    return min(lines, key=lambda line: line.latency + size * line.seconds_per_byte).algorithm
 
 
-def _send(cluster: Cluster, span: tuple[int, ...], size: float) -> CollectiveCost:
-    if len(span) == 1:
-        return CollectiveCost(cluster.intra_node.latency + cluster.intra_node.launch, size, 0.0)
-    return CollectiveCost(cluster.inter_node.latency + cluster.inter_node.launch, 0.0, size)
+def _automatic(cluster: Cluster) -> tuple[Algorithm, ...]:
+    """Return the algorithms that libraries pick by themselves."""
+    picked = (Algorithm.RING, Algorithm.TREE, Algorithm.IN_SWITCH, Algorithm.PAIRWISE, Algorithm.DIRECT)
+    wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
+    return (*picked, Algorithm.HIERARCHICAL) if wired else picked
 
 
-def _latency(cluster: Cluster, collective: Collective, span: tuple[int, ...]) -> float:
-    """Return the steps' latency: of the ring, or of the double binary tree where that is less."""
-    ranks, nodes = sum(span), len(span)
-    inside, outside = cluster.intra_node, cluster.inter_node
-    launch = outside.launch if nodes > 1 else inside.launch
-    steps = _ROUNDS[collective] * (ranks - 1)
-    between = steps * nodes // ranks if nodes > 1 else 0
-    ring = between * outside.latency + (steps - between) * inside.latency
-    if collective is not Collective.ALL_REDUCE or nodes == 1:
-        return launch + ring
-    tree = 2 * (ceil(log2(nodes)) * outside.latency + (max(span) - 1) * inside.latency)
-    return launch + min(ring, tree)
+class _Line(NamedTuple):
+    """Idle time of an algorithm as a straight line over the size; flat where there is no other to compare."""
+
+    algorithm: Algorithm
+    latency: float
+    seconds_per_byte: float
+
+
+@lru_cache(maxsize=4096)
+def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Line, ...]:
+    """Return the lines of all algorithms that libraries would pick on ``group``."""
+    picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster)]
+    if len(picked) == 1:
+        return (_Line(picked[0], 0.0, 0.0),)
+    parts = [(each, phases(cluster, collective, each, np.array([group]))) for each in picked]
+    return tuple(_Line(each, *_line(cluster, part, 0)) for each, part in parts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
 
-from simulator.cluster import Accelerator
+from simulator.accelerator import Accelerator
 from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
 
 
@@ -45,7 +45,7 @@ class Matmul:
 def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul) -> float:
     """Return seconds of a batch of matrix products, without launch.
 
-    >>> from simulator.cluster import Accelerator
+    >>> from simulator.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
     >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
     0.002

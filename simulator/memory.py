@@ -1,20 +1,45 @@
-"""Memory of a rank over time, by category: an open/close sweep over task starts and ends."""
+"""Memory of a rank or a host over time, by category: a sweep over what a step takes and gives back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from simulator.program import Category, MemoryChange
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.deferred import Deferred
+from simulator.program import Category, Change, IntArray, MemoryChange, Program
+from simulator.ragged import expand
+from simulator.spans import piece_times
+from simulator.units import TICKS_PER_SECOND
 
 CATEGORIES = tuple(Category)
 
 
+class Column(Deferred[Any]):
+    """An array as a sequence of numbers, or of tuples of them; NumPy takes it as the array."""
+
+    def __init__(self, array: NDArray[np.float64]) -> None:
+        super().__init__(self._items)
+        self.array = array
+
+    def _items(self) -> Iterable[Any]:
+        return self.array.tolist() if self.array.ndim == 1 else map(tuple, self.array.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.array, dtype)
+
+
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes held by one rank class over time.
+    """Bytes held by one rank class, or one host, over time.
 
     Parameters
     ----------
+    rank_class
+        Index of the rank class; of the host for the memory of a host.
     times
         Seconds at which the memory changes, rising; the first is 0.
     usage
@@ -23,23 +48,36 @@ class MemoryProfile:
 
     rank_class: int
     capacity: float
-    times: tuple[float, ...]
-    usage: tuple[tuple[float, ...], ...]
+    times: Sequence[float]
+    usage: Sequence[tuple[float, ...]]
 
     @cached_property
-    def totals(self) -> tuple[float, ...]:
+    def totals(self) -> Sequence[float]:
         """Bytes in all from each time on."""
-        return tuple(sum(row) for row in self.usage)
+        return Column(np.asarray(self.usage, np.float64).reshape(len(self.times), -1).sum(axis=1))
 
-    @property
+    @cached_property
     def peak(self) -> float:
         """Largest total in bytes."""
-        return max(self.totals, default=0.0)
+        return float(np.max(np.asarray(self.totals), initial=0.0))
 
     @property
     def peak_time(self) -> float:
         """Seconds at which the peak is first reached."""
-        return self.times[self.totals.index(self.peak)]
+        return float(np.asarray(self.times)[np.argmax(np.asarray(self.totals))])
+
+
+class _Changes(NamedTuple):
+    """Bytes taken (given back: below 0) by ``group`` at ``time``, by category, on its device or host."""
+
+    group: IntArray
+    time: NDArray[Any]
+    category: IntArray
+    size: IntArray
+    host: IntArray
+
+    def where(self, rows: NDArray[Any]) -> "_Changes":
+        return _Changes(*(column[rows] for column in self))
 
 
 def sweep(
@@ -48,29 +86,112 @@ def sweep(
     resident: Iterable[MemoryChange],
     changes: Iterable[tuple[float, MemoryChange]],
 ) -> MemoryProfile:
-    """Return the profile of one rank class from what it holds and when that changes.
+    """Return the profile of one rank class from what it holds and when, in s, that changes.
 
     At one instant memory is given back before it is taken, as an in-order stream does.
+
+    >>> one, six, given_back = (MemoryChange(0, Category.ACTIVATIONS, size) for size in (1, 6, -6))
+    >>> profile = sweep(0, 9.0, [one], [(2.0, six), (3.0, one), (3.0, given_back)])
+    >>> profile.times, profile.totals, profile.peak
+    ((0.0, 2.0, 3.0), (1.0, 7.0, 2.0), 7.0)
     """
-    level = [0.0] * len(CATEGORIES)
-    for change in resident:
-        if change.rank_class == rank_class:
-            level[CATEGORIES.index(change.category)] += change.size
-    times, usage = [0.0], [tuple(level)]
-    events = sorted(
-        ((time, change) for time, change in changes if change.rank_class == rank_class),
-        key=lambda event: (event[0], event[1].size),
-    )
-    for time, change in events:
-        level[CATEGORIES.index(change.category)] += change.size
-        if time == times[-1]:
-            usage[-1] = tuple(level)
-        else:
-            times.append(time)
-            usage.append(tuple(level))
-    return MemoryProfile(rank_class, capacity, tuple(times), tuple(usage))
+    rows = [(time, change) for time, change in changes if change.rank_class == rank_class]
+    zeros, sizes = np.zeros(len(rows), np.int64), np.array([change.size for _, change in rows], np.int64)
+    category = np.array([CATEGORIES.index(change.category) for _, change in rows], np.int64)
+    events = _Changes(zeros, np.array([time for time, _ in rows], np.float64), category, sizes, zeros)
+    held = _levels((0, change) for change in resident if change.rank_class == rank_class)
+    ((times, usage),) = _swept(held[:1], events)
+    return MemoryProfile(rank_class, capacity, Column(times), Column(usage))
 
 
-def peak_total(profiles: Sequence[MemoryProfile]) -> float:
+def program_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
+    """Return the device memory of every rank class while a program's tasks run at those ticks."""
+    changes = _program_changes(program, starts, ends)
+    held = _levels(((c.rank_class, c) for c in program.resident if not c.host), len(program.rank_classes))
+    return _profiles(program.capacity, _swept(held, changes.where(changes.host == 0)))
+
+
+def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
+    """Return the memory of every host while a program's tasks run: what all its members hold there."""
+    members = sorted((member, host, n) for host, item in enumerate(program.hosts) for member, n in item.members)
+    rank_class, host, number = np.array(members, np.int64).reshape(-1, 3).T
+    start = np.searchsorted(rank_class, np.arange(len(program.rank_classes) + 1))
+    changes = _program_changes(program, starts, ends)
+    changes = changes.where(changes.host > 0)
+    place, index = expand(start, changes.group)
+    changes = changes.where(place)._replace(group=host[index], size=changes.size[place] * number[index])
+    of_class = _levels(((c.rank_class, c) for c in program.resident if c.host), len(program.rank_classes))
+    held = np.zeros((len(program.hosts), len(CATEGORIES)), np.int64)
+    np.add.at(held, host, of_class[rank_class] * number[:, None])
+    return _profiles([item.capacity for item in program.hosts], _swept(held, changes))
+
+
+def peak_total(profiles: Iterable[MemoryProfile]) -> float:
     """Return the largest peak over rank classes, in bytes."""
     return max((profile.peak for profile in profiles), default=0.0)
+
+
+def _profiles(
+    capacity: Sequence[float], swept: Iterable[tuple[NDArray[Any], NDArray[np.float64]]]
+) -> tuple[MemoryProfile, ...]:
+    return tuple(
+        MemoryProfile(index, capacity[index], Column(ticks / TICKS_PER_SECOND), Column(usage))
+        for index, (ticks, usage) in enumerate(swept)
+    )
+
+
+def _levels(resident: Iterable[tuple[int, MemoryChange]], count: int = 1) -> IntArray:
+    """Return the bytes [group, category] of what groups hold for the whole step."""
+    levels = np.zeros((count, len(CATEGORIES)), np.int64)
+    for group, change in resident:
+        levels[group, CATEGORIES.index(change.category)] += change.size
+    return levels
+
+
+def _program_changes(program: Program, starts: IntArray, ends: IntArray) -> _Changes:
+    """Return what rank classes take at the start of pieces, and give back at their end."""
+    pieces = [piece for item in program.work for piece in item.pieces]
+    told = [(*_told(c), end) for p in pieces for end, part in enumerate((p.acquired, p.released)) for c in part]
+    category, size, host, at_end = np.array(told, np.int64).reshape(-1, 4).T
+    change_start = np.append(0, np.cumsum([len(p.acquired) + len(p.released) for p in pieces])).astype(np.int64)
+    changing = np.array([any(p.acquired or p.released for p in item.pieces) for item in program.work], dtype=bool)
+    times = piece_times(program, starts, ends, np.flatnonzero(changing[program.work_of]))
+    place, change = expand(change_start, times.piece)
+    place_of_row, group = _rank_classes(program, times.task[place])
+    place, change = place[place_of_row], change[place_of_row]
+    time = np.where(at_end[change] > 0, times.end[place], times.start[place])
+    signed = np.where(at_end > 0, -size, size)
+    return _Changes(group, time, category[change], signed[change], host[change])
+
+
+def _told(change: Change) -> tuple[int, int, int]:
+    return CATEGORIES.index(change.category), change.size, int(change.host)
+
+
+def _rank_classes(program: Program, tasks: IntArray) -> tuple[IntArray, IntArray]:
+    """Return for each of ``tasks`` its place and every rank class whose streams it holds, once."""
+    place, index = expand(program.stream_start, tasks)
+    count = max(len(program.rank_classes), 1)
+    rank_class = np.array([stream.rank_class for stream in program.streams], np.int64)
+    keys = np.unique(place * count + rank_class[program.stream_of[index]])
+    return keys // count, keys % count
+
+
+def _swept(held: IntArray, changes: _Changes) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+    """Yield times and usage of every group, from what it holds at 0 and what changes."""
+    groups = np.arange(len(held))
+    group = np.concatenate([groups, changes.group])
+    time = np.concatenate([np.zeros(len(held), changes.time.dtype), changes.time])
+    delta = np.zeros((len(group), len(CATEGORIES)), np.int64)
+    delta[: len(held)] = held
+    delta[np.arange(len(held), len(group)), changes.category] = changes.size
+    order = np.lexsort((time, group))
+    group, time = group[order], time[order]
+    usage = np.cumsum(delta[order], axis=0)
+    first = np.searchsorted(group, groups)
+    usage -= (usage[first] - delta[order[first]])[group]
+    settled = np.append((time[1:] != time[:-1]) | (group[1:] != group[:-1]), True)
+    group, time, usage = group[settled], time[settled], usage[settled].astype(np.float64)
+    bounds = np.searchsorted(group, np.append(groups, len(held))).tolist()
+    for begin, end in pairwise(bounds):
+        yield time[begin:end], usage[begin:end]

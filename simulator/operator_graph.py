@@ -162,6 +162,9 @@ class OperatorGraph:
     sequence: int
     tied: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.sequence, len(self.blocks)))  # equality compares the rest
+
     @cached_property
     def occurrences(self) -> tuple[tuple[str, Block], ...]:
         """Every block occurrence with its name, in execution order."""

@@ -3,14 +3,21 @@
 A rank class stands for ranks that do the same at the same time; one of them is
 simulated. Tasks that name several streams are a rendezvous: they start when all of
 those streams reach them, and hold all of them.
+
+A program is columns, not objects: what tasks do is said once in `Work`, what they move
+once in a `Flow`, and each task points at both. `Task` and `program_of` are for programs
+written by hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from simulator.cluster import Link, Port
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
 
 
 class TaskKind(StrEnum):
@@ -23,16 +30,24 @@ class TaskKind(StrEnum):
     TENSOR_COMMUNICATION = "tensor communication"
     PIPELINE_COMMUNICATION = "pipeline communication"
     DATA_COMMUNICATION = "data communication"
+    HOST_COPY = "host copy"
+    LAUNCH = "launch"
 
     @property
     def communicates(self) -> bool:
         """Whether the task moves data between ranks."""
         return self in _COMMUNICATION
 
+    @property
+    def computes(self) -> bool:
+        """Whether the task keeps the device's processors busy."""
+        return self in _COMPUTE
+
 
 _COMMUNICATION = frozenset(
     {TaskKind.TENSOR_COMMUNICATION, TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION}
 )
+_COMPUTE = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.OPTIMIZER})
 
 
 class StreamKind(StrEnum):
@@ -45,6 +60,10 @@ class StreamKind(StrEnum):
     SEND_BACKWARD = "send backward"
     RECEIVE_BACKWARD = "receive backward"
     DATA = "data"
+    TO_HOST = "to host"
+    FROM_HOST = "from host"
+    LAUNCH = "launch"
+    HOST = "host"
 
 
 class Category(StrEnum):
@@ -77,90 +96,234 @@ class RankClass(NamedTuple):
         return self.ranks[0]
 
 
-class Origin(NamedTuple):
-    """Where a task came from: stage, microbatch (-1 for none), operators or tensors by name."""
+class HostClass(NamedTuple):
+    """Hosts that behave alike: ``members`` are (rank class, ranks of it on one such host)."""
 
-    stage: int
-    microbatch: int
+    name: str
+    capacity: float
+    members: tuple[tuple[int, int], ...]
+
+
+class Change(NamedTuple):
+    """Bytes that a piece takes or gives back on every rank class of its task, on device or host."""
+
+    category: Category
+    size: int
+    host: bool = False
+
+
+class Piece(NamedTuple):
+    """A stretch of a task: ticks from the task's start, and what it does.
+
+    ``stream`` is the kind of stream that shows it; ``None`` for all streams of the task.
+    """
+
+    kind: TaskKind
     operators: str
+    start: int
+    end: int
+    stream: StreamKind | None = None
+    acquired: tuple[Change, ...] = ()
+    released: tuple[Change, ...] = ()
 
 
-class Transfer(NamedTuple):
-    """Bytes that a communication moves over one port."""
+class Work(NamedTuple):
+    """What tasks do, the same for every microbatch.
 
-    port: Port
-    size: float
+    ``duration`` is in ticks; for a task with a flow, its latency before the bytes move.
+    ``pieces`` cover it in order.
+    """
+
+    kind: TaskKind
+    stage: int
+    duration: int
+    pieces: Sequence[Piece]
+
+
+class Flow(NamedTuple):
+    """Bytes over each link, by index into the program's links, all in proportion.
+
+    A flow may stand for several equal transfers; ``unit`` are the bytes of one of them on its
+    busiest link, for the network's fairness is among transfers. 0 stands for one transfer.
+    """
+
+    usage: tuple[tuple[int, float], ...]
+    unit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """Links that carry the same at the same time: a name, byte/s of one, and how many there are."""
+
+    name: str
+    bandwidth: float
+    count: int = 1
+
+
+class Background(NamedTuple):
+    """A flow of another tenant: started at ``start`` and every ``period`` ticks, never twice at once.
+
+    ``latency`` ticks pass before its bytes move.
+    """
+
+    name: str
+    flow: Flow
+    latency: int
+    period: int
+    start: int
 
 
 class MemoryChange(NamedTuple):
-    """Bytes that a task takes (positive) or gives back (negative) on one rank class."""
+    """Bytes that one rank class holds, on its device or on its host."""
 
     rank_class: int
     category: Category
     size: int
+    host: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Tasks of one training step; a stream runs its tasks in the order of their index.
+
+    Parameters
+    ----------
+    work_of, flow_of, microbatch_of
+        For every task: index into ``work``; into ``flows``, -1 for none; microbatch, -1 for none.
+    stream_start, stream_of
+        Task ``t`` holds the streams ``stream_of[stream_start[t]:stream_start[t + 1]]``.
+    predecessor_start, predecessor_of
+        The same for tasks that end before it starts, besides those before it on its streams.
+    resident
+        Memory that is held for the whole step.
+    capacity
+        Bytes of device memory of every rank class.
+    links
+        What flows share.
+    traffic
+        Bytes that each link carries inside tasks whose transfers nothing can disturb.
+    slowdown
+        Factor by which computing of a rank class takes longer while one of its data
+        communications moves bytes; only tasks of one piece and one class are slowed.
+    """
+
+    rank_classes: tuple[RankClass, ...]
+    streams: tuple[Stream, ...]
+    work: tuple[Work, ...]
+    flows: tuple[Flow, ...]
+    work_of: IntArray
+    flow_of: IntArray
+    microbatch_of: IntArray
+    stream_start: IntArray
+    stream_of: IntArray
+    predecessor_start: IntArray
+    predecessor_of: IntArray
+    resident: tuple[MemoryChange, ...]
+    capacity: tuple[float, ...]
+    links: tuple[LinkClass, ...] = ()
+    traffic: tuple[float, ...] = ()
+    hosts: tuple[HostClass, ...] = ()
+    background: tuple[Background, ...] = ()
+    slowdown: float = 1.0
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks in all."""
+        return len(self.work_of)
+
+    def streams_of(self, task: int) -> tuple[int, ...]:
+        """Return the streams that a task holds."""
+        return tuple(self.stream_of[self.stream_start[task] : self.stream_start[task + 1]].tolist())
+
+    def predecessors_of(self, task: int) -> tuple[int, ...]:
+        """Return the tasks that end before ``task`` starts, besides those before it on its streams."""
+        return tuple(self.predecessor_of[self.predecessor_start[task] : self.predecessor_start[task + 1]].tolist())
 
 
 class Task(NamedTuple):
-    """One unit of work.
+    """One unit of work of a program written by hand.
 
     Parameters
     ----------
     streams
         Indices of the streams it holds while it runs.
     duration
-        Ticks of its own; for a communication with ``transfers``, its latency.
+        Ticks of its own; for a communication with a ``usage``, its latency.
     predecessors
         Indices of tasks that end before it starts, besides those before it on its streams.
-    transfers
-        What it moves over ports that other streams use too.
+    usage
+        Bytes that it moves over links, by index.
     acquired, released
-        Memory taken at its start and given back at its end.
+        Memory taken at its start and given back at its end, on every rank class of its streams.
     """
 
     kind: TaskKind
     streams: tuple[int, ...]
     duration: int
-    predecessors: tuple[int, ...]
-    origin: Origin
-    transfers: tuple[Transfer, ...] = ()
-    acquired: tuple[MemoryChange, ...] = ()
-    released: tuple[MemoryChange, ...] = ()
+    predecessors: tuple[int, ...] = ()
+    usage: tuple[tuple[int, float], ...] = ()
+    stage: int = 0
+    microbatch: int = -1
+    operators: str = ""
+    acquired: tuple[Change, ...] = ()
+    released: tuple[Change, ...] = ()
 
 
-@dataclass(frozen=True)
-class Program:
-    """Tasks of one training step; a stream runs its tasks in the order of ``tasks``.
+def program_of(
+    rank_classes: Sequence[RankClass],
+    streams: Sequence[Stream],
+    tasks: Sequence[Task],
+    *,
+    resident: Sequence[MemoryChange] = (),
+    capacity: float = float("inf"),
+    links: Sequence[LinkClass] = (),
+    hosts: Sequence[HostClass] = (),
+    background: Sequence[Background] = (),
+    slowdown: float = 1.0,
+) -> Program:
+    """Return the program of tasks written by hand."""
+    work: dict[Work, int] = {}
+    flows: dict[Flow, int] = {}
+    work_of, flow_of = [], []
+    for task in tasks:
+        piece = Piece(task.kind, task.operators, 0, task.duration, None, task.acquired, task.released)
+        item = Work(task.kind, task.stage, task.duration, (piece,))
+        work_of.append(work.setdefault(item, len(work)))
+        flow_of.append(flows.setdefault(Flow(task.usage), len(flows)) if task.usage else -1)
+    stream_start, stream_of = ragged([task.streams for task in tasks])
+    predecessor_start, predecessor_of = ragged([task.predecessors for task in tasks])
+    return Program(
+        tuple(rank_classes),
+        tuple(streams),
+        tuple(work),
+        tuple(flows),
+        np.array(work_of, dtype=np.int64),
+        np.array(flow_of, dtype=np.int64),
+        np.array([task.microbatch for task in tasks], dtype=np.int64),
+        stream_start,
+        stream_of,
+        predecessor_start,
+        predecessor_of,
+        tuple(resident),
+        (capacity,) * len(rank_classes),
+        tuple(links),
+        hosts=tuple(hosts),
+        background=tuple(background),
+        slowdown=slowdown,
+    )
 
-    Parameters
-    ----------
-    resident
-        Memory that is held for the whole step.
-    capacity
-        Bytes of device memory.
-    links
-        The link behind every port that a transfer names.
+
+def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Return rows of different lengths as where each starts (and the last ends), and all of them.
+
+    >>> [column.tolist() for column in ragged([(3, 4), (), (5,)])]
+    [[0, 2, 2, 3], [3, 4, 5]]
     """
-
-    rank_classes: tuple[RankClass, ...]
-    streams: tuple[Stream, ...]
-    tasks: tuple[Task, ...]
-    resident: tuple[MemoryChange, ...]
-    capacity: float
-    links: tuple[tuple[Port, Link], ...] = ()
+    start = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=start[1:])
+    return start, np.array([value for row in rows for value in row], dtype=np.int64)
 
 
-def dependencies(tasks: Sequence[Task], num_streams: int) -> tuple[list[list[int]], list[int]]:
-    """Return the successors of each task, and the number of tasks each one waits for."""
-    successors: list[list[int]] = [[] for _ in tasks]
-    waiting = [0] * len(tasks)
-    last = [-1] * num_streams
-    for index, task in enumerate(tasks):
-        before = set(task.predecessors)
-        for stream in task.streams:
-            if last[stream] >= 0:
-                before.add(last[stream])
-            last[stream] = index
-        for predecessor in before:
-            successors[predecessor].append(index)
-        waiting[index] = len(before)
-    return successors, waiting
+def stream_index(streams: Sequence[Stream]) -> Mapping[Stream, int]:
+    """Return the index of every stream."""
+    return {stream: index for index, stream in enumerate(streams)}

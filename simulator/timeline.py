@@ -1,33 +1,34 @@
-"""What happened in a step, simulated or measured: spans on streams, and memory over time."""
+"""What happened in a step, simulated or measured: spans on streams, memory over time, bytes on links."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from simulator.memory import MemoryProfile, peak_total
-from simulator.program import RankClass, StreamKind, TaskKind
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.deferred import Deferred
+from simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
+from simulator.program import HostClass, IntArray, Program, RankClass, TaskKind
+from simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy, Span, SpanColumns, Spans, columns_of, program_columns
+from simulator.units import to_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["LinkUse", "Span", "Timeline", "simulated"]
 
-class Span(NamedTuple):
-    """One task on one rank class: seconds from the start of the step."""
 
-    rank_class: int
-    stream: StreamKind
-    kind: TaskKind
-    stage: int
-    microbatch: int
-    operators: str
-    start: float
-    end: float
+@dataclass(frozen=True)
+class LinkUse:
+    """What one link of a class of ``count`` carries in a step: byte/s, bytes, and the fraction of its capacity."""
 
-    @property
-    def duration(self) -> float:
-        """Seconds."""
-        return self.end - self.start
+    name: str
+    count: int
+    bandwidth: float
+    bytes: float
+    utilisation: float
 
 
 @dataclass(frozen=True)
@@ -42,101 +43,140 @@ class Timeline:
         Who the spans' ``rank_class`` indices are; measured timelines have one rank a class.
     spans
         In order of start.
+    memory
+        Device memory of every rank class.
     step_time
         Seconds from the start of the step to the end of its last task.
     engine
         What made it: ``discrete_event``, ``longest_path``, ``gloo``, ``nccl``.
+    links
+        What links carried; none where it was measured.
+    hosts, host_memory
+        Hosts, and the memory that the step holds on each.
     """
 
     source: str
     rank_classes: tuple[RankClass, ...]
-    spans: tuple[Span, ...]
-    memory: tuple[MemoryProfile, ...]
+    spans: Sequence[Span]
+    memory: Sequence[MemoryProfile]
     step_time: float
     engine: str
+    links: Sequence[LinkUse] = ()
+    hosts: tuple[HostClass, ...] = ()
+    host_memory: Sequence[MemoryProfile] = ()
 
     @property
     def peak_memory(self) -> float:
         """Largest bytes held by any rank."""
         return peak_total(self.memory)
 
-    @cached_property
-    def _computing(self) -> tuple[list[tuple[float, float]], ...]:
-        return tuple(_union((s.start, s.end) for s in spans if not s.kind.communicates) for spans in self._by_class)
+    @property
+    def bottleneck(self) -> LinkUse | None:
+        """The link that is used most of the step; ``None`` where no link carries anything."""
+        fullest = max(self.links, key=lambda link: link.utilisation, default=None)
+        return fullest if fullest is not None and fullest.bytes else None
 
     @cached_property
-    def _by_class(self) -> tuple[list[Span], ...]:
-        rows: tuple[list[Span], ...] = tuple([] for _ in self.rank_classes)
-        for span in self.spans:
-            rows[span.rank_class].append(span)
-        return rows
+    def columns(self) -> SpanColumns:
+        """The spans as columns."""
+        return columns_of(self.spans)
+
+    @cached_property
+    def _occupancy(self) -> Occupancy:
+        return Occupancy(self.columns, len(self.rank_classes))
+
+    @cached_property
+    def _ranks(self) -> NDArray[np.int64]:
+        return np.array([len(members.ranks) for members in self.rank_classes], np.int64)
+
+    @cached_property
+    def _busy(self) -> dict[frozenset[TaskKind], NDArray[np.float64]]:
+        return {}
+
+    def _seconds(self, kinds: Iterable[TaskKind]) -> NDArray[np.float64]:
+        """Return for every rank class the seconds in which it runs at least one span of ``kinds``."""
+        key = frozenset(kinds)
+        if key not in self._busy:
+            chosen = np.array([kind in key for kind in TASK_KINDS])
+            self._busy[key] = self._occupancy.seconds(chosen[self.columns.kind])
+        return self._busy[key]
 
     def busy(self, rank_class: int, kinds: Iterable[TaskKind] | None = None) -> float:
         """Return the seconds in which ``rank_class`` runs at least one span of ``kinds`` (all: None)."""
-        chosen = frozenset(kinds) if kinds is not None else frozenset(TaskKind)
-        spans = ((s.start, s.end) for s in self._by_class[rank_class] if s.kind in chosen)
-        return sum(end - start for start, end in _union(spans))
+        return float(self._seconds(TaskKind if kinds is None else kinds)[rank_class])
 
     @cached_property
     def bubble(self) -> float:
         """Fraction of the ranks' step in which they neither compute nor communicate within a stage."""
-        working = frozenset(TaskKind) - {TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION}
-        total = sum(len(c.ranks) for c in self.rank_classes) * self.step_time
-        used = sum(self.busy(i, working) * len(c.ranks) for i, c in enumerate(self.rank_classes))
+        working = [kind for kind in TaskKind if kind.computes or kind is TaskKind.TENSOR_COMMUNICATION]
+        total = int(self._ranks.sum()) * self.step_time
+        used = float(self._seconds(working) @ self._ranks)
         return 1 - used / total if total else 0.0
 
     def exposed_communication(self) -> dict[TaskKind, float]:
         """Return by kind the seconds of communication with no compute under it, averaged over ranks."""
-        ranks = sum(len(c.ranks) for c in self.rank_classes)
+        computing = {kind for kind in TaskKind if kind.computes}
+        ranks = max(int(self._ranks.sum()), 1)
         result: dict[TaskKind, float] = {}
         for kind in TaskKind:
             if kind.communicates:
-                exposed = 0.0
-                for index, members in enumerate(self.rank_classes):
-                    spans = ((s.start, s.end) for s in self._by_class[index] if s.kind == kind)
-                    exposed += _outside(_union(spans), self._computing[index]) * len(members.ranks)
-                result[kind] = exposed / ranks if ranks else 0.0
+                alone = self._seconds(computing | {kind}) - self._seconds(computing)
+                result[kind] = float(alone @ self._ranks) / ranks
         return result
 
     def order(self, rank_class: int) -> tuple[tuple[TaskKind, int, int], ...]:
         """Return (kind, stage, microbatch) of the forwards and backwards of a rank, in order of start."""
-        rows = [
-            (s.start, s.end, (s.kind, s.stage, s.microbatch))
-            for s in self._by_class[rank_class]
-            if s.kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
-        ]
-        result: list[tuple[TaskKind, int, int]] = []
-        for _, _, action in sorted(rows, key=lambda row: row[:2]):
-            if not result or result[-1] != action:
-                result.append(action)
-        return tuple(result)
+        columns = self.columns
+        passes = [TASK_KINDS.index(kind) for kind in (TaskKind.FORWARD, TaskKind.BACKWARD)]
+        rows = np.flatnonzero((columns.rank_class == rank_class) & np.isin(columns.kind, passes))
+        rows = rows[np.lexsort((columns.end[rows], columns.start[rows]))]
+        actions = np.stack([columns.kind[rows], columns.stage[rows], columns.microbatch[rows]], axis=1)
+        fresh = np.append(True, np.any(actions[1:] != actions[:-1], axis=1))[: len(rows)]
+        return tuple((TASK_KINDS[kind], stage, microbatch) for kind, stage, microbatch in actions[fresh].tolist())
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row a span."""
         import pandas as pd
 
-        return pd.DataFrame(self.spans, columns=list(Span._fields))
+        columns = self.columns
+        table = {
+            "rank_class": columns.rank_class,
+            "stream": np.array(STREAM_KINDS, object)[columns.stream],
+            "kind": np.array(TASK_KINDS, object)[columns.kind],
+            "stage": columns.stage,
+            "microbatch": columns.microbatch,
+            "operators": np.array(columns.names, object)[columns.operators],
+            "start": columns.start / columns.per_second,
+            "end": columns.end / columns.per_second,
+        }
+        return pd.DataFrame(table)
 
 
-def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    result: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((start, end))
-    return result
+def simulated(program: Program, starts: IntArray, ends: IntArray, engine: str) -> Timeline:
+    """Return the timeline of a program whose tasks run at those ticks; its parts are made when asked for."""
+    step_time = to_seconds(int(ends.max(initial=0)))
+    return Timeline(
+        source="simulated",
+        rank_classes=program.rank_classes,
+        spans=Spans(partial(program_columns, program, starts, ends)),
+        memory=Deferred(partial(program_memory, program, starts, ends)),
+        step_time=step_time,
+        engine=engine,
+        links=Deferred(partial(_link_uses, program, step_time)),
+        hosts=program.hosts,
+        host_memory=Deferred(partial(program_host_memory, program, starts, ends)),
+    )
 
 
-def _outside(intervals: list[tuple[float, float]], cover: list[tuple[float, float]]) -> float:
-    """Return the length of ``intervals`` that no interval of ``cover`` touches; both are unions."""
-    total = sum(end - start for start, end in intervals)
-    position = 0
-    for start, end in intervals:
-        while position < len(cover) and cover[position][1] <= start:
-            position += 1
-        look = position
-        while look < len(cover) and cover[look][0] < end:
-            total -= min(end, cover[look][1]) - max(start, cover[look][0])
-            look += 1
-    return total
+def _link_uses(program: Program, step_time: float) -> list[LinkUse]:
+    """Return what links carry: the bytes of all flows, and of transfers inside tasks."""
+    moved = np.zeros(len(program.links))
+    moved[: len(program.traffic)] = program.traffic
+    runs = np.bincount(program.flow_of[program.flow_of >= 0], minlength=len(program.flows)).tolist()
+    for flow, count in zip(program.flows, runs, strict=True):
+        for link, size in flow.usage:
+            moved[link] += count * size
+    return [
+        LinkUse(link.name, link.count, link.bandwidth, size, size / (link.bandwidth * step_time) if step_time else 0.0)
+        for link, size in zip(program.links, moved.tolist(), strict=True)
+    ]

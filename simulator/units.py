@@ -30,7 +30,8 @@ def _bytes_and_bits(suffix: str) -> dict[str, float]:
 
 
 UNITS: dict[Dimension, dict[str, float]] = {
-    Dimension.TIME: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
+    Dimension.TIME: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+    | {"min": 60.0, "h": 3600.0, "day": 86400.0, "days": 86400.0},
     Dimension.SIZE: _bytes_and_bits("") | {"byte": 1.0, "bytes": 1.0},
     Dimension.BANDWIDTH: _bytes_and_bits("/s"),
     Dimension.COMPUTE_RATE: {f"{p}FLOP/s": f for p, f in _DECIMAL.items()}
@@ -89,6 +90,18 @@ def format_time(seconds: float) -> str:
     '24.8 ms'
     """
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def format_duration(seconds: float) -> str:
+    """Return a long time for people, in s, min, h or days.
+
+    >>> format_duration(5400), format_duration(54 * 86400)
+    ('1.5 h', '54 days')
+    """
+    if abs(seconds) < 120:
+        return format_time(seconds)
+    days = ((86400.0, "days"),) if abs(seconds) >= 2 * 86400 else ()
+    return _scaled(seconds, (*days, (3600.0, "h"), (60.0, "min")))
 
 
 def format_size(size: float) -> str:

@@ -15,12 +15,25 @@ from strategies.schedule import SCHEDULES
 from strategies.sharding import TENSOR_DIMS, megatron
 from strategies.training import Training
 
+OFFLOADS = ("optimizer",)
+"""What a plan may keep in host memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The plan as a user writes it: degrees and choices; `complete` makes a `Plan` of it.
 
-    ``stages`` is ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    Parameters
+    ----------
+    stages
+        ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    order
+        Axes of the mesh from the outermost to the innermost: neighbours along the last one are
+        neighbours on the machine.
+    placement
+        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
+    offload
+        What is kept in host memory: any of `OFFLOADS`.
     """
 
     data: int = 1
@@ -35,6 +48,9 @@ class Layout:
     overlap_gradients: bool = True
     scatter_gather: bool = False
     stages: str | tuple[int, ...] = "even"
+    order: tuple[str, ...] = (PIPELINE, DATA, TENSOR)
+    placement: tuple[int, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 class Violation(NamedTuple):
@@ -59,20 +75,29 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _tensor_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
     yield from _pipeline_violations(problem, layout)
+    wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
+    if wrong is not None:
+        yield Violation("offload", f"offload holds any of {', '.join(OFFLOADS)}, met {wrong}")
     if layout.zero not in (0, 1):
         yield Violation("zero", f"zero is 0 or 1, met {layout.zero}; nearest: 1")
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    ranks = layout.data * layout.tensor * layout.pipeline
-    if ranks != cluster.num_devices:
+    ranks, free = layout.data * layout.tensor * layout.pipeline, len(cluster.free_devices)
+    if ranks != free:
         others = layout.tensor * layout.pipeline
-        near = f"; data: {cluster.num_devices // others} would do" if cluster.num_devices % others == 0 else ""
+        near = f"; data: {free // others} would do" if free % others == 0 else ""
         yield Violation(
             "data",
             f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}) = {ranks} ranks, "
-            f"cluster has {cluster.num_devices}{near}",
+            f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
+    if sorted(layout.order) != sorted((PIPELINE, DATA, TENSOR)):
+        yield Violation("order", f"order names pipeline, data and tensor once each, met {', '.join(layout.order)}")
+    if layout.placement and sorted(layout.placement) != sorted(cluster.free_devices):
+        wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
+        met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
+        yield Violation("placement", f"placement names each of the {free} free devices once, {met}")
 
 
 def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
@@ -160,7 +185,10 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     broken = next(violations(problem, layout), None)
     if broken is not None:
         raise ValueError(f"{broken.field}: {broken.message}")
-    mesh = Mesh((Axis(PIPELINE, layout.pipeline), Axis(DATA, layout.data), Axis(TENSOR, layout.tensor)))
+    sizes = {PIPELINE: layout.pipeline, DATA: layout.data, TENSOR: layout.tensor}
+    mesh = Mesh(tuple(Axis(name, sizes[name]) for name in layout.order))
+    free = problem.cluster.free_devices
+    placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         mesh=mesh,
         stages=partition(problem.graph, layout.pipeline * layout.chunks, layout.stages),
@@ -174,4 +202,6 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         recompute=layout.recompute,
         overlap_gradients=layout.overlap_gradients,
         scatter_gather=layout.scatter_gather,
+        placement=placement,
+        offload=layout.offload,
     )

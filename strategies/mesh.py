@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 PIPELINE, DATA, TENSOR = "pipeline", "data", "tensor"
 
 
@@ -50,13 +53,32 @@ class Mesh:
         >>> Mesh((Axis("pipeline", 2), Axis("data", 3), Axis("tensor", 4))).coordinate(17, "data")
         1
         """
-        return rank // self.stride(name) % self.size(name)
+        return rank // self.stride(name) % self.size(name) if self.size(name) > 1 else 0
 
     def group(self, rank: int, name: str) -> tuple[int, ...]:
         """Return the ranks that differ from ``rank`` along one axis only, itself included."""
         stride = self.stride(name)
         base = rank - self.coordinate(rank, name) * stride
         return tuple(base + i * stride for i in range(self.size(name)))
+
+    def rows(self, name: str) -> NDArray[np.int64]:
+        """Return every group along an axis as a row of ranks, by first rank; none where groups have one member.
+
+        >>> Mesh((Axis("data", 2), Axis("tensor", 2))).rows("data").tolist()
+        [[0, 2], [1, 3]]
+        """
+        size = self.size(name)
+        if size == 1:
+            return np.empty((0, 1), dtype=np.int64)
+        stride = self.stride(name)
+        ranks = np.arange(self.num_ranks).reshape(-1, size, stride)
+        return np.ascontiguousarray(ranks.transpose(0, 2, 1).reshape(-1, size))
+
+    def coordinates(self, name: str) -> NDArray[np.int64]:
+        """Return where every rank lies along an axis."""
+        if self.size(name) == 1:
+            return np.zeros(self.num_ranks, dtype=np.int64)
+        return np.arange(self.num_ranks) // self.stride(name) % self.size(name)
 
     def groups(self, name: str) -> Iterator[tuple[int, ...]]:
         """Yield every group along an axis, by first rank."""

@@ -1,9 +1,12 @@
 """How the layers of a network are divided among pipeline stages."""
 
+from functools import lru_cache
+
 from simulator.operator_graph import OperatorGraph
 from strategies.plan import Stage
 
 
+@lru_cache(maxsize=1024)
 def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> tuple[Stage, ...]:
     """Return the blocks of every stage: layers by ``how``, what comes before and after at the ends.
 

@@ -42,6 +42,10 @@ class Plan:
         Whether gradients are reduced while backward still makes others.
     scatter_gather
         Whether a stage boundary crosses in one slice a tensor rank and is gathered behind it.
+    placement
+        The device of every rank of the mesh; empty where rank ``i`` runs on device ``i``.
+    offload
+        What is kept in host memory: ``optimizer`` for the optimizer's states, or nothing.
     """
 
     mesh: Mesh
@@ -56,6 +60,8 @@ class Plan:
     recompute: Recompute
     overlap_gradients: bool
     scatter_gather: bool = False
+    placement: tuple[int, ...] = ()
+    offload: tuple[str, ...] = ()
 
     @property
     def data(self) -> int:
@@ -87,6 +93,7 @@ class Plan:
             parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
         return ", ".join(parts)
@@ -101,7 +108,8 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            fields = {key: document[key] for key in cls.__dataclass_fields__}
+            optional: dict[str, Any] = {"scatter_gather": False, "placement": (), "offload": ()}
+            fields = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
                 **fields
                 | {
@@ -109,6 +117,8 @@ class Plan:
                     "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
                     "shardings": tuple(_sharding(item) for item in document["shardings"]),
                     "recompute": Recompute(document["recompute"]),
+                    "placement": tuple(int(device) for device in fields["placement"]),
+                    "offload": tuple(map(str, fields["offload"])),
                 }
             )
         except (KeyError, TypeError) as error:

@@ -20,6 +20,9 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class ActionKind(StrEnum):
     """What a pipeline rank does with one microbatch of one stage."""
@@ -28,7 +31,6 @@ class ActionKind(StrEnum):
     BACKWARD = "B"
 
 
-_KINDS = {kind.value: kind for kind in ActionKind}
 _ACTION = re.compile(r"(\d+)([FB])(\d+)")
 
 
@@ -109,37 +111,92 @@ class Schedule:
         return cls(name, orders, 1 + max(a.stage for a in actions), 1 + max(a.microbatch for a in actions))
 
 
-def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return GPipe [1]_: all forwards, then all backwards in reverse stage order.
+Order = NDArray[np.int64]
+"""The actions of one pipeline rank as rows: stage, 0 for forward or 1 for backward, microbatch."""
 
-    >>> print(gpipe(1, 2))
-    0F0 0F1 0B0 0B1
-    """
+
+def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of GPipe [1]_: all forwards, then all backwards."""
     _one_chunk("gpipe", chunks)
-    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
-    orders = tuple(
-        tuple(Action(rank, forward, m) for m in range(microbatches))
-        + tuple(Action(rank, backward, m) for m in range(microbatches))
-        for rank in range(ranks)
-    )
-    return Schedule("gpipe", orders, ranks, microbatches)
+    kinds = np.repeat([0, 1], microbatches)
+    return _merged(kinds, *[(np.full(microbatches, rank), np.arange(microbatches))] * 2)
 
 
-def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return flushed 1F1B [2]_: rank r warms up with ``ranks - r`` forwards, then alternates.
+def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of flushed 1F1B [2]_: ``ranks - rank`` forwards, then by turns."""
+    _one_chunk("1f1b", chunks)
+    warmup = min(ranks - rank, microbatches)
+    turns = np.tile([1, 0], microbatches - warmup)
+    kinds = np.concatenate([np.zeros(warmup, np.int64), turns, np.ones(warmup, np.int64)])
+    return _merged(kinds, *[(np.full(microbatches, rank), np.arange(microbatches))] * 2)
 
-    >>> print(one_f_one_b(2, 3))
+
+def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of interleaved 1F1B [3]_: rounds of ``ranks`` microbatches through each chunk."""
+    if microbatches % ranks:
+        raise ValueError(f"interleaved: microbatches are a multiple of pipeline({ranks}), met {microbatches}")
+    total = microbatches * chunks
+    turn = np.arange(total)
+    chunk, microbatch = turn // ranks % chunks, turn // (ranks * chunks) * ranks + turn % ranks
+    warmup = min((chunks - 1) * ranks + 2 * (ranks - rank - 1), total)
+    turns = np.tile([0, 1], total - warmup)
+    kinds = np.concatenate([np.zeros(warmup, np.int64), turns, np.ones(warmup, np.int64)])
+    forward, backward = (chunk * ranks + rank, microbatch), ((chunks - 1 - chunk) * ranks + rank, microbatch)
+    return _merged(kinds, forward, backward)
+
+
+def _merged(kinds: Order, forward: tuple[Order, Order], backward: tuple[Order, Order]) -> Order:
+    """Return rows in the order of ``kinds``, each kind's stages and microbatches in turn."""
+    rows = np.stack([kinds, kinds, kinds], axis=1)
+    for kind, (stages, microbatches) in enumerate((forward, backward)):
+        rows[kinds == kind, 0], rows[kinds == kind, 2] = stages, microbatches
+    return rows
+
+
+def _one_chunk(name: str, chunks: int) -> None:
+    if chunks != 1:
+        raise ValueError(f"{name}: chunks is 1, met {chunks}; the schedule with chunks is interleaved")
+
+
+SCHEDULES: dict[str, Callable[[int, int, int, int], Order]] = {
+    "gpipe": gpipe_order,
+    "1f1b": one_f_one_b_order,
+    "interleaved": interleaved_order,
+}
+"""By name, the function that gives a rank's actions of a number of ranks, microbatches and chunks."""
+
+
+def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
+    """Return the actions of one pipeline rank of a schedule by name."""
+    if name not in SCHEDULES:
+        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
+    return SCHEDULES[name](rank, ranks, microbatches, chunks)
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return a schedule by name; the same value for the same arguments.
+
+    >>> print(schedule("gpipe", 1, 2))
+    0F0 0F1 0B0 0B1
+    >>> print(schedule("1f1b", 2, 3))
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
     """
-    _one_chunk("1f1b", chunks)
-    orders = []
-    for rank in range(ranks):
-        warmup = min(ranks - rank, microbatches)
-        kinds = "F" * warmup + "BF" * (microbatches - warmup) + "B" * warmup
-        places = [(rank, microbatch) for microbatch in range(microbatches)]
-        orders.append(_merge(kinds, places, places))
-    return Schedule("1f1b", tuple(orders), ranks, microbatches)
+    kinds = tuple(ActionKind)
+    orders = (rank_order(name, rank, ranks, microbatches, chunks).tolist() for rank in range(ranks))
+    actions = tuple(tuple(Action(stage, kinds[kind], microbatch) for stage, kind, microbatch in o) for o in orders)
+    return Schedule(name, actions, ranks * chunks, microbatches)
+
+
+def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return GPipe [1]_: all forwards, then all backwards; one chunk a rank."""
+    return schedule("gpipe", ranks, microbatches, chunks)
+
+
+def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return flushed 1F1B [2]_: rank r warms up with ``ranks - r`` forwards, then alternates; one chunk a rank."""
+    return schedule("1f1b", ranks, microbatches, chunks)
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -150,48 +207,4 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     ValueError
         Where ``microbatches`` is no multiple of ``ranks``, as the published schedule asks.
     """
-    if microbatches % ranks:
-        raise ValueError(f"interleaved: microbatches are a multiple of pipeline({ranks}), met {microbatches}")
-    total = microbatches * chunks
-    rounds = [(i // ranks % chunks, i // (ranks * chunks) * ranks + i % ranks) for i in range(total)]
-    orders = []
-    for rank in range(ranks):
-        warmup = min((chunks - 1) * ranks + 2 * (ranks - rank - 1), total)
-        kinds = "F" * warmup + "FB" * (total - warmup) + "B" * warmup
-        forward = [(chunk * ranks + rank, microbatch) for chunk, microbatch in rounds]
-        backward = [((chunks - 1 - chunk) * ranks + rank, microbatch) for chunk, microbatch in rounds]
-        orders.append(_merge(kinds, forward, backward))
-    return Schedule("interleaved", tuple(orders), ranks * chunks, microbatches)
-
-
-Places = list[tuple[int, int]]
-
-
-def _merge(kinds: str, forward: Places, backward: Places) -> tuple[Action, ...]:
-    """Return actions in the order of ``kinds``, a string of F and B, each kind's places in turn."""
-    turns = {"F": iter(forward), "B": iter(backward)}
-    order = []
-    for kind in kinds:
-        stage, microbatch = next(turns[kind])
-        order.append(Action(stage, _KINDS[kind], microbatch))
-    return tuple(order)
-
-
-def _one_chunk(name: str, chunks: int) -> None:
-    if chunks != 1:
-        raise ValueError(f"{name}: chunks is 1, met {chunks}; the schedule with chunks is interleaved")
-
-
-SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-}
-
-
-@lru_cache(maxsize=256)
-def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return a schedule by name; the same value for the same arguments."""
-    if name not in SCHEDULES:
-        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
-    return SCHEDULES[name](ranks, microbatches, chunks)
+    return schedule("interleaved", ranks, microbatches, chunks)

@@ -7,8 +7,9 @@ over the axes that cut dims which that input does not have.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from simulator.cluster import Collective
+from simulator.collective_kinds import Collective
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.mesh import TENSOR
 
@@ -94,6 +95,7 @@ def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribu
 _SEQUENCE_CUT = frozenset({OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE})
 
 
+@lru_cache(maxsize=64)
 def megatron(graph: OperatorGraph, sequence_parallel: bool) -> tuple[OperatorSharding, ...]:
     """Return Megatron-LM's tensor parallelism of a transformer as operator shardings.
 

@@ -50,7 +50,8 @@ def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_jso
     """List what a scenario can name."""
     rows = _LISTS[what]()
     if as_json:
-        emit([{"name": name, "description": text} for name, text in rows])
+        catalogued = what in (Listing.ACCELERATORS, Listing.CLUSTERS)
+        emit([{"name": name, "description": text} | (_origins(name) if catalogued else {}) for name, text in rows])
     else:
         show(rows)
 
@@ -71,22 +72,38 @@ def _accelerators() -> list[tuple[str, str]]:
     rows = []
     for name in accelerator_names():
         device = accelerator(name)
-        peaks = ", ".join(f"{dtype} {format_compute_rate(rate)}" for dtype, rate in device.peak_flops)
-        rows.append((name, f"{format_size(device.memory)} at {format_bandwidth(device.memory_bandwidth)}; {peaks}"))
+        peaks = dict(device.peak_flops)
+        dtype = next((dtype for dtype in ("bf16", "fp16") if dtype in peaks), device.peak_flops[0][0])
+        memory, rate = format_size(device.memory), format_bandwidth(device.memory_bandwidth)
+        rows.append((name, f"{device.name}: {dtype} {format_compute_rate(peaks[dtype])}, {memory} at {rate}"))
     return rows
 
 
 def _clusters() -> list[tuple[str, str]]:
-    from simulator.catalog import cluster, cluster_names
+    from simulator.catalog import assumed, cluster, cluster_names
     from simulator.units import format_bandwidth
 
     rows = []
     for name in cluster_names():
-        one = cluster(name, 1)
-        inside, outside = format_bandwidth(one.intra_node.bandwidth), format_bandwidth(one.inter_node.bandwidth)
-        text = f"{one.devices_per_node} x {one.accelerator.name} a node, {inside} inside"
-        rows.append((name, f"{text}, {one.nics_per_node} NICs of {outside} between nodes"))
+        one = cluster(name)
+        node = one.first
+        inside = f"{_words(node.network)} of {format_bandwidth(node.network.link.bandwidth)} links"
+        outside = f"{node.nics} NIC{'s' * (node.nics > 1)} of {format_bandwidth(node.nic.bandwidth)}"
+        text = f"{node.devices} x {node.accelerator.name}, {inside}; {outside}, {_words(one.fabric)}"
+        doubts = assumed(name)
+        rows.append((name, f"{text}; assumes {', '.join(doubts)}" if doubts else text))
     return rows
+
+
+def _words(network: object) -> str:
+    """Return the name of a kind of network as words, as in ``leaf spine``."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(network).__name__).strip()
+
+
+def _origins(name: str) -> dict[str, Any]:
+    from simulator.catalog import assumed, sources, statuses
+
+    return {"sources": sources(name), "status": statuses(name), "assumed": assumed(name)}
 
 
 def _schedules() -> list[tuple[str, str]]:
@@ -158,7 +175,7 @@ def kind_of(data: Any) -> FileKind:
     fields = set(data) if isinstance(data, dict) else set()
     if fields & {"model", "training", "cluster", "search"}:
         return FileKind.SCENARIO
-    if fields & {"accelerator", "host", "intra_node", "inter_node"}:
+    if fields & {"accelerator", "host", "intra_node", "inter_node", "node_types"}:
         return FileKind.CLUSTER
     if fields & {"version", "mesh", "data", "tensor", "pipeline", "microbatch", "schedule"}:
         return FileKind.PLAN
@@ -185,13 +202,13 @@ def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_jso
     """Print the JSON Schema of a kind of file, for completion in editors."""
     from pydantic import TypeAdapter
 
-    from scenarios.cluster_schema import ClusterTable
+    from scenarios.cluster_schema import WrittenCluster
     from scenarios.schema import AnyPlan, ScenarioTable
 
     types: dict[FileKind, Any] = {
         FileKind.SCENARIO: ScenarioTable,
         FileKind.PLAN: AnyPlan,
-        FileKind.CLUSTER: ClusterTable,
+        FileKind.CLUSTER: WrittenCluster,
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"meshwise {kind.value}"}
     emit(head | {key: value for key, value in TypeAdapter(types[kind]).json_schema().items() if key != "title"})

@@ -26,6 +26,7 @@ def simulate(
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
     trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json).")] = None,
     save: Annotated[str | None, typer.Option(help="Write result, plan and spans (.json).")] = None,
+    goodput: Annotated[str | None, typer.Option(help="Draw the scenario's long run (.png, .svg).")] = None,
     as_json: Json = False,
 ) -> None:
     """Simulate one step of a plan: time, memory, and where both go."""
@@ -39,12 +40,15 @@ def simulate(
         (memory, (".png", ".svg")),
         (trace, (".json",)),
         (save, (".json",)),
+        (goodput, (".png", ".svg")),
     )
     for path, endings in outputs:
         check_output(path, endings)
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    if goodput is not None and value.run is None:
+        raise ValueError(f"{value.file}: run: a picture of goodput needs a run, met none")
     result = value.simulate(engine=engine.value)
     document = result.to_json()
     if not result.fits:
@@ -59,6 +63,8 @@ def simulate(
 
         write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
     _draw(result, value.name, timeline, memory, trace)
+    if goodput is not None:
+        _draw_goodput(result, value.name, goodput)
     if as_json:
         emit(document)
     else:
@@ -95,3 +101,30 @@ def _print(name: str, plan: str, document: dict[str, Any]) -> None:
 
     show([("scenario", name), ("plan", plan)])
     print_result(console(), document)
+    if "goodput" in document:
+        show(_goodput_rows(document["goodput"]))
+
+
+def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the goodput of a long run, and where the rest of its time goes."""
+    from simulator.units import format_duration
+
+    wall_time = result["wall_time"]
+    length, interval = format_duration(wall_time), format_duration(result["checkpoint_interval"])
+    goodput = f"{result['goodput']:.1%} +- {result['standard_error']:.1%} over {length}, checkpoint every {interval}"
+    parts = {
+        "lost": "training repeated",
+        "checkpointing": "checkpoints",
+        "recovering": "recovery",
+        "waiting": "waiting for hosts",
+    }
+    losses = ", ".join(f"{result[part] / wall_time:.1%} {name}" for part, name in parts.items())
+    return [("goodput", goodput), ("losses", f"{result['interruptions']:.0f} interruptions: {losses}")]
+
+
+def _draw_goodput(result: Any, title: str, path: str) -> None:
+    from reports.goodput import draw_goodput
+    from simulator.reliability.interval import best_interval
+
+    run = result.goodput.run
+    draw_goodput(result.goodput, best_interval(run, len(result.goodput.outcomes)), Path(path), title=title)

@@ -1,84 +1,165 @@
-"""Accelerators and clusters by name, each figure with its source in the data files."""
+"""Accelerators and clusters by name; every figure has a source and a status in the data files."""
 
-import json
 from functools import lru_cache
-from importlib.resources import files
+from math import ceil
 from typing import Any
 
-from simulator.cluster import Accelerator, Cluster, Host, Link, MatmulModel
+from simulator.accelerator import Accelerator, MatmulModel
+from simulator.catalog.records import STATUSES, Record, names, record
+from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
+from simulator.cluster import Cluster, Node
+from simulator.host import Host, Pcie
+from simulator.interconnect.kinds import (
+    Crossbar,
+    Dragonfly,
+    Fabric,
+    FatTree,
+    LeafSpine,
+    Mesh,
+    NodeNetwork,
+    Ring,
+    Switch,
+    Torus,
+)
+from simulator.link import Link
 from simulator.units import Dimension, parse
 
-
-@lru_cache(maxsize=2)
-def _table(name: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(files(__package__).joinpath(f"{name}.json").read_text("utf-8"))
-    return table
+__all__ = [
+    "STATUSES",
+    "accelerator",
+    "accelerator_names",
+    "assumed",
+    "cluster",
+    "cluster_names",
+    "sources",
+    "statuses",
+]
 
 
 def accelerator_names() -> tuple[str, ...]:
     """Return the names of the accelerators that the catalog holds."""
-    return tuple(_table("accelerators"))
+    return names("accelerators")
 
 
 def cluster_names() -> tuple[str, ...]:
     """Return the names of the clusters that the catalog holds."""
-    return tuple(_table("clusters"))
+    return names("clusters")
 
 
 def sources(name: str) -> dict[str, str]:
-    """Return where each figure of an accelerator or cluster comes from."""
-    table = _table("accelerators") | _table("clusters")
-    found: dict[str, str] = table[name]["sources"]
-    return found
+    """Return where the figures of an accelerator or cluster come from, by their paths."""
+    return {path: text for path, (_, text) in _any(name).origins.items()}
+
+
+def statuses(name: str) -> dict[str, str]:
+    """Return how far the figures of an accelerator or cluster can be trusted: one of `STATUSES` by path."""
+    return {path: status for path, (status, _) in _any(name).origins.items()}
+
+
+def assumed(name: str) -> dict[str, str]:
+    """Return the figures that no document read states, and why; a cluster's include its accelerator's."""
+    found = _any(name)
+    device = found.figures.get("accelerator")
+    inherited = {f"accelerator.{path}": why for path, why in assumed(device).items()} if device else {}
+    return inherited | {path: why for path, (status, why) in found.origins.items() if status == "assumed"}
+
+
+def _any(name: str) -> Record:
+    return record("accelerators" if name in names("accelerators") else "clusters", name)
 
 
 @lru_cache(maxsize=64)
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
-    record = _lookup("accelerators", name)
-    matmul = record["matmul"]
+    figures = record("accelerators", name).figures
+    matmul = figures["matmul"]
     return Accelerator(
-        name=record["name"],
-        peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in record["peak"].items()),
-        memory=parse(record["memory"], Dimension.SIZE),
-        memory_bandwidth=parse(record["memory_bandwidth"], Dimension.BANDWIDTH),
-        launch=parse(record["launch"], Dimension.TIME),
+        name=figures["name"],
+        peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
+        memory=parse(figures["memory"], Dimension.SIZE),
+        memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
+        launch=parse(figures["launch"], Dimension.TIME),
         matmul=MatmulModel(matmul["fraction"], matmul["half_k"], tuple(matmul["tile"]), matmul["units"]),
-        kernel_bandwidth=tuple(record.get("kernel_bandwidth", {}).items()),
-        kernel_bandwidth_default=record.get("kernel_bandwidth_default", 1.0),
-        reserved=parse(record["reserved"], Dimension.SIZE) if "reserved" in record else 0.0,
-        computes_collectives=record.get("computes_collectives", False),
+        kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
+        kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
+        reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
+        computes_collectives=figures.get("computes_collectives", False),
     )
 
 
-@lru_cache(maxsize=64)
-def cluster(name: str, nodes: int = 1) -> Cluster:
-    """Return ``nodes`` nodes of a machine by name; ``ValueError`` names the known ones."""
-    record = _lookup("clusters", name)
-    host = record["host"]
-    return Cluster(
-        name=name,
-        accelerator=accelerator(record["accelerator"]),
-        host=Host(host["name"], parse(host["memory"], Dimension.SIZE), cores=host["cores"]),
-        nodes=nodes,
-        devices_per_node=record["devices_per_node"],
-        intra_node=_link(record["intra_node"]),
-        inter_node=_link(record["inter_node"]),
-        nics_per_node=record["nics_per_node"],
+@lru_cache(maxsize=256)
+def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
+    """Return ``nodes`` nodes of a machine by name.
+
+    Parameters
+    ----------
+    devices_per_node
+        How many devices of each node are used, with their share of its NICs and hosts; all where
+        ``None``. A node whose devices share a switch may be asked to have more.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such machine, or the devices do not fit into its wiring.
+
+    Examples
+    --------
+    >>> cluster("tpu-v4", 16).fabric.shape, cluster("gb200-nvl72").first.hosts
+    ((4, 4, 4), 18)
+    """
+    figures = record("clusters", name).figures
+    full = figures["devices_per_node"]
+    devices = full if devices_per_node is None else devices_per_node
+    if min(nodes, devices) < 1:
+        raise ValueError(f"nodes and devices_per_node are at least 1, met {nodes} and {devices}")
+    node = Node(
+        accelerator=accelerator(figures["accelerator"]),
+        host=_host(figures["host"]),
+        devices=devices,
+        network=_network(name, figures["intra_node"], devices, full),
+        nics=min(figures["nics_per_node"], ceil(figures["nics_per_node"] * devices / full)),
+        nic=_link(figures["inter_node"]),
+        hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )
+    return Cluster(name, ((node, nodes),), _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices))
 
 
-def _link(record: dict[str, str]) -> Link:
-    return Link(
-        parse(record["latency"], Dimension.TIME),
-        parse(record["bandwidth"], Dimension.BANDWIDTH),
-        parse(record["launch"], Dimension.TIME),
-    )
+def _host(figures: dict[str, Any]) -> Host:
+    optional: dict[str, Any] = {key: figures[key] for key in ("cores", "numa_nodes") if key in figures}
+    if "memory_bandwidth" in figures:
+        optional["memory_bandwidth"] = parse(figures["memory_bandwidth"], Dimension.BANDWIDTH)
+    if "pcie" in figures:
+        optional["pcie"] = Pcie(_link(figures["pcie"]), figures["pcie"].get("devices_per_switch", 1))
+    return Host(figures["name"], parse(figures["memory"], Dimension.SIZE), **optional)
 
 
-def _lookup(kind: str, name: str) -> dict[str, Any]:
-    table = _table(kind)
-    if name not in table:
-        raise ValueError(f"{kind[:-1]} is one of {', '.join(table)}, met {name}")
-    record: dict[str, Any] = table[name]
-    return record
+def _link(figures: dict[str, Any]) -> Link:
+    delays = (parse(figures[key], Dimension.TIME) if key in figures else 0.0 for key in ("latency", "launch"))
+    latency, launch = delays
+    return Link(latency, parse(figures["bandwidth"], Dimension.BANDWIDTH), launch)
+
+
+def _network(name: str, figures: dict[str, Any], devices: int, full: int) -> NodeNetwork:
+    link, kind = _link(figures), figures["kind"]
+    if kind == "switch":
+        return Switch(link, figures.get("reduces", False))
+    if kind == "ring":
+        return Ring(link)
+    if kind == "torus":
+        shape = slice_shape(devices, figures["pod"], figures["ring"])
+        return Mesh(link, slice_pairs(shape, closed_axes(shape, figures["ring"])))
+    if devices > full:
+        raise ValueError(f"devices_per_node is at most {full} on {name}, met {devices}")
+    return Mesh(link, tuple((a, b, links) for a, b, links in figures.get("pairs", ()) if max(a, b) < devices))
+
+
+def _fabric(figures: dict[str, Any], devices: int) -> Fabric:
+    options = {key: value for key, value in figures.items() if key != "kind"}
+    if figures["kind"] == "torus":
+        shape = slice_shape(devices, figures["pod"], figures["ring"])
+        return Torus(shape, _link(figures), all(closed_axes(shape, figures["ring"])))
+    if figures["kind"] == "dragonfly":
+        return Dragonfly(**options | {key: _link(options[key]) for key in ("local", "group_link")})
+    kinds = {"crossbar": Crossbar, "leaf_spine": LeafSpine, "fat_tree": FatTree}
+    fabric: Fabric = kinds[figures["kind"]](**options)
+    return fabric

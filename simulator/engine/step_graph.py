@@ -1,80 +1,169 @@
-"""A program compiled for the engines: successors, waiting counts, durations, shared transfers."""
+"""A program compiled for the engines: who waits for whom, and for how long, in columns."""
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from simulator.cluster import Port
+import numpy as np
+
+from simulator.engine.sharing import disturbing, shared_flows
 from simulator.network import Bundle, bundle
-from simulator.program import Program, dependencies
+from simulator.program import Background, Flow, IntArray, Program
 from simulator.units import TICKS_PER_SECOND
 
+LONGEST = 2**60
+"""Ticks that all work of a step may take together, 13 days, so that sums of ticks fit 64 bits."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class StepGraph:
     """What the engines run.
 
     Parameters
     ----------
-    successors, waiting
-        Tasks behind each task, and how many it waits for.
+    successor_start, successors
+        The tasks that wait for task ``t`` are ``successors[successor_start[t]:successor_start[t + 1]]``.
+    waiting
+        How many tasks each task waits for.
     durations
         Ticks of each task where nothing contends with it.
     latencies
-        Ticks before the bytes of a contended task start to flow (its whole duration otherwise).
-    bundles
-        What a task moves over ports that other streams use too; ``None`` for all others.
+        Ticks before the bytes of a contended task start to flow; the whole duration of all others.
+    flow
+        For every task whose transfer others can disturb, its index in ``bundles``; -1 for all others.
+    capacity
+        Byte/s of every link.
+    tenants
+        Flows of others that can disturb those of the step.
     """
 
-    successors: tuple[tuple[int, ...], ...]
-    waiting: tuple[int, ...]
-    durations: tuple[int, ...]
-    latencies: tuple[int, ...]
-    bundles: tuple[Bundle | None, ...]
-    capacity: dict[Hashable, float]
+    successor_start: IntArray
+    successors: IntArray
+    waiting: IntArray
+    durations: IntArray
+    latencies: IntArray
+    flow: IntArray
+    bundles: tuple[Bundle, ...] = ()
+    capacity: tuple[float, ...] = ()
+    tenants: tuple[tuple[Bundle, Background], ...] = ()
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks in all."""
+        return len(self.durations)
 
 
 def compile_program(program: Program) -> StepGraph:
     """Return the step graph of a program.
 
-    A port used by one stream only is never contended, because a stream runs its tasks one
-    after another: such transfers become plain durations, exactly.
+    A link whose tasks all hold one stream is never contended, because a stream runs its
+    tasks one after another: such transfers become plain durations, exactly.
+
+    Raises
+    ------
+    ValueError
+        Where a task names a stream twice, or a stream or task that is not there, or where
+        durations are negative or together exceed 2**60 ticks, or the slowdown is below 1.
     """
-    successors, waiting = dependencies(program.tasks, len(program.streams))
-    number = {port: index for index, (port, _) in enumerate(program.links)}
-    capacity: dict[Hashable, float] = {number[port]: link.bandwidth for port, link in program.links}
-    shapes = _shapes(program, number, capacity)
-    shared = _shared_ports(program, shapes)
-    durations, latencies, bundles = [], [], []
-    for task in program.tasks:
-        shape = shapes[id(task.transfers)] if task.transfers else None
-        contended = shape is not None and any(port in shared for port, _ in shape.shares)
-        total = task.duration + (shape.solo_ticks if shape else 0)
-        durations.append(total)
-        latencies.append(task.duration if contended else total)
-        bundles.append(shape if contended else None)
+    if not 1 <= program.slowdown < inf:
+        raise ValueError(f"slowdown is at least 1, met {program.slowdown}")
+    bundles = _bundles(program, program.flows)
+    tenants = tuple(zip(_bundles(program, [t.flow for t in program.background]), program.background, strict=True))
+    heard = disturbing(bundles, [shape for shape, _ in tenants], len(program.links))
+    shared = shared_flows(program, bundles, [tenants[index][0] for index in heard])
+    flow = np.where(np.append(shared, False)[program.flow_of], program.flow_of, -1)
+    own, durations = _durations(program, bundles)
     return StepGraph(
-        tuple(map(tuple, successors)), tuple(waiting), tuple(durations), tuple(latencies), tuple(bundles), capacity
+        *_edges(program),
+        durations,
+        np.where(flow >= 0, own, durations),
+        flow,
+        bundles,
+        tuple(link.bandwidth for link in program.links),
+        tuple(tenants[index] for index in heard),
     )
 
 
-def _shapes(program: Program, number: dict[Port, int], capacity: dict[Hashable, float]) -> dict[int, Bundle]:
-    """Return the bundle of every tuple of transfers, by identity: tasks of a template share one."""
-    shapes: dict[int, Bundle] = {}
-    for task in program.tasks:
-        if task.transfers and id(task.transfers) not in shapes:
-            usage = [(number[transfer.port], transfer.size) for transfer in task.transfers]
-            shapes[id(task.transfers)] = bundle(usage, capacity, TICKS_PER_SECOND)
-    return shapes
+def start_times(graph: StepGraph, ends: IntArray) -> IntArray:
+    """Return the start of every task: the last end of those it waits for."""
+    starts = np.zeros(graph.num_tasks, np.int64)
+    np.maximum.at(starts, graph.successors, np.repeat(ends, np.diff(graph.successor_start)))
+    return starts
 
 
-def _shared_ports(program: Program, shapes: dict[int, Bundle]) -> set[Hashable]:
-    """Return the ports that tasks of more than one stream use."""
-    users: dict[tuple[int, int], None] = {}
-    for task in program.tasks:
-        if task.transfers:
-            users[id(task.transfers), task.streams[0]] = None
-    streams: dict[Hashable, set[int]] = {}
-    for identity, stream in users:
-        for port, _ in shapes[identity].shares:
-            streams.setdefault(port, set()).add(stream)
-    return {port for port, found in streams.items() if len(found) > 1}
+def durations_of(program: Program) -> IntArray:
+    """Return the ticks of every task where nothing contends with it: latency and solo transfer."""
+    return _durations(program, _bundles(program, program.flows))[1]
+
+
+def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
+    """Return every (stream, task) that holds it, by stream and in the order in which it runs them.
+
+    >>> from simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
+    >>> tasks = [Task(TaskKind.FORWARD, streams, 1) for streams in ((1,), (0, 1), (1,))]
+    >>> streams = [Stream(0, StreamKind.COMPUTE), Stream(0, StreamKind.DATA)]
+    >>> [rows.tolist() for rows in stream_rows(program_of([RankClass("all", (0,), (0,))], streams, tasks))]
+    [[0, 1, 1, 1], [1, 0, 1, 2]]
+    """
+    _require(program.stream_of, len(program.streams), "stream")
+    count = max(program.num_tasks, 1)
+    holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
+    keys = program.stream_of * count + holders
+    keys.sort()
+    stream = keys // count
+    return stream, keys - stream * count
+
+
+def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
+    """Return successors by task, and how many tasks each task waits for."""
+    count = program.num_tasks
+    _require(program.predecessor_of, count, "task")
+    stream, holder = stream_rows(program)
+    following = stream[1:] == stream[:-1]
+    before, after = holder[:-1][following], holder[1:][following]
+    if np.any(before == after):
+        raise ValueError(f"a task names a stream once, met task {before[before == after][0]} with one twice")
+    behind = np.repeat(np.arange(count), np.diff(program.predecessor_start))
+    keys = np.concatenate([before * count + after, program.predecessor_of * count + behind])
+    keys.sort()
+    keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
+    source = keys // max(count, 1)
+    target = keys - source * count
+    successor_start = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(source, minlength=count), out=successor_start[1:])
+    return successor_start, target, np.bincount(target, minlength=count)
+
+
+def _require(indices: IntArray, count: int, what: str) -> None:
+    if len(indices) and not 0 <= indices.min() <= indices.max() < count:
+        met = indices.min() if indices.min() < 0 else indices.max()
+        raise ValueError(f"a {what} lies in 0..{count - 1}, met {met}")
+
+
+def _bundles(program: Program, flows: Sequence[Flow]) -> tuple[Bundle, ...]:
+    """Return the bundle of every flow; one that moves nothing holds no link."""
+    capacity = [link.bandwidth for link in program.links]
+    bundles = []
+    for flow in flows:
+        usage = [(link, size) for link, size in flow.usage if size > 0]
+        seconds = max((size / capacity[link] for link, size in usage), default=0.0)
+        if seconds * TICKS_PER_SECOND > LONGEST:
+            raise ValueError(f"a flow takes at most {LONGEST} ticks (13 days), met {seconds:.3g} s")
+        bundles.append(bundle(usage, capacity, TICKS_PER_SECOND, flow.unit) if usage else Bundle((), 1.0, 0))
+    return tuple(bundles)
+
+
+def _durations(program: Program, bundles: Sequence[Bundle]) -> tuple[IntArray, IntArray]:
+    """Return every task's own ticks, and those with its transfer where that is alone."""
+    own = _ticks([item.duration for item in program.work])[program.work_of]
+    solo = _ticks([*(shape.solo_ticks for shape in bundles), 0])[program.flow_of]
+    if own.sum(dtype=np.float64) + solo.sum(dtype=np.float64) > LONGEST:
+        raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {float(own.sum()):.3g}")
+    return own, own + solo
+
+
+def _ticks(values: Sequence[int]) -> IntArray:
+    if values and not 0 <= min(values) <= max(values) <= LONGEST:
+        met = min(values) if min(values) < 0 else max(values)
+        raise ValueError(f"the ticks of a task lie in 0..{LONGEST} (13 days), met {met}")
+    return np.array(values, dtype=np.int64)

@@ -1,37 +1,84 @@
-"""Whether other transfers use the ports of the tensor axis's collectives while those run."""
+"""What may disturb the collectives of a tensor group, and so how its passes become tasks."""
 
-from strategies.lowering.data import overlaps
-from strategies.lowering.operator import GroupShape
-from strategies.lowering.pieces import Granularity
-from strategies.lowering.stage import StageCosts
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from simulator.collective_kinds import Collective
+from strategies.lowering.classes import BACKWARD, FORWARD, tenant_kind, tied_kind
+from strategies.lowering.data import reduction
+from strategies.lowering.stage import Machine
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Plan
 
 
-def exact_granularity(costs: StageCosts, plan: Plan) -> Granularity:
-    """Return the coarsest tasks with which the step time is exact.
+class Passes(StrEnum):
+    """What runs a pass of a stage.
 
-    A whole pass is one task only where nothing shares the ports of the collectives inside it.
+    ``rank``: each class of ranks alone; nothing can disturb the collectives inside. ``group``: its ranks,
+    of several classes that compute alike, together. ``apart``: collectives are tasks of their own.
     """
-    return Granularity.SEGMENT if contends(costs, plan) else Granularity.ACTION
+
+    RANK = "rank"
+    GROUP = "group"
+    APART = "apart"
 
 
-def contends(costs: StageCosts, plan: Plan) -> bool:
-    """Return whether a rank moves activations or gradients over ports that its tensor collectives use."""
+def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]) -> tuple[Passes, ...]:
+    """Return for every pipeline position how its passes run.
+
+    Ranks of one tensor group that compute alike stay together, because their first collective makes
+    them wait for the last: the group ends a pass when that one would, were it alone.
+    """
+    table = machine.table
+    result = [Passes.RANK] * plan.pipeline
     if plan.tensor == 1:
-        return False
-    table = costs.classes(plan.mesh)
-    for index in range(len(table.members)):
-        tensor = _ports(table.shape(index, TENSOR))
-        others: set[str] = _ports(table.shape(index, DATA)) if overlaps(costs.problem.cluster, plan) else set()
-        if plan.pipeline > 1:
-            for step in (1, -1):
-                others |= _ports(table.pair_shape(index, table.neighbour(index, step)[0]))
-        if tensor & others:
-            return True
-    return False
+        return tuple(result)
+    disturbed = _disturbed(machine, plan, overlaps, tied)
+    for index, members in enumerate(table.tables[TENSOR].classes):
+        position = table.positions[members[0]]
+        if result[position] is not Passes.APART:
+            if index in disturbed or len({machine.rank(member).key for member in members}) > 1:
+                result[position] = Passes.APART
+            elif len(members) > 1:
+                result[position] = Passes.GROUP
+    return tuple(result)
 
 
-def _ports(shape: GroupShape) -> set[str]:
-    """Return the kinds of ports that a group of ``shape`` uses."""
-    return ({"device"} if max(shape.span) > 1 else set()) | ({"nic"} if len(shape.span) > 1 else set())
+def _disturbed(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]) -> frozenset[int]:
+    """Return the classes of tensor groups on whose links others may move bytes while their collectives do."""
+    table = machine.table
+    groups, links = table.users(TENSOR, Collective.ALL_REDUCE)
+    users = np.bincount(links, minlength=len(table.first_link))
+    later: dict[int, list[tuple[str, int]]] = {}
+    for kind, collective, after in _others(machine, plan, overlaps, tied):
+        index, used = table.users(kind, collective)
+        if not after:
+            users += np.bincount(used, minlength=len(users))
+            continue
+        shared = users[used] > 0
+        for group, link in zip(index[shared].tolist(), used[shared].tolist(), strict=True):
+            later.setdefault(link, []).append((kind, group))
+    result = set(groups[users[links] > 1].tolist())
+    for group, link in zip(groups.tolist(), links.tolist(), strict=True):
+        if any(not _follows(machine, group, *other) for other in later.get(link, ())):
+            result.add(group)
+    return frozenset(result)
+
+
+def _others(
+    machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[str, Collective, bool]]:
+    """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
+    kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD)]
+    kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
+    kinds += [(DATA, reduction(plan), not overlaps)]
+    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
+    return (each for each in kinds if each[0] in machine.table.tables)
+
+
+def _follows(machine: Machine, tensor: int, kind: str, group: int) -> bool:
+    """Return whether a group starts after the passes of a tensor group: it has a member there."""
+    own = set(machine.table.tables[TENSOR].classes[tensor])
+    return bool(own & set(machine.table.tables[kind].classes[group]))

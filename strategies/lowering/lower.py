@@ -1,28 +1,40 @@
-"""The whole lowering: actions in schedule order, then gradients, optimizer and parameters."""
+"""The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cached_property
 
-from simulator.program import MemoryChange, Origin, Program, StreamKind
-from strategies.lowering.classes import ClassTable, unfolded
-from strategies.lowering.data import Bucket, buckets, gradient_step, overlaps, parameter_step
-from strategies.lowering.emitter import Emitter
+import numpy as np
+
+from simulator.collective_kinds import Collective
+from simulator.interconnect.interconnect import interconnect
+from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
+from strategies.lowering.assemble import Columns, Content, assemble
+from strategies.lowering.classes import tied_kind
+from strategies.lowering.communicator import Communicator, Leg
+from strategies.lowering.contention import Passes, passes
+from strategies.lowering.data import Bucket, buckets, overlaps, reduction
 from strategies.lowering.memory import resident
-from strategies.lowering.operator import GroupShape, Step
-from strategies.lowering.optimizer import optimizer_step
-from strategies.lowering.pieces import Granularity, Piece, pieces, split
-from strategies.lowering.pipeline import gather_step, in_order, send_step
-from strategies.lowering.stage import StageCost, StageCosts
-from strategies.lowering.tied import tied_parameters, tied_step
+from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_bytes, host_ticks, offloads_optimizer
+from strategies.lowering.operator import Step
+from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
+from strategies.lowering.pipeline import boundary_part, slices
+from strategies.lowering.skeleton import PartShape, Slot, StageShape, StepShape, skeleton
+from strategies.lowering.stage import Machine, StageCosts
+from strategies.lowering.tenants import background
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.schedule import Action, ActionKind
+from strategies.schedule import ActionKind
+
+FIRST, MIDDLE, LAST = 0, 1, 2
+"""Variants of a stage's passes: forward, backward, and the backward of the last microbatch."""
 
 
 def lower(
     problem: Problem,
     plan: Plan,
-    granularity: str = Granularity.OPERATOR,
+    granularity: str = Granularity.CHAIN,
     *,
     costs: StageCosts | None = None,
     folded: bool = True,
@@ -32,7 +44,8 @@ def lower(
     Parameters
     ----------
     granularity
-        What becomes one task: an ``operator``, a ``segment`` of compute, a whole ``action``.
+        What becomes one task: every ``operator``, or a ``chain`` of them that nothing can disturb.
+        Both take the same ticks, and the pieces of a chain show its operators.
     costs
         Block and stage costs already known for the problem.
     folded
@@ -44,186 +57,313 @@ def lower(
         Where the schedule's orders cannot finish.
     """
     costs = costs or StageCosts(problem)
-    table = costs.classes(plan.mesh) if folded else unfolded(problem.cluster, plan.mesh)
-    return _Lowering(costs, plan, table, Granularity(granularity)).run()
+    return Lowering(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)).program()
 
 
-class _Lowering:
+class Lowering:
     """One plan on its way to a program."""
 
-    def __init__(self, costs: StageCosts, plan: Plan, table: ClassTable, granularity: Granularity) -> None:
-        self.costs, self.problem, self.plan, self.table = costs, costs.problem, plan, table
+    def __init__(self, costs: StageCosts, plan: Plan, machine: Machine, granularity: Granularity) -> None:
+        self.costs, self.problem, self.plan = costs, costs.problem, plan
+        self.machine, self.table, self.granularity = machine, machine.table, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
-        self.granularity, self.overlaps = granularity, overlaps(self.cluster, plan)
-        self.emitter = Emitter(self.cluster, table.rank_classes(len(plan.stages)))
-        self.shape = [table.shape(index, TENSOR) for index in range(len(table.members))]
-        self.data_shape = [table.shape(index, DATA) for index in range(len(table.members))]
-        self.units = self._units()
-        self.arrived: dict[tuple[int, Action], int] = {}
-        self.reductions: dict[int, list[int]] = {index: [] for index in range(len(table.members))}
-        self.pending: dict[tuple[tuple[int, ...], int, int], dict[int, int]] = {}
-        self.gathers: dict[tuple[int, int, ActionKind], tuple[Piece, ...]] = {}
-        self.sends: dict[tuple[int, int, ActionKind], tuple[Step, int]] = {}
-        self.templates: dict[tuple[int, ActionKind, GroupShape, bool], tuple[Piece, ...]] = {}
+        self.plan_costs = costs.of(plan)
+        self.overlaps = overlaps(self.cluster, plan)
+        self.tied = costs.tied(plan)
+        self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
+        self._buckets: dict[int, tuple[Bucket, ...]] = {}
+        self._work: dict[tuple[object, ...], Work] = {}
 
-    def _units(self) -> list[list[tuple[int, ...]]]:
-        """Return per pipeline rank the sets of classes whose ranks form tensor groups."""
-        result = []
-        for position in range(self.plan.pipeline):
-            found = {self.table.group_classes(index, TENSOR): None for index in self.table.on_pipeline_rank(position)}
-            result.append(list(found))
-        return result
+    def program(self) -> Program:
+        """Return the program."""
+        columns = assemble(skeleton(self.shape), self.table, self.content)
+        flows = background(self.table)
+        return Program(
+            rank_classes=self.table.rank_classes(len(self.plan.stages)),
+            **{name: getattr(columns, name) for name in Columns.__dataclass_fields__},
+            resident=self._resident(),
+            capacity=tuple(self.machine.rank(index).accelerator.memory for index in range(len(self.table))),
+            links=self._links(),
+            traffic=self._traffic(),
+            hosts=self._hosts() if offloads_optimizer(self.plan) else (),
+            background=flows,
+            slowdown=self.cluster.overlap_slowdown,
+        )
 
-    def run(self) -> Program:
-        schedule = self.plan.schedule
-        for action in in_order(schedule):
-            for unit in self.units[schedule.rank_of(action.stage)]:
-                self._action(unit, action)
-        if self.plan.data > 1 and not self.overlaps:
-            self._reduce_all()
-        self._finish()
-        return self.emitter.program(self._resident())
+    # how passes are cut
 
-    def stage(self, index: int, stage: int) -> StageCost:
-        """Return the cost of a stage on a class."""
-        return self.costs.stage(self.plan, stage, self.shape[index])
+    @cached_property
+    def passes(self) -> tuple[Passes, ...]:
+        """For every position, how its passes run."""
+        return passes(self.machine, self.plan, self.overlaps, self.tied)
 
-    def _action(self, unit: tuple[int, ...], action: Action) -> None:
-        last = action.kind is ActionKind.BACKWARD and action.microbatch == self.plan.num_microbatches - 1
-        early = last and self.overlaps
-        parts = self._parts(unit[0], action, early)
-        arrivals = [self.arrived.pop((index, action)) for index in unit if (index, action) in self.arrived]
-        gather = self._gather(unit[0], action) if arrivals else ()
-        ends = self.emitter.action(unit, (*gather, *parts), Origin(action.stage, action.microbatch, ""), arrivals)
-        if early:
-            self._reduce_early(unit, action.stage, parts, ends[len(gather) :])
-        for index in unit:
-            self._send(index, action)
+    def cut(self, stage: int, variant: int) -> Cut:
+        """Return where the passes of a stage are cut."""
+        slowed = self.cluster.overlap_slowdown > 1 and self.overlaps
+        every = slowed and (variant == LAST or (variant == MIDDLE and self.plan.chunks > 1))
+        ends = frozenset(b.last for b in self.buckets(stage)) if variant == LAST and self.overlaps else frozenset()
+        apart = self.passes[stage % self.plan.pipeline] is Passes.APART
+        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
 
-    def _parts(self, index: int, action: Action, early: bool) -> tuple[Piece, ...]:
-        key = (action.stage, action.kind, self.shape[index], early)
-        if key not in self.templates:
-            stage = self.stage(index, action.stage)
-            if early:
-                ends = [bucket.blocks[-1] for bucket in self._buckets(index, action.stage)]
-                self.templates[key] = split(stage, self.granularity, ends)
-            else:
-                self.templates[key] = pieces(stage, action.kind, self.granularity)
-        return self.templates[key]
+    def buckets(self, stage: int) -> tuple[Bucket, ...]:
+        """Return the buckets of a stage's gradients."""
+        if stage not in self._buckets:
+            cost = self.plan_costs.stages[stage]
+            names = self.plan.stages[stage].blocks
+            self._buckets[stage] = buckets(names, cost, self.training.gradient_bytes)
+        return self._buckets[stage]
 
-    def _gather(self, index: int, action: Action) -> tuple[Piece, ...]:
-        key = (index, action.stage, action.kind)
-        if key not in self.gathers:
-            step = gather_step(self.problem, self.plan, self.shape[index], self._boundary(action), "boundary")
-            self.gathers[key] = (Piece(step),) if step else ()
-        return self.gathers[key]
+    def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
+        """Return a pass of a stage on a rank class in parts."""
+        rank = self.machine.rank(rank_class)
+        key = (stage, variant, rank.key)
+        if key not in self._parts:
+            cost = self.costs.stage(self.plan, stage, rank)
+            kind = ActionKind.FORWARD if variant == FIRST else ActionKind.BACKWARD
+            cut = self.cut(stage, variant)
+            names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.tensor)
+            self._parts[key] = known_parts(names, cost, stage, kind, cut, rank.launch, before)
+        return self._parts[key]
 
-    def _boundary(self, action: Action) -> int:
-        """Return the bytes that reach an action from the stage it waits for."""
-        source = action.stage - 1 if action.kind is ActionKind.FORWARD else action.stage
-        return self.costs.boundary_bytes(self.plan, source)
+    def _before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
+        """Return the gather of the slices that arrive from another stage, if there is one."""
+        first = stage == 0 if variant == FIRST else stage == len(self.plan.stages) - 1
+        if first or tensor is None or not slices(self.plan) or self.plan.pipeline == 1:
+            return ()
+        size = float(self.costs.boundary_bytes(self.plan, stage - 1 if variant == FIRST else stage))
+        ticks, label = tensor.ticks(Collective.ALL_GATHER, size), f"{Collective.ALL_GATHER} boundary along {TENSOR}"
+        return (Step(TaskKind.TENSOR_COMMUNICATION, ticks, label, 1, Collective.ALL_GATHER, size),)
 
-    def _send(self, index: int, action: Action) -> None:
-        """Send what an action made to the stage that waits for it."""
-        forward = action.kind is ActionKind.FORWARD
-        stage = action.stage + (1 if forward else -1)
-        if not 0 <= stage < len(self.plan.stages) or self.plan.pipeline == 1:
-            return
-        following = Action(stage, action.kind, action.microbatch)
-        key = (index, action.stage, action.kind)
-        if key not in self.sends:
-            rank, other = self.table.neighbour(index, 1 if forward else -1)
-            shape = self.table.pair_shape(index, rank)
-            what = "activations" if forward else "gradients"
-            self.sends[key] = send_step(self.problem, self.plan, shape, self._boundary(following), what), other
-        step, other = self.sends[key]
-        out, into = _STREAMS[action.kind]
-        tail = self.emitter.tail[index]
-        origin = Origin(action.stage, action.microbatch, "")
-        ends = ((index, out), (other, into))
-        sent = self.emitter.communication(step, ends, (index, other), [tail] if tail is not None else [], origin)
-        self.arrived[other, following] = sent
+    # the shape of the step
 
-    def _buckets(self, index: int, stage: int) -> tuple[Bucket, ...]:
-        return buckets(self.stage(index, stage), self.training.gradient_bytes)
+    @cached_property
+    def shape(self) -> StepShape:
+        """What the skeleton depends on."""
+        plan = self.plan
+        positions = range(plan.pipeline)
+        late = plan.data > 1 and not self.overlaps
+        return StepShape(
+            schedule=plan.schedule_name,
+            ranks=plan.pipeline,
+            microbatches=plan.num_microbatches,
+            chunks=plan.chunks,
+            stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
+            reductions=tuple(self._legs(DATA, p, self._all_gradients(p)) if late else 0 for p in positions),
+            gathers=tuple(
+                self._legs(DATA, p, self._updated(p)) if plan.zero and plan.data > 1 else 0 for p in positions
+            ),
+            host_chunks=CHUNKS if offloads_optimizer(plan) else 0,
+            tied=tuple((a, b, self._legs(tied_kind(a, b), a, self._tied_sum(n))) for a, b, n in self.tied),
+        )
 
-    def _reduce_early(self, unit: tuple[int, ...], stage: int, parts: Sequence[Piece], ends: Sequence[int]) -> None:
-        """Reduce each bucket of a stage when the blocks that fill it have run backward."""
-        finished = {name: end for part, end in zip(parts, ends, strict=True) for name in part.completes}
-        for index in unit:
-            for number, bucket in enumerate(self._buckets(index, stage)):
-                what = f"{bucket.blocks[-1]} .. {bucket.blocks[0]}"
-                self._reduce(index, stage, number, finished[bucket.blocks[-1]], bucket.parameters, what)
+    def _stage_shape(self, stage: int) -> StageShape:
+        first = self.table.by_position[stage % self.plan.pipeline][0]
+        variants = [self.parts(stage, variant, first) for variant in (FIRST, MIDDLE, LAST)]
+        shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
+        leaving: list[tuple[int, int]] = []
+        if self.overlaps:
+            ends = {part.completes: index for index, part in enumerate(variants[LAST])}
+            for number, bucket in enumerate(self.buckets(stage)):
+                legs = self._legs(DATA, stage % self.plan.pipeline, self._gradients(stage, number))
+                leaving.append((ends[bucket.last], legs))
+        return StageShape(shapes[FIRST], shapes[MIDDLE], shapes[LAST], tuple(leaving))
 
-    def _reduce_all(self) -> None:
-        for index in range(len(self.table.members)):
-            tail = self.emitter.tail[index]
-            if tail is not None:
-                self._reduce(index, -1, 0, tail, self._parameters(index), "all blocks")
+    def _part_shape(self, stage: int, part: Part) -> PartShape:
+        step, legs = part.collective, 0
+        if step is not None and step.collective is not None:
+            legs = self._legs(TENSOR, stage % self.plan.pipeline, (step.collective, step.size)) or 1
+        together = self.passes[stage % self.plan.pipeline] is Passes.GROUP and part.communicates and not legs
+        return PartShape(legs, part.communicates, together, part.lead > 0)
 
-    def _reduce(self, index: int, stage: int, number: int, ready: int, parameters: int, what: str) -> None:
-        """Note that a class is ready for a reduction; emit it when all classes of its group are."""
-        group = self.table.group_classes(index, DATA)
-        members = self.pending.setdefault((group, stage, number), {})
-        members[index] = ready
-        if len(members) < len(group):
-            return
-        step = gradient_step(self.cluster, self.training, self.plan, self.data_shape[index], parameters, what)
-        ends = [(member, StreamKind.DATA) for member in group]
-        task = self.emitter.communication(step, ends, None, members.values(), Origin(stage, -1, ""))
-        for member in group:
-            self.reductions[member].append(task)
+    def _legs(self, kind: str, position: int, what: tuple[Collective, float]) -> int:
+        """Return the most phases that a communication has on the groups at a position."""
+        groups = self.table.groups_at(kind, position)
+        return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)
 
-    def _finish(self) -> None:
-        """Sum tied gradients, step the optimizer, and gather what ZeRO shares."""
-        for first, second, elements in tied_parameters(self.costs, self.plan, self.table):
-            self._sum_tied(first, second, elements)
-        origin = Origin(-1, -1, "")
-        optimized: dict[int, int] = {}
-        for index in range(len(self.table.members)):
-            step = self._optimizer(index)
-            self.emitter.action((index,), (Piece(step),), origin, self.reductions[index])
-            optimized[index] = len(self.emitter.tasks) - 1
-        if self.plan.zero and self.plan.data > 1:
-            self._gather_parameters(optimized)
+    # what communications move
 
-    def _optimizer(self, index: int) -> Step:
-        stages = self.emitter.rank_classes[index].stages
-        tensors = sum(self.stage(index, stage).parameter_tensors for stage in stages)
-        return optimizer_step(self.cluster, self.training, self.plan, self._parameters(index), tensors)
+    def _gradients(self, stage: int, bucket: int) -> tuple[Collective, float]:
+        return reduction(self.plan), float(self.buckets(stage)[bucket].parameters * self.training.gradient_bytes)
 
-    def _gather_parameters(self, optimized: dict[int, int]) -> None:
-        groups = {self.table.group_classes(index, DATA): index for index in optimized}
-        for group, index in groups.items():
-            step = parameter_step(self.cluster, self.training, self.data_shape[index], self._parameters(index))
-            ends = [(member, StreamKind.DATA) for member in group]
-            before = [optimized[member] for member in group]
-            self.emitter.communication(step, ends, None, before, Origin(-1, -1, ""))
+    def _all_gradients(self, position: int) -> tuple[Collective, float]:
+        return reduction(self.plan), float(self._parameters(position) * self.training.gradient_bytes)
 
-    def _sum_tied(self, first: int, second: int, elements: int) -> None:
-        rank = self.table.members[second][0]
-        shape = self.table.pair_shape(first, rank)
-        step = tied_step(self.cluster, self.training, shape, elements)
-        before = [task for index in (first, second) for task in self.reductions[index][-1:]]
-        before += [tail for index in (first, second) if (tail := self.emitter.tail[index]) is not None]
-        ends = [(first, StreamKind.DATA), (second, StreamKind.DATA)]
-        task = self.emitter.communication(step, ends, None, before, Origin(-1, -1, ""))
-        for index in (first, second):
-            self.reductions[index].append(task)
+    def _updated(self, position: int) -> tuple[Collective, float]:
+        return Collective.ALL_GATHER, float(self._parameters(position) * self.training.parameter_bytes)
 
-    def _parameters(self, index: int) -> int:
-        position = self.emitter.rank_classes[index].stages[0] % self.plan.pipeline
-        return self.costs.rank_parameters(self.plan, position, self.shape[index])
+    def _tied_sum(self, elements: int) -> tuple[Collective, float]:
+        return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
+
+    def _parameters(self, position: int) -> int:
+        return self.plan_costs.parameters[position]
+
+    # what tasks do
+
+    def content(self, slot: Slot, instance: int) -> Content:
+        """Return what the task of a slot does on a rank class or a group class."""
+        position, key = slot.site.position, slot.key
+        if slot.what in ("pass", "lead", "rest"):
+            together = slot.site.kind == TENSOR
+            rank_class = self.table.tables[TENSOR].classes[instance][0] if together else instance
+            return Content(self._own(slot.what, key, rank_class))
+        if slot.what == "optimizer":
+            return Content(self._optimizer(position, instance))
+        if slot.what == "host":
+            return self._host(STEPS[key[0]], position, instance)
+        if slot.what == "collective":
+            return self._collective(key, instance)
+        if slot.what == "send":
+            stage, backward = key
+            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage - backward))
+            name = "gradients" if backward else "activations"
+            communicator = self.machine.communicator(slot.site.kind, instance)
+            kind = TaskKind.PIPELINE_COMMUNICATION
+            return self._communication(communicator, kind, stage, 0, (Collective.SEND, size), name)
+        communicator = self.machine.communicator(slot.site.kind, instance)
+        stage, leg, what, name = self._at_the_end(slot)
+        return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name)
+
+    def _at_the_end(self, slot: Slot) -> tuple[int, int, tuple[Collective, float], str]:
+        """Return stage, phase, collective and name of a communication of gradients or parameters."""
+        position, key = slot.site.position, slot.key
+        if slot.what == "reduce" and key[0] >= 0:
+            blocks = self.buckets(key[0])[key[1]].blocks
+            return key[0], key[2], self._gradients(key[0], key[1]), f"gradients of {blocks[-1]} .. {blocks[0]}"
+        if slot.what == "reduce":
+            return -1, key[2], self._all_gradients(position), "gradients of all blocks"
+        if slot.what == "gather":
+            return -1, key[0], self._updated(position), "parameters"
+        return -1, key[1], self._tied_sum(self.tied[key[0]][2]), "tied gradients"
+
+    def _own(self, what: str, key: tuple[int, ...], rank_class: int) -> Work:
+        stage, variant, index = key
+        part = self.parts(stage, variant, rank_class)[index]
+        if what == "pass":
+            return part.work
+        ticks = part.lead if what == "lead" else part.rest
+        name = part.work.pieces[0].operators
+        return self._plain((what, key, self.machine.rank(rank_class).key), TaskKind.LAUNCH, stage, ticks, name)
+
+    def _optimizer(self, position: int, rank_class: int) -> Work:
+        rank = self.machine.rank(rank_class)
+        costs = self.plan_costs
+        parameters, tensors = costs.parameters[position], costs.parameter_tensors[position]
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, parameters, tensors)
+        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+
+    def _host(self, step: HostStep, position: int, group: int) -> Content:
+        """Return one chunk of one stage of the host's update."""
+        parameters = self._parameters(position)
+        size = host_bytes(self.training, self.plan, parameters, step.kind)
+        (leg,) = self.machine.communicator(step.kind, group).legs(Collective.SEND, size)
+        ticks = leg.latency
+        if step.kind == HOST and not leg.flow.usage:
+            ticks = host_ticks(self.plan, parameters)
+        work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
+        return Content(work, leg.flow if leg.flow.usage else None)
+
+    def _collective(self, key: tuple[int, ...], group: int) -> Content:
+        """Return one phase of a collective of a tensor group; memory changes with the first and the last."""
+        stage, variant, index, leg = key
+        communicator = self.machine.communicator(TENSOR, group)
+        part = self.parts(stage, variant, self.table.tables[TENSOR].classes[group][0])[index]
+        step, piece = part.collective, part.work.pieces[0]
+        assert step is not None and step.collective is not None
+        found = self._communication(
+            communicator, piece.kind, stage, leg, (step.collective, step.size), piece.operators, named=True
+        )
+        legs = max(len(communicator.legs(step.collective, step.size)), 1)
+        acquired, released = piece.acquired if leg == 0 else (), piece.released if leg == legs - 1 else ()
+        if not (acquired or released):
+            return found
+        name = ("memory", *key, found.work.duration)
+        if name not in self._work:
+            changed = found.work.pieces[0]._replace(acquired=acquired, released=released)
+            self._work[name] = found.work._replace(pieces=(changed,))
+        return Content(self._work[name], found.flow)
+
+    def _communication(
+        self,
+        communicator: Communicator,
+        kind: TaskKind,
+        stage: int,
+        leg: int,
+        what: tuple[Collective, float],
+        name: str,
+        *,
+        named: bool = False,
+    ) -> Content:
+        legs = communicator.legs(*what)
+        now = legs[leg] if leg < len(legs) else Leg(0, 0, Flow(()))
+        label = name if named else f"{what[0]} {name}"
+        work = self._plain((kind, stage, now.latency, label), kind, stage, now.latency, label)
+        return Content(work, now.flow if now.flow.usage else None)
+
+    def _plain(self, key: tuple[object, ...], kind: TaskKind, stage: int, ticks: int, name: str) -> Work:
+        """Return work of one piece, the same object for the same key."""
+        if key not in self._work:
+            self._work[key] = Work(kind, stage, ticks, (Piece(kind, name, 0, ticks),))
+        return self._work[key]
+
+    # what the program says besides its tasks
+
+    def _links(self) -> tuple[LinkClass, ...]:
+        network = interconnect(self.cluster)
+        first, count = self.table.first_link.tolist(), self.table.link_count.tolist()
+        return tuple(
+            LinkClass(network.name(link), rate, many)
+            for link, rate, many in zip(first, self.table.bandwidth, count, strict=True)
+        )
+
+    def _traffic(self) -> tuple[float, ...]:
+        """Return the bytes on every link class of collectives inside parts of ranks."""
+        total = [0.0] * len(self.table.first_link)
+        for position, how in enumerate(self.passes):
+            if how is Passes.APART or self.plan.tensor == 1 or self.granularity is Granularity.OPERATOR:
+                continue
+            for group in self.table.groups_at(TENSOR, position):
+                communicator = self.machine.communicator(TENSOR, group)
+                for (collective, size), count in self._hidden(position, group).items():
+                    for leg in communicator.legs(collective, size):
+                        for link, moved in leg.flow.usage:
+                            total[link] += moved * count
+        return tuple(total)
+
+    def _hidden(self, position: int, group: int) -> dict[tuple[Collective, float], int]:
+        """Return how often a step runs each collective inside parts of a rank of a tensor group."""
+        found: dict[tuple[Collective, float], int] = {}
+        rank_class = self.table.tables[TENSOR].classes[group][0]
+        rank, every = self.machine.rank(rank_class), self.plan.num_microbatches
+        for stage in range(position, len(self.plan.stages), self.plan.pipeline):
+            blocks = self.costs.stage(self.plan, stage, rank).blocks
+            for variant, count in ((FIRST, every), (MIDDLE, every - 1), (LAST, 1)):
+                if self.cut(stage, variant).every:
+                    continue
+                steps: Iterable[Step] = (
+                    step for b in blocks for step in (b.steps.forward if variant == FIRST else b.steps.backward)
+                )
+                for step in (*self._before(stage, variant, rank.tensor), *steps):
+                    if step.collective is not None:
+                        key = (step.collective, step.size)
+                        found[key] = found.get(key, 0) + count
+        return found
+
+    def _hosts(self) -> tuple[HostClass, ...]:
+        """Return the hosts of the classes' representatives, with the ranks that each holds of every class."""
+        network, table = interconnect(self.cluster), self.table
+        devices = table.placed.devices
+        hosts = network.host_of(devices)
+        found: dict[tuple[tuple[int, int], ...], HostClass] = {}
+        for rank in table.first.tolist():
+            classes, counts = np.unique(table.class_of[hosts == hosts[rank]], return_counts=True)
+            members = tuple(zip(classes.tolist(), counts.tolist(), strict=True))
+            capacity = self.cluster.node_kind(int(devices[rank])).host.memory
+            found.setdefault(members, HostClass(f"host {hosts[rank]}", capacity, members))
+        return tuple(found.values())
 
     def _resident(self) -> tuple[MemoryChange, ...]:
-        accelerator = self.cluster.accelerator
         changes: list[MemoryChange] = []
-        for index in range(len(self.table.members)):
-            changes += resident(accelerator, self.training, self.plan, self._parameters(index), index)
+        for index, position in enumerate(self.table.positions):
+            accelerator = self.machine.rank(index).accelerator
+            changes += resident(accelerator, self.training, self.plan, self._parameters(position), index)
         return tuple(changes)
-
-
-_STREAMS = {
-    ActionKind.FORWARD: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
-    ActionKind.BACKWARD: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
-}

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
-from simulator.cluster import Cluster, Collective
-from simulator.collective import collective_cost
+from simulator.accelerator import Accelerator
+from simulator.collective_kinds import Collective
 from simulator.compute import Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
+from strategies.lowering.communicator import Communicator
 from strategies.mesh import Mesh
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
 
@@ -22,46 +23,18 @@ _DISTRIBUTED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING, OperatorK
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
 
 
-class GroupShape(NamedTuple):
-    """How a group of ranks lies on the machine.
-
-    Parameters
-    ----------
-    span
-        Its ranks on each of its nodes.
-    nic_sharing
-        Groups of the same kind, run by the same rank class, that use one NIC at once.
-    """
-
-    span: tuple[int, ...]
-    nic_sharing: float
-
-    @property
-    def size(self) -> int:
-        """Ranks."""
-        return sum(self.span)
-
-
 class Step(NamedTuple):
-    """A stretch of work of one rank: compute, or a collective with its bytes over each port.
+    """A stretch of work of one rank: compute, or a collective over its tensor group.
 
-    ``duration`` in ticks is, for a collective, the latency before its bytes flow.
+    ``ticks`` are those where nothing contends; ``launches`` the kernels that the host starts for it.
     """
 
     kind: TaskKind
-    duration: int
+    ticks: int
     operators: str
-    device_bytes: float = 0.0
-    nic_bytes: float = 0.0
-
-
-def collective_step(
-    cluster: Cluster, kind: TaskKind, collective: Collective, shape: GroupShape, size: float, what: str
-) -> Step:
-    """Return the step of one collective over a group of ``shape``."""
-    cost = collective_cost(cluster, collective, shape.span, size)
-    name = f"{collective} {what}"
-    return Step(kind, to_ticks(cost.latency), name, cost.device_bytes, cost.nic_bytes * shape.nic_sharing)
+    launches: int = 1
+    collective: Collective | None = None
+    size: float = 0.0
 
 
 class BlockSteps(NamedTuple):
@@ -124,8 +97,8 @@ class BlockLayout:
         return prod(self.mesh.size(axis) for axis in axes)
 
 
-def block_steps(cluster: Cluster, layout: BlockLayout, shape: GroupShape) -> BlockSteps:
-    """Return forward and backward of a block, compute and tensor-parallel collectives in order."""
+def block_steps(layout: BlockLayout, accelerator: Accelerator, tensor: Communicator | None) -> BlockSteps:
+    """Return forward and backward of a block, compute and collectives over its tensor group in order."""
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
@@ -136,12 +109,12 @@ def block_steps(cluster: Cluster, layout: BlockLayout, shape: GroupShape) -> Blo
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                forward += _collectives(cluster, layout, shape, name, have, wanted)
+                forward += _collectives(layout, tensor, name, have, wanted)
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
-                    returning += _collectives(cluster, layout, shape, name, gradient, have.complete, "gradient of ")
-        forward.append(_compute(cluster, layout, operator, Pass.FORWARD))
-        backward.append([_compute(cluster, layout, operator, Pass.BACKWARD), *returning])
+                    returning += _collectives(layout, tensor, name, gradient, have.complete, "gradient of ")
+        forward.append(_compute(accelerator, layout, operator, Pass.FORWARD))
+        backward.append([_compute(accelerator, layout, operator, Pass.BACKWARD), *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
 
 
@@ -155,18 +128,18 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
     return ShardingSpec(wanted.cuts, tuple(partial))
 
 
-def _compute(cluster: Cluster, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
-    seconds = operator_time(cluster.accelerator, layout.block, operator, layout.sizes(operator), direction)
+def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
+    seconds = operator_time(accelerator, layout.block, operator, layout.sizes(operator), direction)
+    launches = operator_launches(operator, direction)
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
-        seconds += operator_launches(operator, direction) * cluster.accelerator.sharded_launch
+        seconds += launches * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Step(kind, to_ticks(seconds), operator.name)
+    return Step(kind, to_ticks(seconds), operator.name, launches)
 
 
 def _collectives(
-    cluster: Cluster,
     layout: BlockLayout,
-    shape: GroupShape,
+    tensor: Communicator | None,
     name: str,
     source: ShardingSpec,
     target: ShardingSpec,
@@ -174,10 +147,10 @@ def _collectives(
 ) -> list[Step]:
     steps = []
     for move in redistribute(source, target):
-        if layout.mesh.size(move.axis) == 1:
+        if layout.mesh.size(move.axis) == 1 or tensor is None:
             continue
         whole = ShardingSpec(tuple((d, tuple(a for a in axes if a != move.axis)) for d, axes in source.cuts))
-        size = layout.tensor_bytes(name, whole)
-        kind = TaskKind.TENSOR_COMMUNICATION
-        steps.append(collective_step(cluster, kind, move.collective, shape, size, what + name))
+        size = float(layout.tensor_bytes(name, whole))
+        ticks, label = tensor.ticks(move.collective, size), f"{move.collective} {what}{name}"
+        steps.append(Step(TaskKind.TENSOR_COMMUNICATION, ticks, label, 1, move.collective, size))
     return steps

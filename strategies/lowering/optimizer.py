@@ -8,11 +8,9 @@ models", SC 2020, section 5 (stage 1 shares the optimizer state).
 
 from math import ceil
 
-from simulator.cluster import Cluster
+from simulator.accelerator import Accelerator
 from simulator.compute import optimizer_time
-from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.lowering.operator import Step
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -22,11 +20,11 @@ def updated_parameters(plan: Plan, parameters: int) -> int:
     return ceil(parameters / plan.data) if plan.zero else parameters
 
 
-def optimizer_step(cluster: Cluster, training: Training, plan: Plan, parameters: int, num_tensors: int) -> Step:
-    """Return the optimizer's step: gradients in, state in and out, parameters out."""
+def optimizer_ticks(accelerator: Accelerator, training: Training, plan: Plan, parameters: int, num_tensors: int) -> int:
+    """Return the ticks of the optimizer's step: gradients in, state in and out, parameters out."""
     tensors = ceil(num_tensors / plan.data) if plan.zero else num_tensors
     each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
-    seconds = optimizer_time(cluster.accelerator, updated_parameters(plan, parameters), each, tensors)
+    seconds = optimizer_time(accelerator, updated_parameters(plan, parameters), each, tensors)
     if plan.tensor > 1:
-        seconds += tensors * cluster.accelerator.sharded_launch
-    return Step(TaskKind.OPTIMIZER, to_ticks(seconds), "optimizer")
+        seconds += tensors * accelerator.sharded_launch
+    return to_ticks(seconds)

@@ -1,15 +1,19 @@
-"""How finely an action becomes tasks: every operator, every stretch of compute, or the whole action.
+"""How one pass through a stage becomes tasks: every operator one, or chains contracted exactly.
 
-All three have the same ticks and the same peak of memory. A whole action hides the transfers of
-its collectives: it is exact where nothing else uses the ports of the tensor axis.
+A chain of operators and collectives that nothing can disturb is one task; its pieces keep
+where each operator starts and ends. Chains are cut where a collective must wait for other
+ranks or share links, and where gradients are ready to leave.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from functools import lru_cache, partial
 from typing import NamedTuple
 
-from simulator.program import Category, TaskKind
+from simulator.deferred import Deferred
+from simulator.program import Category, Change, Piece, StreamKind, TaskKind, Work
+from simulator.units import to_ticks
 from strategies.lowering.operator import Step
 from strategies.lowering.stage import BlockCost, StageCost
 from strategies.schedule import ActionKind
@@ -19,100 +23,175 @@ class Granularity(StrEnum):
     """What becomes one task."""
 
     OPERATOR = "operator"
-    SEGMENT = "segment"
-    ACTION = "action"
+    CHAIN = "chain"
 
 
-class Piece(NamedTuple):
-    """One task to be: a step, the memory it changes, and the block that ends with it, if one does."""
+class Cut(NamedTuple):
+    """Where a pass is cut into tasks.
+
+    Parameters
+    ----------
+    every
+        After every step.
+    collectives
+        Around every collective: it waits for other rank classes, or shares links.
+    blocks
+        After the backward of these blocks: their gradients leave.
+    """
+
+    every: bool
+    collectives: bool
+    blocks: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One task to be of a pass.
+
+    Parameters
+    ----------
+    work
+        What the task does; for a collective of its own, without its bytes.
+    collective
+        The step that is a task of the whole tensor group; ``None`` for a rank's own part.
+    completes
+        The block whose backward ends with it, if one does.
+    lead, rest
+        Ticks of launching before the part can run, and until the host has launched all of it.
+    communicates
+        Whether a collective runs inside the part.
+    """
+
+    work: Work
+    collective: Step | None
+    completes: str | None
+    lead: int
+    rest: int
+    communicates: bool
+
+
+class _Item(NamedTuple):
+    """One step of a pass on its way into a part."""
 
     step: Step
-    acquired: tuple[tuple[Category, int], ...] = ()
-    released: tuple[tuple[Category, int], ...] = ()
-    completes: tuple[str, ...] = ()
+    label: str
+    acquired: tuple[Change, ...]
+    released: tuple[Change, ...]
+    completes: str | None
 
 
-def pieces(stage: StageCost, kind: ActionKind, granularity: Granularity) -> tuple[Piece, ...]:
-    """Return one action of a stage as pieces, in order."""
-    if not stage.blocks:
-        return (Piece(Step(_task_kind(kind), 0, "empty stage")),)
-    if granularity is Granularity.ACTION:
-        return (_whole(stage, kind),)
-    blocks = stage.blocks if kind is ActionKind.FORWARD else tuple(reversed(stage.blocks))
-    return tuple(piece for name, cost in blocks for piece in _block(name, cost, kind, granularity))
+def parts(
+    names: Sequence[str],
+    stage: StageCost,
+    index: int,
+    kind: ActionKind,
+    cut: Cut,
+    launch: float,
+    before: tuple[Step, ...] = (),
+) -> tuple[Part, ...]:
+    """Return one pass of stage number ``index`` in parts, in order.
 
-
-def split(stage: StageCost, granularity: Granularity, ends: Iterable[str]) -> tuple[Piece, ...]:
-    """Return a backward whose pieces end where the blocks ``ends`` do, for gradients that leave early."""
-    if granularity is not Granularity.ACTION or not stage.blocks:
-        return pieces(stage, ActionKind.BACKWARD, granularity)
-    result: list[Piece] = []
-    names: list[str] = []
-    ticks = 0
-    boundary = set(ends)
-    for name, cost in reversed(stage.blocks):
-        names.append(name)
-        ticks += cost.backward_ticks
-        if name in boundary or name == stage.blocks[0][0]:
-            result.append(Piece(Step(TaskKind.BACKWARD, ticks, _range(names)), completes=tuple(names)))
-            names, ticks = [], 0
-    acquired, released = _memory(stage, ActionKind.BACKWARD)
-    result[0] = result[0]._replace(acquired=acquired)
-    result[-1] = result[-1]._replace(released=released)
-    return tuple(result)
-
-
-def _whole(stage: StageCost, kind: ActionKind) -> Piece:
+    Parameters
+    ----------
+    names
+        The names of its blocks.
+    launch
+        Seconds in which the host launches one kernel.
+    before
+        Collectives that run first, on what arrives from another stage.
+    """
+    items = partial(_items, names, stage, kind, before)
+    if launch or cut.every or cut.collectives or cut.blocks:
+        return tuple(_part(chain, index, kind, launch) for chain in _chains(items(), cut))
     ticks = stage.forward_ticks if kind is ActionKind.FORWARD else stage.backward_ticks
-    names = [name for name, _ in stage.blocks]
-    return Piece(Step(_task_kind(kind), ticks, _range(names)), *_memory(stage, kind), completes=tuple(names))
+    steps = [*before, *(step for cost in dict.fromkeys(stage.blocks) for step in _steps(cost, kind))]
+    whole = sum(step.ticks for step in before) + ticks
+    work = Work(_task_kind(kind), index, whole, Deferred(lambda: _pieces(items())))
+    completes = None if not names else names[-1] if kind is ActionKind.FORWARD else names[0]
+    return (Part(work, None, completes, 0, 0, any(step.collective is not None for step in steps)),)
 
 
-Change = tuple[tuple[Category, int], ...]
+def _items(names: Sequence[str], stage: StageCost, kind: ActionKind, before: tuple[Step, ...]) -> "list[_Item]":
+    """Return every step of a pass in order."""
+    items = [_Item(step, step.operators, (), (), None) for step in before]
+    blocks = list(zip(names, stage.blocks, strict=True))
+    for name, cost in blocks if kind is ActionKind.FORWARD else reversed(blocks):
+        items += _block(name, cost, kind)
+    return items or [_Item(Step(_task_kind(kind), 0, "empty stage", 0), "empty stage", (), (), None)]
 
 
-def _memory(stage: StageCost, kind: ActionKind) -> tuple[Change, Change]:
-    if kind is ActionKind.FORWARD:
-        extra = ((Category.BUFFERS, stage.forward_extra),)
-        return ((Category.ACTIVATIONS, stage.kept), *extra), extra
-    recomputed, working = stage.backward_extra
-    acquired = ((Category.ACTIVATIONS, recomputed), (Category.BUFFERS, working))
-    return acquired, ((Category.ACTIVATIONS, recomputed + stage.kept), (Category.BUFFERS, working))
+def _steps(cost: BlockCost, kind: ActionKind) -> tuple[Step, ...]:
+    return cost.steps.forward if kind is ActionKind.FORWARD else cost.steps.backward
 
 
-def _block(name: str, cost: BlockCost, kind: ActionKind, granularity: Granularity) -> Iterator[Piece]:
+known_parts = lru_cache(maxsize=1024)(parts)
+"""The same, kept: plans that differ elsewhere share their passes."""
+
+
+def _block(name: str, cost: BlockCost, kind: ActionKind) -> Iterator[_Item]:
     memory, forward = cost.memory, kind is ActionKind.FORWARD
-    steps = list(_merged(cost.steps.forward if forward else cost.steps.backward, granularity))
+    steps = _steps(cost, kind)
     held = memory.kept if forward else memory.recomputed
     back = 0 if forward else memory.recomputed + memory.kept
-    acquired: Change = ((Category.ACTIVATIONS, held), (Category.BUFFERS, memory.working))
-    released: Change = ((Category.ACTIVATIONS, back), (Category.BUFFERS, memory.working))
+    acquired, released = _changes(held, memory.working), _changes(back, memory.working)
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
-        yield Piece(
-            step._replace(operators=f"{name}: {step.operators}"),
-            acquired if index == 0 else (),
-            released if last else (),
-            (name,) if last else (),
-        )
+        label = f"{name}: {step.operators}"
+        yield _Item(step, label, acquired if index == 0 else (), released if last else (), name if last else None)
 
 
-def _merged(steps: tuple[Step, ...], granularity: Granularity) -> Iterator[Step]:
-    if granularity is Granularity.OPERATOR:
-        yield from steps
-        return
-    for key, group in groupby(
-        enumerate(steps), lambda pair: (pair[1].kind, pair[0] if pair[1].kind.communicates else -1)
-    ):
-        members = [step for _, step in group]
-        if key[0].communicates:
-            yield members[0]
-        else:
-            yield Step(key[0], sum(step.duration for step in members), _range([s.operators for s in members]))
+def _changes(activations: int, buffers: int) -> tuple[Change, ...]:
+    sizes = ((Category.ACTIVATIONS, activations), (Category.BUFFERS, buffers))
+    return tuple(Change(category, size) for category, size in sizes if size)
 
 
-def _range(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
+    chain: list[_Item] = []
+    for item in items:
+        joint = item.step.collective is not None and (cut.collectives or cut.every)
+        if chain and (cut.every or joint):
+            yield chain
+            chain = []
+        chain.append(item)
+        if joint or item.completes in cut.blocks:
+            yield chain
+            chain = []
+    if chain:
+        yield chain
+
+
+def _part(chain: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
+    joint = len(chain) == 1 and chain[0].step.collective is not None
+    ticks = sum(item.step.ticks for item in chain)
+    work = Work(chain[0].step.kind if joint else _task_kind(kind), index, ticks, Deferred(lambda: _pieces(chain)))
+    lead, rest = _launching(chain, launch) if launch else (0, 0)
+    communicates = any(item.step.collective is not None for item in chain)
+    return Part(work, chain[0].step if joint else None, chain[-1].completes, lead, rest, communicates)
+
+
+def _pieces(chain: list[_Item]) -> list[Piece]:
+    pieces, end = [], 0
+    for item in chain:
+        step, start = item.step, end
+        end += step.ticks
+        stream = StreamKind.TENSOR if step.collective is not None else StreamKind.COMPUTE
+        pieces.append(Piece(step.kind, item.label, start, end, stream, item.acquired, item.released))
+    return pieces
+
+
+def _launching(chain: list[_Item], launch: float) -> tuple[int, int]:
+    """Return how long the host launches before a chain can run without a stop, and how long after that.
+
+    With launches l_i and kernels d_i a chain that is reached at time t, its first launch begun at
+    time h, ends at max(t + sum d, h + max_i(l_1 + .. + l_i + d_i + .. + d_n)): as if it could begin
+    at h + lead with lead = max_i(l_1 + .. + l_i - d_1 - .. - d_{i-1}).
+    """
+    launched = done = lead = 0
+    for item in chain:
+        launched += to_ticks(launch * item.step.launches)
+        lead = max(lead, launched - done)
+        done += item.step.ticks
+    return lead, launched - lead
 
 
 def _task_kind(kind: ActionKind) -> TaskKind:

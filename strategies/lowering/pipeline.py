@@ -2,12 +2,7 @@
 
 from collections.abc import Iterator
 
-from simulator.cluster import Collective
-from simulator.program import TaskKind
-from strategies.lowering.operator import GroupShape, Step, collective_step
-from strategies.mesh import TENSOR
 from strategies.plan import Plan
-from strategies.problem import Problem
 from strategies.schedule import Action, ActionKind, Schedule
 
 
@@ -51,19 +46,15 @@ def _waits(schedule: Schedule, position: list[int]) -> str:
     return "; ".join(f"rank {rank} at {action} waits for {requirement(schedule, action)}" for rank, action in stuck)
 
 
-def send_step(problem: Problem, plan: Plan, shape: GroupShape, size: int, what: str) -> Step:
-    """Return the transfer of a boundary; with ``scatter_gather`` each tensor rank sends its slice.
+def boundary_part(plan: Plan, size: float) -> float:
+    """Return the bytes that one tensor rank sends of a boundary of ``size`` bytes.
 
-    Narayanan et al., SC 2021, section 4.1: the slices are gathered again in the receiving node.
+    With ``scatter_gather`` each sends its slice, and the slices are gathered again in the receiving
+    node (Narayanan et al., SC 2021, section 4.1).
     """
-    sliced = plan.scatter_gather and plan.tensor > 1 and not plan.sequence_parallel
-    part = size / plan.tensor if sliced else size
-    return collective_step(problem.cluster, TaskKind.PIPELINE_COMMUNICATION, Collective.SEND, shape, part, what)
+    return size / plan.tensor if slices(plan) else float(size)
 
 
-def gather_step(problem: Problem, plan: Plan, shape: GroupShape, size: int, what: str) -> Step | None:
-    """Return the all-gather over the tensor axis that puts slices together again, if there is one."""
-    if not (plan.scatter_gather and plan.tensor > 1 and not plan.sequence_parallel):
-        return None
-    kind = TaskKind.TENSOR_COMMUNICATION
-    return collective_step(problem.cluster, kind, Collective.ALL_GATHER, shape, size, f"{what} along {TENSOR}")
+def slices(plan: Plan) -> bool:
+    """Return whether a stage boundary crosses in one slice a tensor rank."""
+    return plan.scatter_gather and plan.tensor > 1 and not plan.sequence_parallel

@@ -1,95 +1,62 @@
 """What one pipeline stage costs one rank: steps block by block, and what they hold."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain, repeat
+from typing import NamedTuple, TypeVar, cast
 
-from simulator.cluster import Cluster
-from simulator.network import bundle
-from simulator.operator_graph import Block
-from simulator.units import TICKS_PER_SECOND
-from strategies.lowering.classes import ClassTable, fold
-from strategies.lowering.operator import BlockLayout, BlockSteps, GroupShape, Step, block_steps
-from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
-from strategies.mesh import TENSOR, Mesh
-from strategies.plan import Plan
+from strategies.lowering.block import BlockCost, BlockCosts
+from strategies.lowering.classes import Placed, fold, unfolded
+from strategies.lowering.division import Division, Runs, division, runs_of
+from strategies.lowering.machine import Machine, Rank
+from strategies.lowering.memory import StageMemory, stage_memory
+from strategies.lowering.numbers import Numbers
+from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.tied import tied_parameters, tied_positions
+from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 
+__all__ = ["BlockCost", "Machine", "PlanCosts", "Rank", "StageCost", "StageCosts"]
 
-class BlockCost(NamedTuple):
-    """One block on one rank: its steps, their idle ticks, memory and local parameters."""
-
-    steps: BlockSteps
-    forward_ticks: int
-    backward_ticks: int
-    memory: BlockMemory
-    parameters: int
-    parameter_tensors: int
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """The blocks of one stage, in order, on one rank."""
+    """The blocks of one stage, in order, on one rank; stages of the same blocks share it."""
 
-    blocks: tuple[tuple[str, BlockCost], ...]
+    blocks: tuple[BlockCost, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.forward_ticks, self.backward_ticks, len(self.blocks)))  # equality compares the rest
 
     @cached_property
     def forward_ticks(self) -> int:
         """Idle ticks of one forward."""
-        return sum(cost.forward_ticks for _, cost in self.blocks)
+        return sum(cost.forward_ticks for cost in self.blocks)
 
     @cached_property
     def backward_ticks(self) -> int:
         """Idle ticks of one backward, recompute included."""
-        return sum(cost.backward_ticks for _, cost in self.blocks)
-
-    @cached_property
-    def kept(self) -> int:
-        """Bytes that one microbatch holds from forward to backward."""
-        return sum(cost.memory.kept for _, cost in self.blocks)
-
-    @cached_property
-    def forward_extra(self) -> int:
-        """Bytes beyond ``kept`` at the fullest moment of forward."""
-        held, peak = 0, 0
-        for _, cost in self.blocks:
-            held += cost.memory.kept
-            peak = max(peak, held + cost.memory.working)
-        return max(peak - held, 0)
-
-    @cached_property
-    def backward_extra(self) -> tuple[int, int]:
-        """Bytes beyond ``kept`` at the fullest moment of backward: recomputed, working."""
-        held, best = 0, (0, 0)
-        levels = []
-        for _, cost in self.blocks:
-            held += cost.memory.kept
-            levels.append((held, cost.memory.recomputed, cost.memory.working))
-        for level, recomputed, working in levels:
-            missing = held - level
-            if recomputed + working - missing > sum(best):
-                best = (recomputed, working) if not missing else (max(recomputed + working - missing, 0), 0)
-        return best
+        return sum(cost.backward_ticks for cost in self.blocks)
 
     @property
     def parameters(self) -> int:
         """Elements of parameters on the rank."""
-        return sum(cost.parameters for _, cost in self.blocks)
+        return sum(cost.parameters for cost in self.blocks)
 
     @property
     def parameter_tensors(self) -> int:
         """Parameter tensors on the rank."""
-        return sum(cost.parameter_tensors for _, cost in self.blocks)
+        return sum(cost.parameter_tensors for cost in self.blocks)
 
 
-def idle_ticks(cluster: Cluster, step: Step) -> int:
-    """Return the ticks of a step where nothing contends with it."""
-    usage = [(port, size) for port, size in (("device", step.device_bytes), ("nic", step.nic_bytes)) if size > 0]
-    if not usage:
-        return step.duration
-    capacity: dict[Hashable, float] = {"device": cluster.intra_node.bandwidth, "nic": cluster.inter_node.bandwidth}
-    return step.duration + bundle(usage, capacity, TICKS_PER_SECOND).solo_ticks
+class Held(NamedTuple):
+    """Parameters on one rank of each pipeline position: elements, tied ones once, and the tensors that hold them."""
+
+    parameters: tuple[int, ...]
+    parameter_tensors: tuple[int, ...]
 
 
 class PlanCosts(NamedTuple):
@@ -109,104 +76,129 @@ class StageCosts:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._blocks = dict(problem.graph.occurrences)
-        self._block_costs: dict[tuple[object, ...], BlockCost] = {}
+        self.blocks = BlockCosts(problem)
+        self._occurrences = dict(problem.graph.occurrences)
+        self._machines: dict[tuple[object, ...], Machine] = {}
+        self._tensor_costs: Numbers[object] = Numbers()
+        self._stages: Numbers[tuple[Stage, ...]] = Numbers()
+        self._divisions: dict[int, Division] = {}
+        self._latest: tuple[tuple[Stage, ...], Division] = (), division(())
+        self._made: dict[tuple[Runs, ...], Division] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
         self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
-        self._positions: dict[Mesh, tuple[int, ...]] = {}
-        self._boundaries: dict[tuple[object, ...], int] = {}
-        self._shares: dict[tuple[object, ...], int] = {}
-        self._classes: dict[Mesh, ClassTable] = {}
+        self._held: dict[tuple[Division, int, int], Held] = {}
+        self._memories: dict[tuple[Division, int], tuple[StageMemory, ...]] = {}
+        self._boundaries: dict[tuple[str, int, int], int] = {}
+        self._shares: dict[tuple[str, str, int], int] = {}
+        self._kept: dict[object, object] = {}
 
-    def classes(self, mesh: Mesh) -> ClassTable:
-        """Return the folded rank classes of a mesh."""
-        if mesh not in self._classes:
-            self._classes[mesh] = fold(self.problem.cluster, mesh)
-        return self._classes[mesh]
+    def once(self, make: Callable[["StageCosts"], T]) -> T:
+        """Return what ``make`` makes of these costs, made at the first call and kept as long as they are."""
+        if make not in self._kept:
+            self._kept[make] = make(self)
+        return cast(T, self._kept[make])
+
+    def machine(self, plan: Plan, *, folded: bool = True) -> Machine:
+        """Return the rank classes that a plan makes of the cluster."""
+        tied = tied_positions(self.problem.graph, plan)
+        key = (plan.mesh.axes, plan.placement, plan.chunks > 1, offloads_optimizer(plan), tied)
+        if folded and key in self._machines:
+            return self._machines[key]
+        placed = Placed(self.problem.cluster, plan.mesh, *key[1:])
+        machine = Machine(fold(placed) if folded else unfolded(placed), self._tensor_costs)
+        if folded:
+            self._machines[key] = machine
+        return machine
+
+    def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+        """Return two pipeline positions that keep one parameter each, and its elements on a rank."""
+        found = tied_parameters(self.problem.graph, plan)
+        return tuple((*pair, self.parameter_share(plan, parameter)) for pair, parameter in found)
 
     def of(self, plan: Plan) -> PlanCosts:
-        """Return the costs of all stages of a plan."""
-        key = (plan.stages, plan.mesh, plan.microbatch, plan.shardings, plan.recompute)
+        """Return the costs of all stages of a plan, on the first class of each position."""
+        machine = self.machine(plan)
+        ranks = [machine.rank(classes[0]) for classes in machine.table.by_position]
+        key = (self.division(plan), self.blocks.how(plan), tuple(rank.key for rank in ranks))
         if key not in self._plan_costs:
-            shapes = [self.tensor_shape(plan, self.first_class(plan, p)) for p in range(plan.pipeline)]
             count = len(plan.stages)
-            stages = tuple(self.stage(plan, stage, shapes[stage % plan.pipeline]) for stage in range(count))
-            parameters = tuple(self.rank_parameters(plan, p, shapes[p]) for p in range(plan.pipeline))
-            tensors = tuple(sum(s.parameter_tensors for s in stages[p :: plan.pipeline]) for p in range(plan.pipeline))
-            self._plan_costs[key] = PlanCosts(stages, parameters, tensors)
+            stages = tuple(self.stage(plan, stage, ranks[stage % plan.pipeline]) for stage in range(count))
+            self._plan_costs[key] = PlanCosts(stages, *self.held(plan))
         return self._plan_costs[key]
 
-    def first_class(self, plan: Plan, position: int) -> int:
-        """Return the first rank class at a pipeline position."""
-        if plan.mesh not in self._positions:
-            table = self.classes(plan.mesh)
-            self._positions[plan.mesh] = tuple(table.on_pipeline_rank(p)[0] for p in range(plan.pipeline))
-        return self._positions[plan.mesh][position]
-
-    def rank_parameters(self, plan: Plan, position: int, shape: GroupShape) -> int:
-        """Return the elements of parameters on a rank at a pipeline position, tied ones once."""
-        own = range(position, len(plan.stages), plan.pipeline)
-        blocks = {block for stage in own for block in plan.stages[stage].blocks}
-        total = sum(self.stage(plan, stage, shape).parameters for stage in own)
-        return total - sum(
-            self.parameter_share(plan, second)
-            for first, second in self.problem.graph.tied
-            if first[0] in blocks and second[0] in blocks
-        )
-
-    def stage(self, plan: Plan, stage: int, shape: GroupShape) -> StageCost:
-        """Return the cost of a stage on a rank whose tensor group has ``shape``."""
-        blocks = plan.stages[stage].blocks
-        key = (blocks, plan.microbatch, plan.tensor, plan.shardings, plan.recompute, shape)
+    def stage(self, plan: Plan, stage: int, rank: Rank) -> StageCost:
+        """Return the cost of a stage on a rank."""
+        made = self.division(plan)
+        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key)
         if key not in self._stage_costs:
-            self._stage_costs[key] = StageCost(tuple((name, self._block(plan, name, shape)) for name in blocks))
+            runs = [(self.blocks.cost(plan, block, rank), count) for block, count in made.kinds[made.kind_of[stage]]]
+            self._stage_costs[key] = StageCost(tuple(chain.from_iterable(repeat(cost, count) for cost, count in runs)))
         return self._stage_costs[key]
 
-    def _block(self, plan: Plan, name: str, shape: GroupShape) -> BlockCost:
-        block = self._blocks[name]
-        key = (block.name, plan.microbatch, plan.tensor, plan.shardings, plan.recompute, shape)
-        if key not in self._block_costs:
-            layout = self.layout(plan, block)
-            cluster = self.problem.cluster
-            steps = with_recompute(block, block_steps(cluster, layout, shape), plan.recompute)
-            self._block_costs[key] = BlockCost(
-                steps,
-                self._ticks(steps.forward),
-                self._ticks(steps.backward),
-                block_memory(layout, plan.recompute),
-                layout.parameter_elements(),
-                len(block.parameters),
-            )
-        return self._block_costs[key]
+    def division(self, plan: Plan) -> Division:
+        """Return what the stages of a plan are made of: of equal stages the same value."""
+        if self._latest[0] is not plan.stages:
+            number = self._stages.of_same(plan.stages)
+            if number not in self._divisions:
+                runs = runs_of(plan.stages, self._occurrences)
+                self._divisions[number] = self._made.setdefault(runs, division(runs))
+            self._latest = plan.stages, self._divisions[number]
+        return self._latest[1]
 
-    def _ticks(self, steps: Iterable[Step]) -> int:
-        return sum(idle_ticks(self.problem.cluster, step) for step in steps)
+    def memories(self, plan: Plan) -> tuple[StageMemory, ...]:
+        """Return what one microbatch of every stage holds on a rank."""
+        made = self.division(plan)
+        key = (made, self.blocks.how(plan))
+        if key not in self._memories:
+            kinds = [stage_memory((self.blocks.memory(plan, b), count) for b, count in runs) for runs in made.kinds]
+            self._memories[key] = tuple(kinds[kind] for kind in made.kind_of)
+        return self._memories[key]
+
+    def held(self, plan: Plan) -> Held:
+        """Return the parameters on a rank of each pipeline position."""
+        made, ranks = self.division(plan), plan.pipeline
+        key = (made, self.blocks.cut(plan), ranks)
+        if key not in self._held:
+            tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
+            elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
+            parameters, parameter_tensors = (_by_position(made, each, ranks) for each in (elements, tensors))
+            for position, share in self._kept_once(plan):
+                parameters[position] -= share
+            self._held[key] = Held(tuple(parameters), tuple(parameter_tensors))
+        return self._held[key]
+
+    def _kept_once(self, plan: Plan) -> list[tuple[int, int]]:
+        """Return the positions that have both ends of a tied parameter, and its elements there."""
+        placed = {block: stage % plan.pipeline for stage, each in enumerate(plan.stages) for block in each.blocks}
+        tied = [(first, second) for first, second in self.problem.graph.tied if first[0] in placed]
+        return [
+            (placed[first[0]], self.parameter_share(plan, second))
+            for first, second in tied
+            if placed.get(second[0]) == placed[first[0]]
+        ]
 
     def boundary_bytes(self, plan: Plan, stage: int) -> int:
         """Return the bytes of one microbatch that one rank sends from ``stage`` to the next."""
-        blocks = plan.stages[stage].blocks
-        block = self._blocks[blocks[-1]] if blocks else self.problem.graph.blocks[0]
-        key = (block.name, plan.microbatch, plan.tensor, plan.shardings)
+        made = self.division(plan)
+        runs = made.kinds[made.kind_of[stage]]
+        name = runs[-1][0] if runs else self.problem.graph.blocks[0].name
+        key = (name, self.blocks.cut(plan), plan.microbatch)
         if key not in self._boundaries:
-            layout = self.layout(plan, block)
-            self._boundaries[key] = sum(
-                layout.tensor_bytes(name, layout.produced[name].complete) for name in block.outputs
-            )
+            layout = self.blocks.layout(plan, name)
+            outputs = layout.block.outputs
+            self._boundaries[key] = sum(layout.tensor_bytes(each, layout.produced[each].complete) for each in outputs)
         return self._boundaries[key]
 
     def parameter_share(self, plan: Plan, parameter: tuple[str, str]) -> int:
         """Return one rank's share in elements of a parameter named by block and tensor."""
-        key = (*parameter, plan.tensor, plan.shardings)
+        key = (*parameter, self.blocks.cut(plan))
         if key not in self._shares:
-            block = self._blocks[parameter[0]]
-            self._shares[key] = self.layout(plan, block).parameter_share(block.tensor[parameter[1]])
+            block = self._occurrences[parameter[0]]
+            self._shares[key] = self.blocks.layout(plan, block.name).parameter_share(block.tensor[parameter[1]])
         return self._shares[key]
 
-    def layout(self, plan: Plan, block: Block) -> BlockLayout:
-        """Return a block under the plan's shardings."""
-        shardings = {sharding.operator: sharding for sharding in plan.shardings}
-        return BlockLayout(block, plan.mesh, shardings, plan.microbatch)
 
-    def tensor_shape(self, plan: Plan, rank_class: int) -> GroupShape:
-        """Return how the tensor group of a class lies on the machine."""
-        return self.classes(plan.mesh).shape(rank_class, TENSOR)
+def _by_position(made: Division, of_block: dict[str, int], ranks: int) -> list[int]:
+    """Return what blocks have, summed over the stages of each of ``ranks`` pipeline positions."""
+    kinds = [sum(of_block[block] * count for block, count in runs) for runs in made.kinds]
+    return [sum(kinds[kind] for kind in made.kind_of[position::ranks]) for position in range(ranks)]

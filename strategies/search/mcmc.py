@@ -123,7 +123,7 @@ class MCMC:
 
 def _by_habit(problem: Problem, everywhere: tuple[Layout, ...]) -> list[Layout]:
     """Return the layouts in the order in which an expert would try them."""
-    node = problem.cluster.devices_per_node
+    node = problem.cluster.first.devices
 
     def key(layout: Layout) -> tuple[bool, bool, int, int]:
         unusual = layout.microbatch > 1 or layout.schedule != "1f1b"

@@ -4,7 +4,8 @@ import pytest
 
 from executor.calibrate import best_rate, calibrate, fit_matmul, launches, traffic
 from executor.calibration_sizes import MATMULS, TINY
-from simulator.cluster import Accelerator, Collective
+from simulator.accelerator import Accelerator
+from simulator.collective_kinds import Collective
 from simulator.compute import Matmul, matmul_time
 from simulator.models.transformer import build
 

@@ -5,7 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from executor.model import Layer  # noqa: E402
-from simulator.cluster import Accelerator, Cluster, Host, Link  # noqa: E402
+from simulator.accelerator import Accelerator  # noqa: E402
+from simulator.cluster import homogeneous  # noqa: E402
+from simulator.host import Host  # noqa: E402
+from simulator.link import Link  # noqa: E402
 from simulator.models.transformer import Transformer, build  # noqa: E402
 from strategies.layout import Layout, complete  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
@@ -37,10 +40,11 @@ def saved_bytes(layer: torch.nn.Module, source: torch.Tensor) -> int:
 def test_a_layer_keeps_what_autograd_saves(attention: str, hidden: int) -> None:
     spec = Transformer(2, hidden, 4, 4, 4 * hidden, 256, attention=attention, tied_embeddings=False)
     cpu = Accelerator("cpu", (("fp32", 1e9),), memory=1e12, memory_bandwidth=1e9)
-    cluster = Cluster("one", cpu, Host("host", 1e12), 1, 1, Link(0.0, 1e9), Link(0.0, 1e9))
+    cluster = homogeneous("one", cpu, Host("host", 1e12), 1, 1, Link(0.0, 1e9), Link(0.0, 1e9))
     problem = Problem(build(spec, SEQUENCE, "fp32"), cluster, Training(BATCH, SEQUENCE, "fp32"))
-    stage = StageCosts(problem).of(complete(problem, Layout(microbatch=BATCH))).stages[0]
-    told = dict(stage.blocks)["layers.0"].memory.kept
+    plan = complete(problem, Layout(microbatch=BATCH))
+    stage, blocks = StageCosts(problem).of(plan).stages[0], plan.stages[0].blocks
+    told = stage.blocks[blocks.index("layers.0")].memory.kept
     source = torch.randn(BATCH, SEQUENCE, hidden, requires_grad=True)
     # norms keep mean and deviation of every token, which the published count leaves out: below 2 %
     assert saved_bytes(Layer(spec), source) == pytest.approx(told, rel=0.02)

@@ -6,7 +6,10 @@ from typing import Any
 from executor.job import Job
 from executor.run import compare, run_jobs
 from executor.verification import Verification
-from simulator.cluster import Accelerator, Cluster, Host, Link
+from simulator.accelerator import Accelerator
+from simulator.cluster import Cluster, homogeneous
+from simulator.host import Host
+from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from strategies.layout import Layout, complete
 from strategies.plan import Plan
@@ -20,7 +23,7 @@ SEQUENCE = 16
 def cluster(devices: int) -> Cluster:
     accelerator = Accelerator("core", (("fp32", 1e11), ("fp64", 5e10)), memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
-    return Cluster("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
+    return homogeneous("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
 
 
 def plan(spec: Transformer, training: Training, **layout: Any) -> Plan:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from simulator.memory import MemoryProfile, sweep
-from simulator.program import Category, MemoryChange, RankClass, StreamKind, TaskKind
+from simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 from strategies.schedule import Action, ActionKind, Schedule, schedule
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 class Model(NamedTuple):
-    """Seconds of the parts of a step, and how finely passes are cut."""
+    """Seconds of the parts of a step, how finely passes are cut, and bytes of a rank on the only host."""
 
     forward: float = 0.010
     backward: float = 0.020
@@ -22,6 +22,9 @@ class Model(NamedTuple):
     send: float = 0.0005
     data: float = 0.060
     optimizer: float = 0.015
+    launch: float = 0.0
+    host_copy: float = 0.0
+    offloaded: int = 0
     layers: int = 1
     tensor: bool = False
     group: int = 1
@@ -49,6 +52,7 @@ def timeline(order: Schedule, model: Model) -> Timeline:
         for action in actions:
             spans += _pass(rank, action, ends[action], model)
             spans += _sends(order, rank, action, ends[action], model)
+            spans += _launch(rank, action, ends[action], model)
         spans += _tail(rank, max(ends[a] for a in actions), model)
     spans.sort(key=lambda span: (span.start, span.end, span.rank_class))
     classes = tuple(
@@ -56,7 +60,18 @@ def timeline(order: Schedule, model: Model) -> Timeline:
         for rank in range(order.num_ranks)
     )
     memory = tuple(_memory(order, rank, ends, model) for rank in range(order.num_ranks))
-    return Timeline(model.source, classes, tuple(spans), memory, max(span.end for span in spans), model.engine)
+    host = HostClass("host 0", 1000 * GIB, tuple((rank, model.group) for rank in range(order.num_ranks)))
+    held = MemoryChange(0, Category.OPTIMIZER, model.offloaded * model.group * order.num_ranks)
+    return Timeline(
+        model.source,
+        classes,
+        tuple(spans),
+        memory,
+        max(span.end for span in spans),
+        model.engine,
+        hosts=(host,),
+        host_memory=(sweep(0, host.capacity, (held,), ()),),
+    )
 
 
 def _needs(action: Action, num_stages: int) -> Iterator[Action]:
@@ -115,8 +130,16 @@ def _sends(order: Schedule, rank: int, action: Action, end: float, model: Model)
             yield Span(who, stream, kind, action.stage, action.microbatch, "activation", end, end + model.send)
 
 
+def _launch(rank: int, action: Action, end: float, model: Model) -> Iterator[Span]:
+    """Yield what the processor does to launch a pass, while it runs."""
+    if model.launch:
+        start = round(end - model.length(action), 9)
+        who = (TaskKind.LAUNCH, action.stage, action.microbatch)
+        yield Span(rank, StreamKind.LAUNCH, *who, "layers", start, start + model.launch)
+
+
 def _tail(rank: int, end: float, model: Model) -> Iterator[Span]:
-    """Yield the reduction of gradients, the optimizer and the gathering of parameters."""
+    """Yield the reduction of gradients, the optimizer, its copies to and from the host, and the gathering."""
     start = end + model.data / 2
     later = start + model.optimizer
     if model.data:
@@ -124,6 +147,9 @@ def _tail(rank: int, end: float, model: Model) -> Iterator[Span]:
         yield Span(
             rank, StreamKind.DATA, TaskKind.DATA_COMMUNICATION, rank, -1, "gather", later, later + model.data / 2
         )
+    if model.host_copy:
+        for stream, moment in ((StreamKind.TO_HOST, start), (StreamKind.FROM_HOST, later)):
+            yield Span(rank, stream, TaskKind.HOST_COPY, rank, -1, "states", moment, moment + model.host_copy)
     yield Span(rank, StreamKind.COMPUTE, TaskKind.OPTIMIZER, rank, -1, "adamw", start, later)
 
 

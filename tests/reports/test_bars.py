@@ -51,6 +51,14 @@ def test_tensor_communication_on_a_compute_stream_goes_to_its_strip_and_does_not
     assert (tensor.row, tensor.start, tensor.end) == (Row.TENSOR, 1.0, 2.0)
 
 
+@pytest.mark.parametrize(("kind", "row"), [(TaskKind.HOST_COPY, Row.HOST), (TaskKind.LAUNCH, Row.LAUNCH)])
+def test_what_the_host_does_goes_to_a_strip_and_does_not_cut_the_pass(kind: TaskKind, row: Row):
+    spans = [span(TaskKind.FORWARD, 0, 0.0, 1.0), span(kind, 0, 1.0, 2.0), span(TaskKind.FORWARD, 0, 2.0, 3.0)]
+    compute, host = bars(spans)
+    assert (compute.row, compute.start, compute.end) == (Row.COMPUTE, 0.0, 3.0)
+    assert (host.row, host.start, host.end) == (row, 1.0, 2.0)
+
+
 def test_recomputation_cuts_a_backward_bar_or_is_absorbed_into_it():
     kinds = [TaskKind.RECOMPUTE, TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.BACKWARD]
     spans = [span(kind, 0, i, i + 1) for i, kind in enumerate(kinds)]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.bars import Row
-from reports.lanes import label, lanes
+from reports.lanes import labels, lanes
 from simulator.program import RankClass
 
 CLASSES = tuple(RankClass(f"p{i}", (i, i + 8), tuple(range(4 * i, 4 * i + 4))) for i in range(8))
@@ -13,6 +13,7 @@ CLASSES = tuple(RankClass(f"p{i}", (i, i + 8), tuple(range(4 * i, 4 * i + 4))) f
 def test_rows_lie_in_their_lane_and_do_not_overlap(height: int, rows: set[Row], grouped: bool):
     found = lanes(CLASSES, tuple(rows), height, grouped=grouped)
     assert found.rows[0] is Row.COMPUTE
+    assert found.compute_pixels >= 0.3 * found.pixels
     for rank_class in range(8):
         lane = rank_class // found.group
         edges = [edge for row in found.rows for edge in found.extent(rank_class, row)]
@@ -24,6 +25,13 @@ def test_strips_are_left_out_where_they_cannot_be_seen():
     rows = (Row.COMPUTE, Row.TENSOR)
     assert lanes(CLASSES, rows, 8 * 60).rows == rows
     assert lanes(CLASSES, rows, 8 * 6).rows == (Row.COMPUTE,)
+
+
+@given(st.integers(1, 700), st.integers(1, 100))
+def test_the_first_strips_are_drawn_and_higher_lanes_have_no_fewer(height: int, more: int):
+    low, high = (lanes(CLASSES, tuple(Row), h).rows for h in (height, height + more))
+    assert low == tuple(Row)[: len(low)]
+    assert high[: len(low)] == low
 
 
 def test_low_lanes_are_put_together_where_shares_are_drawn():
@@ -42,9 +50,9 @@ def test_low_lanes_are_put_together_where_shares_are_drawn():
     ],
 )
 def test_a_lane_is_called_by_its_stages_and_ranks(rank_class: RankClass, expected: str):
-    assert label(rank_class, (rank_class,)) == expected
+    assert labels((rank_class,)) == (expected,)
 
 
-def test_classes_of_the_same_stage_and_size_are_told_apart_by_name():
-    pair = (RankClass("fast", (0,), (0, 1)), RankClass("slow\x00", (0,), (2, 3)))
-    assert [label(c, pair) for c in pair] == ["stage 0 (2 ranks) fast", "stage 0 (2 ranks) slow"]
+def test_classes_of_the_same_stage_and_size_are_told_apart_by_their_ranks():
+    classes = tuple(RankClass("x\x00", (0,), ranks) for ranks in ((0, 1), (2, 3), (4, 6)))
+    assert labels(classes) == ("stage 0 (ranks 0 to 1)", "stage 0 (ranks 2 to 3)", "stage 0 (2 ranks from 4)")

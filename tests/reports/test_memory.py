@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from reports.hosts import used_hosts
 from reports.memory import draw_memory, facts, steps
 from simulator.memory import MemoryProfile
 
@@ -31,6 +32,29 @@ def test_a_picture_is_drawn_whether_or_not_it_fits(step, tmp_path: Path, capacit
     memory = tuple(dataclasses.replace(p, capacity=capacity) for p in timeline.memory)
     draw_memory(dataclasses.replace(timeline, memory=memory), tmp_path / "memory.png", title="</x> $")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
+
+
+def test_host_memory_has_a_panel_only_where_it_holds_anything(step, tmp_path: Path):
+    plain, used = step(), step(offloaded=100 * GIB)
+    for name, timeline in {"none": dataclasses.replace(plain, hosts=()), "empty": plain, "used": used}.items():
+        draw_memory(timeline, tmp_path / f"{name}.svg")
+    none, empty, with_host = ((tmp_path / f"{name}.svg").read_bytes() for name in ("none", "empty", "used"))
+    assert none == empty != with_host
+
+
+def test_hosts_that_hold_anything_go_by_name_and_number_of_ranks(step):
+    assert used_hosts(step()) == {}
+    (name, profile), *others = used_hosts(step("1f1b", 2, 4, group=4, offloaded=10)).items()
+    assert (name, profile.peak, others) == ("host 0 (8 ranks)", 80, [])
+
+
+def test_the_fullest_class_is_the_one_nearest_to_its_own_capacity(step, tmp_path: Path, monkeypatch):
+    """9 of 20 GiB are 45 %, 7 of 8 GiB are 88 %."""
+    said: list[str] = []
+    monkeypatch.setattr("reports.memory.header", lambda figure, title, line: said.append(line))
+    small = MemoryProfile(1, 8 * GIB, (0.0,), ((7 * GIB, 0, 0, 0, 0),))
+    draw_memory(dataclasses.replace(step(), memory=(profile(20 * GIB), small)), tmp_path / "x.svg")
+    assert said == ["peak 7 GiB on stage 1 (rank 1) at 0 ns: 88% of 8 GiB, fits"]
 
 
 def test_the_same_memory_gives_the_same_svg(step, tmp_path: Path):

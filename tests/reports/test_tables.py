@@ -31,7 +31,38 @@ def test_a_result_is_printed_in_units_for_people():
     ):
         assert words in text
     assert "nan" not in text
-    assert "host peak" not in text
+    assert "whole host" not in text
+
+
+def link(name: str, utilisation: float, count: int = 1) -> dict:
+    return {"name": name, "count": count, "bandwidth": 24e9, "bytes": 2.0**30, "utilisation": utilisation}
+
+
+def test_the_busiest_link_of_each_kind_is_listed_and_no_more_than_six():
+    links = [link("nic 0 out", 0.2), link("nic 16 in", 0.43, 1024), link("memory 0.1 in", 0.3), link("torus 3 x-", 0.1)]
+    links += [link(f"{name} 0 up", 0.01) for name in ("leaf", "pod", "rail", "[b]x[/b]")]
+    text = printed(print_result, {"bottleneck": links[1], "links": links})
+    assert "nic 16 in (x1024), 43 % of 24 GB/s" in text
+    rows = text.split("utilisation")[1]
+    assert rows.index("nic 16 in") < rows.index("memory 0.1 in") < rows.index("torus 3 x-") < rows.index("leaf 0 up")
+    assert "1,024" in rows
+    assert "1 GiB" in rows
+    assert "nic 0 out" not in rows
+    assert "[b]x[/b]" not in rows  # the seventh kind
+
+
+def test_a_result_without_traffic_names_no_link():
+    text = printed(print_result, {"bottleneck": None, "links": []})
+    assert "busiest links" not in text
+    assert text.split("busiest link")[1].split("\n")[0].strip(" │") == "-"
+
+
+def test_stages_that_are_alike_are_one_row_and_hosts_a_column():
+    stages = [{"stage": stage, "peak": 40 * GIB, "host_peak": 786 * GIB} for stage in (0, 1, 0, 1)]
+    text = printed(print_memory, stages)
+    assert text.count("40 GiB") == 2
+    assert "whole host" in text
+    assert "786 GiB" in text
 
 
 def test_stages_beyond_capacity_are_red():

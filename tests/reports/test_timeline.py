@@ -9,7 +9,7 @@ from reports.bars import Bar, Row
 from reports.panel import Window, numbers, staircase
 from reports.timeline import close_ups, draw_comparison, draw_timeline, facts
 from simulator.program import RankClass, TaskKind
-from simulator.timeline import Timeline
+from simulator.timeline import LinkUse, Timeline
 
 HOSTILE = '</text><script>alert("$x^{")</script> & \x00\x1b[31m \n]]> --> \u202e名'
 
@@ -51,6 +51,31 @@ def test_a_long_step_has_close_ups_and_a_picture_of_full_size(step, tmp_path: Pa
 
 def test_a_short_step_needs_no_close_up(step):
     assert close_ups(step("1f1b", 2, 4)) == ()
+
+
+@pytest.mark.parametrize("microbatches", range(8, 64, 8))
+def test_close_ups_are_drawn_only_where_they_magnify(step, microbatches: int):
+    timeline = step("1f1b", 4, microbatches)
+    assert all(2.5 * window.duration < timeline.step_time for window in close_ups(timeline))
+
+
+def test_every_send_is_seen_however_short_it_is(step, tmp_path: Path):
+    """A microsecond of a step of 0.2 s is 0.01 pixels; there are 4 sends forward and 4 back, at different times."""
+    draw_timeline(step("gpipe", 2, 4, send=1e-6, data=0.0), tmp_path / "sends.png")
+    strips = pixels_of(tmp_path / "sends.png")[142 + 100 : 142 + 130, 216:-24, :3] * 255
+    orange = (np.abs(strips - (207, 74, 22)).max(axis=2) < 60).any(axis=0)
+    assert np.count_nonzero(np.diff(orange.astype(int)) == 1) == 8
+
+
+def test_copies_and_launches_of_the_host_have_strips_and_a_legend(step, tmp_path: Path):
+    fields = {"launch": 0.002, "host_copy": 0.02, "tensor": True, "layers": 2}
+    draw_timeline(step("1f1b", 4, 8, **fields), tmp_path / "host.png")
+    picture = pixels_of(tmp_path / "host.png")[..., :3] * 255
+    for colour in ((217, 217, 107), (138, 138, 138)):
+        rows = (np.abs(picture - colour).max(axis=2) < 3).sum(axis=1)
+        strips = rows[142:] > 10
+        assert np.count_nonzero(np.diff(strips.astype(int)) == 1) == 4
+        assert rows[90:130].max() > 10
 
 
 def test_very_thin_bars_are_drawn_as_shares(step, tmp_path: Path):
@@ -102,7 +127,9 @@ def test_a_comparison_is_drawn_on_one_axis(step, tmp_path: Path):
 
 def test_the_facts_state_step_time_bubble_ranks_and_source(step):
     timeline = step("gpipe", 1, 1, send=0.0, data=0.0, optimizer=0.0, group=16)
-    assert facts(timeline) == "step 30 ms, bubble 0.0%, 16 ranks, simulated by discrete_event"
+    assert facts(timeline) == "step 30 ms, bubble 0.0%, 16 ranks, simulated (discrete event)"
+    links = (LinkUse("nic 0 out", 16, 1e9, 3e6, 0.1), LinkUse("leaf 0 up", 1, 1e9, 9e6, 0.3))
+    assert ", busiest link leaf 0 up (30%), " in facts(dataclasses.replace(timeline, links=links))
 
 
 def test_a_timeline_without_spans_is_refused(tmp_path: Path):

@@ -67,6 +67,23 @@ def test_memory_is_a_counter_by_category(step, tmp_path: Path):
     assert max(sum(e["args"].values()) for e in counters) == timeline.peak_memory
 
 
+def test_hosts_are_processes_after_the_rank_classes_with_counters_of_their_own(step, tmp_path: Path):
+    found = traced(step("1f1b", 2, 4, group=4, offloaded=10), tmp_path / "t.json")
+    assert {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}[2] == "host 0 (8 ranks)"
+    (counter,) = (e for e in found if e["ph"] == "C" and e["pid"] == 2)
+    assert counter["args"]["optimizer"] == sum(counter["args"].values()) == 8 * 10
+    assert {e["pid"] for e in traced(step(), tmp_path / "t.json")} == {0, 1}
+
+
+def test_launches_and_copies_of_the_host_have_rows_of_their_own(step, tmp_path: Path):
+    found = traced(step("1f1b", 2, 4, launch=0.002, host_copy=0.01), tmp_path / "t.json")
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
+    rows = Counter((e["cat"], names[e["pid"], e["tid"]]) for e in found if e["ph"] == "X")
+    assert {row: rows[row] for row in rows if row[0] in ("launch", "host copy")} == {
+        ("launch", "launch"): 2 * 2 * 4, ("host copy", "to host"): 2, ("host copy", "from host"): 2
+    }  # fmt: skip
+
+
 def test_the_same_timeline_gives_the_same_bytes_and_hostile_names_stay_text(step, tmp_path: Path):
     timeline = step()
     spans = tuple(s._replace(operators='"}],\n\x00\ud800') for s in timeline.spans)

@@ -1,69 +1,48 @@
-from dataclasses import replace
+import json
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 
 from scenarios.cluster_file import cluster_document, cluster_in, exact, load_cluster, write_cluster
+from scenarios.cluster_schema import WrittenCluster
+from scenarios.command_line import run
 from scenarios.errors import ScenarioError
 from scenarios.reader import parse
 from scenarios.yaml_text import dump
 from simulator import units
-from simulator.catalog import cluster, cluster_names
-from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, MatmulModel
+from simulator.catalog import assumed, cluster, cluster_names
+from simulator.cluster import Cluster
+from simulator.interconnect.kinds import Crossbar
 from simulator.units import Dimension
 
-POSITIVE = st.floats(1e-12, 1e15)
-NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1, max_size=12)
-LINKS = st.builds(Link, latency=st.floats(0, 1), bandwidth=POSITIVE, launch=st.floats(0, 1))
-CURVES = st.builds(
-    CollectiveCurve,
-    collective=st.sampled_from(Collective),
-    ranks=st.integers(1, 1024),
-    points=st.dictionaries(st.floats(1, 1e9), POSITIVE, min_size=1, max_size=3).map(
-        lambda points: tuple(sorted(points.items()))
-    ),
-)
-ACCELERATORS = st.builds(
-    Accelerator,
-    name=NAMES,
-    peak_flops=st.just((("fp32", 1e12), ("bf16", 2.5e14))),
-    memory=POSITIVE,
-    memory_bandwidth=POSITIVE,
-    launch=st.floats(0, 1),
-    matmul=st.builds(
-        MatmulModel,
-        fraction=st.floats(0.01, 1),
-        half_k=st.floats(0, 1e6),
-        tile=st.just((128, 256)),
-        units=st.integers(0, 200),
-    ),
-    kernel_bandwidth=st.just((("norm", 0.4), ("optimizer", 1.7))),
-    kernel_bandwidth_default=st.floats(0.01, 1),
-    reserved=st.floats(0, 1e10),
-)
-HOSTS = st.builds(
-    Host, name=NAMES, memory=POSITIVE, memory_bandwidth=POSITIVE | st.just(float("inf")), cores=st.integers(1, 99)
-)
-CLUSTERS = st.builds(
-    Cluster,
-    name=NAMES,
-    accelerator=ACCELERATORS,
-    host=st.builds(
-        Host, name=NAMES, memory=POSITIVE, memory_bandwidth=POSITIVE | st.just(float("inf")), cores=st.integers(1, 99)
-    ),
-    nodes=st.integers(1, 1000),
-    devices_per_node=st.integers(1, 16),
-    intra_node=LINKS,
-    inter_node=LINKS,
-    nics_per_node=st.integers(1, 8),
-    collectives=st.lists(CURVES, max_size=2).map(tuple),
-)
+from .clusters import POSITIVE, clusters
+
+LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}
 
 
-@given(CLUSTERS)
+def read(data: dict[str, Any]) -> Cluster:
+    return cluster_in(parse(dump(data).encode()))
+
+
+def document(nodes: int = 2) -> dict[str, Any]:
+    return cluster_document(cluster("local-cpu", nodes))
+
+
+@given(clusters())
+@settings(max_examples=200, deadline=None)
 def test_a_cluster_reads_back_equal(value: Cluster) -> None:
-    assert cluster_in(parse(dump(cluster_document(value)).encode())) == value
+    assert read(cluster_document(value)) == value
+
+
+@given(clusters())
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_keeps_to_the_schema(value: Cluster) -> None:
+    schema = TypeAdapter(WrittenCluster).json_schema()
+    Draft202012Validator(schema).validate(json.loads(json.dumps(cluster_document(value))))
 
 
 @pytest.mark.parametrize("name", cluster_names())
@@ -98,29 +77,65 @@ def faults_of(text: str) -> list[tuple[str, str]]:
 
 
 def test_a_bare_number_is_an_error_that_shows_a_unit() -> None:
-    text = dump(cluster_document(cluster("local-cpu", 1))).replace("memory: 8 GiB", "memory: 8")
+    text = dump(document(1)).replace("memory: 8 GiB", "memory: 8")
     assert faults_of(text) == [
         ("accelerator.memory", "a size has a unit, met 8; write a number and a unit, as in '80 GiB'")
     ]
 
 
 def test_a_preset_accelerator_stands_for_the_whole() -> None:
-    document = cluster_document(cluster("dgx-a100-80gb", 2))
-    text = dump(document | {"accelerator": {"preset": "a100-80gb"}})
-    assert cluster_in(parse(text.encode())) == cluster("dgx-a100-80gb", 2)
-    both = dump(document | {"accelerator": {"preset": "a100-80gb", "launch": "1 us"}})
+    written = cluster_document(cluster("dgx-a100-80gb", 2))
+    assert read(written | {"accelerator": {"preset": "a100-80gb"}}) == cluster("dgx-a100-80gb", 2)
+    both = dump(written | {"accelerator": {"preset": "a100-80gb", "launch": "1 us"}})
     assert faults_of(both) == [("accelerator", "holds preset alone or everything written out, met preset and launch")]
 
 
-def test_points_that_do_not_rise_are_refused() -> None:
-    curve = {"collective": "all_reduce", "ranks": 2, "points": [[2, "1 us"], [1, "1 us"]]}
-    text = dump(cluster_document(cluster("local-cpu", 1)) | {"collectives": [curve]})
-    assert "sizes rise" in faults_of(text)[0][1]
+def test_a_file_of_the_first_format_is_a_switch_in_each_node_and_a_crossbar() -> None:
+    old = document() | {"intra_node": LINK}
+    value = read(old)
+    assert value.first.network.link.bandwidth == 1e9
+    assert type(value.first.network).__name__ == "Switch"
+    assert value.fabric == Crossbar()
+
+
+def test_a_graph_edge_marked_both_goes_both_ways() -> None:
+    edges = [{"from": f"device {i}", "to": "hub", "both": True} | LINK for i in range(4)]
+    one_way = [edge | {"both": False} for edge in edges]
+    back = [{"from": edge["to"], "to": edge["from"]} | LINK for edge in edges]
+    written_out = [edge for pair in zip(one_way, back, strict=True) for edge in pair]
+    graphs = [read(document() | {"fabric": {"kind": "graph", "edges": e}}).fabric for e in (edges, written_out)]
+    assert graphs[0] == graphs[1]
+
+
+def test_a_mixed_cluster_numbers_its_devices_through() -> None:
+    one = document(1)
+    parts = {key: one[key] for key in ("accelerator", "host", "intra_node", "inter_node")}
+    old = parts | {"accelerator": {"preset": "v100-32gb"}}
+    mixed = {"name": "mixed", "node_types": [{"count": 2, "devices": 4} | old, {"count": 1, "devices": 2} | parts]}
+    value = read(mixed | {"speeds": {"9": 0.5}})
+    assert [value.node_of(device) for device in (0, 4, 8, 9)] == [0, 1, 2, 2]
+    assert value.accelerator_of(7).name == "V100 SXM2 32GB"
+    # the tenth device is a core at half speed
+    assert value.accelerator_of(9).peak("fp32") == value.accelerator_of(8).peak("fp32") / 2
+    ((field, message),) = faults_of(dump(mixed | {"speeds": {"10": 0.5}}))
+    assert (field, message[:34]) == ("speeds", "speeds are (device below 10, facto")
+    ((field, message),) = faults_of(dump(mixed | {"node_types": [{"count": 2, "devices": 4, "hosts": 3} | old]}))
+    assert (field, message) == ("node_types.0.hosts", "hosts(3) divide the devices(4) of a node")
 
 
 def test_an_unwritable_place_leaves_nothing(tmp_path) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
-        write_cluster(replace(cluster("local-cpu", 1)), tmp_path / "none" / "c.yaml")
+        write_cluster(cluster("local-cpu", 1), tmp_path / "none" / "c.yaml")
     with pytest.raises(ValueError, match="directory"):
         write_cluster(cluster("local-cpu", 1), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
+    assert run(["list", "clusters", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == set(cluster_names())
+    for name, row in rows.items():
+        assert row["assumed"] == assumed(name)
+        assert ("assumes" in row["description"]) == bool(assumed(name))
+        assert row["status"].keys() == row["sources"].keys()

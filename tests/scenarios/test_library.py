@@ -23,7 +23,23 @@ def test_the_library_is_complete() -> None:
     folders = [name.split("/")[0] for name in NAMES if "/" in name]
     assert folders.count("megatron") == 10
     assert folders.count("korthikanti") == 8
+    assert folders.count("machines") == 5
     assert {"gpt3-175b-1024-a100", "megatron/gpt-145b-1536-a100", "local/dp2-tp2-pp2", "starter"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("machines/")])
+def test_scenarios_of_machines_fit(name: str) -> None:
+    result = load(name).simulate()
+    assert result.fits
+    assert result.bottleneck is not None
+
+
+def test_the_host_of_the_offload_scenario_holds_all_optimizer_states() -> None:
+    """Of every parameter a device keeps 2 bytes, the one host 12: AdamW's main weight and two moments in fp32."""
+    memory = load("gpt-70b-16-v100-offload").simulate().memory
+    assert [stage.optimizer for stage in memory] == [0, 0]
+    on_devices = 8 * sum(stage.parameters for stage in memory)
+    assert [stage.host_peak for stage in memory] == [6 * on_devices] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,65 +1,118 @@
-"""Routes of a cluster are shortest paths of its topology; curves interpolate."""
+"""Devices and nodes of a cluster are numbered through; what cannot be is rejected."""
 
-from itertools import pairwise
+from itertools import groupby
 
-import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.catalog import accelerator, accelerator_names, cluster, cluster_names, sources
-from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link, Port, PortKind
+from simulator.accelerator import Accelerator
+from simulator.cluster import Cluster, Node, Tenant, homogeneous
+from simulator.collective_kinds import Collective
+from simulator.host import Host, Pcie
+from simulator.interconnect.kinds import Crossbar, Fabric, Graph, Ring, Switch, Torus
+from simulator.link import Link
 
-CPU = Accelerator("cpu", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e9)
-
-
-def small(nodes: int, devices: int, nics: int) -> Cluster:
-    return Cluster("small", CPU, Host("host", 1e9), nodes, devices, Link(1e-6, 100.0), Link(2e-6, 10.0), nics)
-
-
-@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.data())
-def test_route_is_the_shortest_path_of_the_topology(nodes: int, devices: int, nics: int, data: st.DataObject) -> None:
-    machine = small(nodes, devices, min(nics, devices))
-    device = st.integers(0, machine.num_devices - 1)
-    source, target = data.draw(device), data.draw(device)
-    path = nx.shortest_path(machine.topology(), ("device", source), ("device", target))
-    edges = [machine.topology().edges[edge]["link"] for edge in pairwise(path)]
-    route = machine.route(source, target)
-    assert [machine.port_link(port) for port in route] == [link for link in edges if link is not None]
+LINK, HOST = Link(1e-6, 1e9), Host("host", 1e12)
+FAST = Accelerator("fast", (("bf16", 2e12),), memory=1e9, memory_bandwidth=2e9)
+SLOW = Accelerator("slow", (("bf16", 1e12),), memory=1e9, memory_bandwidth=1e9, launch=1e-6)
 
 
-def test_ranks_share_nics_evenly() -> None:
-    machine = small(nodes=2, devices=8, nics=4)
-    assert [machine.nic(device) for device in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
-    assert machine.route(0, 8) == (Port(PortKind.NIC_OUT, 0), Port(PortKind.NIC_IN, 4))
-    assert machine.spans((6, 7, 8)) == (2, 1)
+def node(devices: int = 2, accelerator: Accelerator = FAST, nics: int = 1, hosts: int = 1) -> Node:
+    return Node(accelerator, HOST, devices, Switch(LINK), nics, LINK, hosts)
 
 
-def test_curve_is_linear_between_points_and_beyond() -> None:
-    curve = CollectiveCurve(Collective.ALL_REDUCE, 2, ((10.0, 1.0), (20.0, 3.0)))
-    assert [curve.time(size) for size in (1, 10, 15, 20, 30)] == [1.0, 1.0, 2.0, 3.0, 5.0]
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    kinds = st.builds(node, st.integers(1, 4), st.sampled_from([FAST, SLOW]))
+    nodes = tuple(draw(st.lists(st.tuples(kinds, st.integers(1, 3)), min_size=1, max_size=4)))
+    devices = sum(kind.devices * count for kind, count in nodes)
+    speeds = draw(st.dictionaries(st.integers(0, devices - 1), st.sampled_from([0.5, 1.0, 2.0]), max_size=4))
+    return Cluster("random", nodes, speeds=tuple(speeds.items()))
 
 
-@pytest.mark.parametrize("points", [(), ((2.0, 1.0), (1.0, 1.0)), ((1.0, 0.0),), ((0.0, 1.0),)])
-def test_curve_rejects_nonsense(points: tuple[tuple[float, float], ...]) -> None:
-    with pytest.raises(ValueError, match="sizes rise and times are positive"):
-        CollectiveCurve(Collective.ALL_REDUCE, 2, points)
+@settings(max_examples=200, deadline=None)
+@given(clusters())
+def test_devices_are_numbered_node_by_node(cluster: Cluster) -> None:
+    nodes = [kind for kind, count in cluster.nodes for _ in range(count)]
+    held = [number for number, kind in enumerate(nodes) for _ in range(kind.devices)]
+    assert (cluster.num_nodes, cluster.num_devices) == (len(nodes), len(held))
+    assert [cluster.node_of(device) for device in range(len(held))] == held == cluster.device_nodes.tolist()
+    first = [next(group)[0] for _, group in groupby(enumerate(held), key=lambda item: item[1])]
+    assert cluster.first_devices.tolist() == [*first, len(held)]
+    for device, number in enumerate(held):
+        factor = dict(cluster.speeds).get(device, 1.0)
+        assert cluster.accelerator_of(device) == nodes[number].accelerator.at_speed(factor)
 
 
-@pytest.mark.parametrize("name", accelerator_names())
-def test_every_figure_of_an_accelerator_has_a_source(name: str) -> None:
-    assert {"peak", "memory", "memory_bandwidth", "launch", "matmul"} <= sources(name).keys()
-    assert accelerator(name).peak("fp32") > 0
+@settings(max_examples=200, deadline=None)
+@given(clusters())
+def test_device_kinds_are_equal_where_devices_compute_alike(cluster: Cluster) -> None:
+    devices = range(cluster.num_devices)
+    alike = {device: cluster.accelerator_of(device) for device in devices}
+    kinds = cluster.device_kinds.tolist()
+    assert all((kinds[a] == kinds[b]) == (alike[a] == alike[b]) for a in devices for b in devices)
 
 
-@pytest.mark.parametrize("name", cluster_names())
-def test_every_figure_of_a_cluster_has_a_source(name: str) -> None:
-    assert {"devices_per_node", "nics_per_node", "host", "intra_node", "inter_node"} == sources(name).keys()
-    assert cluster(name, 2).num_devices == 2 * cluster(name).devices_per_node
+def test_a_homogeneous_cluster_says_what_its_nodes_are() -> None:
+    cluster = homogeneous("c", FAST, HOST, 3, 4, LINK, Link(2e-6, 1e8), nics_per_node=2)
+    assert cluster == Cluster("c", ((Node(FAST, HOST, 4, Switch(LINK), 2, Link(2e-6, 1e8)), 3),))
+    assert (cluster.accelerator, cluster.host, cluster.accelerators) == (FAST, HOST, (FAST,))
+    assert homogeneous("c", FAST, HOST, 1, 4, Ring(LINK), LINK).first.network == Ring(LINK)
 
 
-def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(ValueError, match="dgx-a100-80gb"):
-        cluster("dgx-z9")
-    with pytest.raises(ValueError, match="no peak for fp8; known: fp32"):
-        CPU.peak("fp8")
+def test_a_cluster_is_a_value() -> None:
+    assert hash(Cluster("c", ((node(), 2),))) == hash(Cluster("c", ((node(), 2),)))
+
+
+NONSENSE: dict[str, tuple[Fabric, dict[str, object]]] = {
+    r"torus 3 \* 2 = 6 devices, the nodes have 4": (Torus((3, 2), LINK), {}),
+    "none named device 1": (Graph((("device 0", "s", LINK), ("s", "device 2", LINK))), {}),
+    r"device below 4, factor above 0\), met \(4, 0.5\)": (Crossbar(), {"speeds": ((4, 0.5),)}),
+    r"met \(0, 0.0\)": (Crossbar(), {"speeds": ((0, 0.0),)}),
+    "devices are below 4, met 9": (
+        Crossbar(),
+        {"tenants": (Tenant("t", (0, 9), Collective.ALL_REDUCE, 1.0, 1.0),)},
+    ),
+    r"overlap_slowdown lies in \[1, 2\], met 0.5": (Crossbar(), {"overlap_slowdown": 0.5}),
+}
+
+
+@pytest.mark.parametrize("message", NONSENSE)
+def test_a_cluster_rejects_nonsense(message: str) -> None:
+    fabric, others = NONSENSE[message]
+    with pytest.raises(ValueError, match=message):
+        Cluster("c", ((node(), 2),), fabric, **others)  # type: ignore[arg-type]
+
+
+def test_nodes_are_at_least_one() -> None:
+    for nodes in ((), ((node(), 0),)):
+        with pytest.raises(ValueError, match="nodes are at least 1"):
+            Cluster("c", nodes)
+
+
+@pytest.mark.parametrize("parts", [{"devices": 0}, {"nics": 0}, {"hosts": 0}, {"devices": 4, "hosts": 3}])
+def test_a_node_rejects_nonsense(parts: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|hosts\(3\) divide the devices\(4\)"):
+        node(**parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("devices", [(0,), (0, 0), ()])
+def test_a_tenant_has_two_devices(devices: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="at least two different devices"):
+        Tenant("t", devices, Collective.ALL_REDUCE, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("size", "period", "start"), [(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (1.0, 1.0, -1.0)])
+def test_a_tenant_repeats(size: float, period: float, start: float) -> None:
+    with pytest.raises(ValueError, match="size and period are positive"):
+        Tenant("t", (0, 1), Collective.ALL_REDUCE, size, period, start)
+
+
+def test_hosts_and_links_reject_nonsense() -> None:
+    with pytest.raises(ValueError, match="devices_per_switch is at least 1, met 0"):
+        Pcie(LINK, 0)
+    with pytest.raises(ValueError, match="numa_nodes are positive"):
+        Host("host", 1e12, numa_nodes=0)
+    with pytest.raises(ValueError, match="bandwidth > 0"):
+        Link(0.0, 0.0)

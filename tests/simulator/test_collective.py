@@ -1,81 +1,203 @@
-"""Collectives on an idle group follow their closed forms exactly."""
+"""What holds for all collectives: bounds, symmetry, groups at once or one at a time, and the choice of an algorithm."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Accelerator, Cluster, Collective, CollectiveCurve, Host, Link
-from simulator.collective import NO_COST, collective_cost
+from simulator.cluster import Cluster
+from simulator.collective import Phase, algorithms, choose, idle_time, measured_time, phases
+from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
+from simulator.interconnect.kinds import Dragonfly, FatTree, Graph, LeafSpine, Mesh, Ring, Switch, Torus
+from simulator.link import Link
 
-CPU = Accelerator("cpu", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e9)
-INSIDE, OUTSIDE = Link(latency=0.25, bandwidth=8.0), Link(latency=0.5, bandwidth=2.0)
+from .collectives.machines import MANY, NIC, PORT, machine, time
 
-
-def machine(devices: int = 8, nics: int = 8, curves: tuple[CollectiveCurve, ...] = ()) -> Cluster:
-    return Cluster("m", CPU, Host("h", 1e9), 64, devices, INSIDE, OUTSIDE, nics, curves)
-
-
-def time(collective: Collective, span: tuple[int, ...], size: float, nics: int = 8) -> float:
-    cluster = machine(nics=nics)
-    return collective_cost(cluster, collective, span, size).idle_time(cluster)
-
-
-def test_ring_all_reduce_inside_a_node() -> None:
-    # 4 ranks, 32 bytes: 2 * 3 steps of 0.25 s, and 2 * 3/4 * 32 = 48 bytes at 8 byte/s = 6 s
-    assert time(Collective.ALL_REDUCE, (4,), 32.0) == 6 * 0.25 + 6.0
-
-
-def test_all_reduce_is_reduce_scatter_and_all_gather() -> None:
-    parts = time(Collective.REDUCE_SCATTER, (8,), 64.0) + time(Collective.ALL_GATHER, (8,), 64.0)
-    assert time(Collective.ALL_REDUCE, (8,), 64.0) == parts
+SWITCH = Switch(PORT, reduces=True)
+LEAVES = LeafSpine(2, oversubscription=2.0, rail_optimized=True, hop=0.125, reduces=True)
+STAR = tuple(edge for d in range(32) for edge in ((f"device {d}", "hub", PORT), ("hub", f"device {d}", NIC)))
+CLUSTERS = (
+    machine(8, 4),
+    machine(8, 4, network=SWITCH, nics=2, fabric=LEAVES),
+    machine(8, 4, network=Mesh(PORT), fabric=FatTree(2, 2, core_oversubscription=2.0)),
+    machine(8, 4, network=Ring(PORT), fabric=Dragonfly(2, 2, NIC, NIC)),
+    machine(8, 4, fabric=Torus((4, 2, 4), PORT)),
+    machine(8, 4, fabric=Graph(STAR)),
+)
+REDUCE = Collective.ALL_REDUCE
 
 
-def test_ring_across_nodes_with_one_rank_each() -> None:
-    # 4 ranks on 4 nodes, all-gather of 32 bytes: 3 steps of 0.5 s, 3/4 * 32 = 24 bytes at 2 byte/s
-    assert time(Collective.ALL_GATHER, (1, 1, 1, 1), 32.0) == 3 * 0.5 + 12.0
+def run(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: list[list[int]]) -> tuple[Phase, ...]:
+    return phases(cluster, collective, algorithm, np.array(groups))
 
 
-def test_ranks_of_one_node_use_their_nics_together() -> None:
-    # 8 ranks on 2 nodes: 7/8 * 64 = 56 bytes cross each node's border, over 4 NICs 14 bytes each
-    cost = collective_cost(machine(), Collective.ALL_GATHER, (4, 4), 64.0)
-    assert (cost.device_bytes, cost.nic_bytes) == (56.0, 14.0)
-    # with 2 NICs for 8 devices the 4 ranks share one
-    assert collective_cost(machine(nics=2), Collective.ALL_GATHER, (4, 4), 64.0).nic_bytes == 56.0
+@st.composite
+def calls(draw: st.DrawFn, num_groups: int = 1) -> tuple[Cluster, Collective, Algorithm, list[list[int]]]:
+    """Return a cluster, and disjoint groups that can all run a collective by an algorithm."""
+    cluster, collective = draw(st.sampled_from(CLUSTERS)), draw(st.sampled_from(Collective))
+    ranks = 2 if collective is Collective.SEND else draw(st.sampled_from([2, 3, 4, 8]))
+    devices = [*range(32)] if draw(st.booleans()) else draw(st.permutations(range(32)))
+    groups = [devices[first : first + ranks] for first in range(0, num_groups * ranks, ranks)]
+    known = [set(algorithms(cluster, collective, np.array(group))) for group in groups]
+    return cluster, collective, draw(st.sampled_from(sorted(set.intersection(*known)))), groups
 
 
-def test_tree_takes_over_where_a_ring_has_too_many_steps() -> None:
-    # 64 nodes: a ring has 126 steps of 0.5 s; the double tree 2 * log2(64) = 12
-    assert collective_cost(machine(), Collective.ALL_REDUCE, (1,) * 64, 1.0).latency == 12 * 0.5
+@given(calls(num_groups=4))
+@MANY
+def test_groups_at_once_cost_what_they_cost_one_at_a_time(
+    call: tuple[Cluster, Collective, Algorithm, list[list[int]]],
+) -> None:
+    cluster, collective, algorithm, groups = call
+    together = run(cluster, collective, algorithm, groups)
+    assert all(np.all(np.diff(phase.group * 10**6 + phase.link) > 0) for phase in together)
+    for index, group in enumerate(groups):
+        alone = run(cluster, collective, algorithm, [group])
+        for phase, part in zip(together, alone, strict=False):
+            rows = phase.group == index
+            assert phase.latency[index] == pytest.approx(part.latency[0], rel=1e-12)
+            assert phase.link[rows].tolist() == part.link.tolist()
+            assert phase.load[rows] == pytest.approx(part.load, rel=1e-12)
+        assert not any(index in phase.group or phase.latency[index] for phase in together[len(alone) :])
 
 
-def test_nothing_moves_alone_or_empty() -> None:
-    assert collective_cost(machine(), Collective.ALL_REDUCE, (1,), 1e9) == NO_COST
-    assert collective_cost(machine(), Collective.ALL_REDUCE, (4,), 0.0) == NO_COST
+@given(calls())
+@MANY
+def test_every_phase_takes_time(call: tuple[Cluster, Collective, Algorithm, list[list[int]]]) -> None:
+    for phase in run(*call):
+        assert np.all(phase.load > 0)
+        assert phase.latency[0] > 0
+        assert len(phase.load)
 
 
-def test_a_measured_curve_replaces_the_model_for_its_group_only() -> None:
-    curve = CollectiveCurve(Collective.ALL_REDUCE, 2, ((1.0, 7.0),))
-    cluster = machine(curves=(curve,))
-    assert collective_cost(cluster, Collective.ALL_REDUCE, (2,), 1.0).idle_time(cluster) == 7.0
-    assert collective_cost(cluster, Collective.ALL_REDUCE, (3,), 1.0).idle_time(cluster) != 7.0
+@given(calls(), st.floats(1, 1e6), st.floats(1, 10))
+@MANY
+def test_more_bytes_take_longer(
+    call: tuple[Cluster, Collective, Algorithm, list[list[int]]], size: float, factor: float
+) -> None:
+    parts = run(*call)
+    assert idle_time(call[0], parts, 0, size * factor) >= idle_time(call[0], parts, 0, size) > 0
+    assert idle_time(call[0], parts, 0, 0.0) == 0
+
+
+def least_bytes(collective: Collective, parts: int) -> float:
+    """Return the bytes, for one of size, that one of several equal parts of a group must take in."""
+    if collective in (Collective.SEND, Collective.BROADCAST):
+        return 1.0 / parts
+    return (2 if collective is REDUCE else 1) * (parts - 1) / parts
 
 
 @given(
     st.sampled_from([c for c in Collective if c is not Collective.SEND]),
-    st.sampled_from([(2,), (8,), (4, 4), (1, 1, 1), (8,) * 8]),
-    st.floats(1, 1e6),
-    st.floats(1, 10),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.permutations(range(8)),
 )
-def test_more_bytes_and_less_bandwidth_are_never_faster(
-    collective: Collective, span: tuple[int, ...], size: float, factor: float
+@settings(max_examples=300, deadline=None)
+def test_nothing_beats_the_bandwidth_bound(collective: Collective, nodes: int, ranks: int, order: list[int]) -> None:
+    """A rank behind one port, and a node behind its NICs, take in what they lack, unless switches add it up.
+
+    Patarasuk and Yuan 2009, theorem 1: ``2 * (n - 1) / n`` of the size for an all-reduce.
+    """
+    group = [4 * node + rank for node in order[:nodes] for rank in range(ranks)]
+    if len(group) < 2:
+        return
+    for cluster in CLUSTERS[:4]:
+        nics = len({rank * cluster.first.nics // 4 for rank in range(ranks)})
+        bandwidth = NIC.bandwidth * nics if nodes > 1 else PORT.bandwidth
+        if isinstance(cluster.first.network, Mesh | Ring) and nodes == 1:
+            bandwidth *= min(len(group) - 1, 3) if isinstance(cluster.first.network, Mesh) else 2
+        for algorithm in algorithms(cluster, collective, np.array(group)):
+            if algorithm is not Algorithm.IN_SWITCH:
+                bound = least_bytes(collective, nodes if nodes > 1 else ranks) * 1e6 / bandwidth
+                assert time(cluster, collective, algorithm, group, 1e6) >= bound * (1 - 1e-12)
+
+
+@given(calls(), st.permutations(range(4)), st.permutations(range(2)), st.permutations(range(8)))
+@settings(max_examples=300, deadline=None)
+def test_equal_leaves_and_nodes_may_change_places(
+    call: tuple[Cluster, Collective, Algorithm, list[list[int]]], leaves: list[int], nodes: list[int], ranks: list[int]
 ) -> None:
-    cluster = machine()
-    fast = Cluster("f", CPU, cluster.host, 64, 8, Link(0.25, 8.0 * factor), Link(0.5, 2.0 * factor), 8)
-    slow = collective_cost(cluster, collective, span, size).idle_time(cluster)
-    assert collective_cost(fast, collective, span, size).idle_time(fast) <= slow
-    assert collective_cost(cluster, collective, span, size * factor).idle_time(cluster) >= slow
+    """Leaves among leaves, the nodes of a leaf, and the order of ranks inside nodes: nothing changes."""
+    _, collective, algorithm, [group] = call
+    for cluster in CLUSTERS[:2]:
+        if algorithm not in algorithms(cluster, collective, np.array(group)) or algorithm is Algorithm.PARAMETER_SERVER:
+            continue
+        moved = [(2 * leaves[d // 8] + nodes[d // 4 % 2]) * 4 + d % 4 for d in group]
+        by_node = sorted(range(len(moved)), key=lambda i: ([x // 4 for x in moved].index(moved[i] // 4), ranks[i % 8]))
+        shuffled = [moved[i] for i in by_node]
+        same = time(cluster, collective, algorithm, group, 64.0)
+        assert time(cluster, collective, algorithm, moved, 64.0) == pytest.approx(same, rel=1e-12)
+        if collective is not Collective.SEND:
+            assert time(cluster, collective, algorithm, shuffled, 64.0) == pytest.approx(same, rel=1e-12)
 
 
-@pytest.mark.parametrize(("span", "seconds"), [((2,), 0.25 + 16 / 8), ((1, 1), 0.5 + 16 / 2)])
-def test_send(span: tuple[int, ...], seconds: float) -> None:
-    assert time(Collective.SEND, span, 16.0) == seconds
+def test_one_rank_moves_nothing() -> None:
+    assert run(machine(), REDUCE, Algorithm.RING, [[3], [4]]) == ()
+    assert choose(machine(), REDUCE, np.array([3]), 8.0) is Algorithm.RING
+
+
+@pytest.mark.parametrize("group", [[0, 1, 1], [3, 0, 3]])
+def test_ranks_are_on_different_devices(group: list[int]) -> None:
+    with pytest.raises(ValueError, match="different devices"):
+        run(machine(), REDUCE, Algorithm.RING, [group])
+
+
+def test_small_messages_take_the_tree_and_equal_times_the_ring() -> None:
+    cluster = machine(8, 1)
+    # 8 nodes: 14 ring steps of 0.5 s against 2 * 3 levels; the same bytes
+    assert choose(cluster, REDUCE, np.arange(8), 1e-3) is Algorithm.TREE
+    # 2 nodes: 2 steps and 2 levels
+    assert choose(cluster, REDUCE, np.arange(2), 8.0) is Algorithm.RING
+    assert choose(cluster, Collective.ALL_TO_ALL, np.arange(4), 8.0) is Algorithm.PAIRWISE
+    assert choose(cluster, Collective.SEND, np.array([0, 5]), 8.0) is Algorithm.DIRECT
+
+
+def test_rounding_breaks_no_tie() -> None:
+    """Without latency ring and tree take the same time, up to the order of sums."""
+    cluster = machine(8, 4, network=Switch(Link(0.0, 8.0)), nic=Link(0.0, 2.0))
+    for nodes in range(2, 9):
+        for ranks in range(1, 5):
+            group = np.array([4 * node + rank for node in range(nodes) for rank in range(ranks)])
+            assert choose(cluster, REDUCE, group, 1e3) is Algorithm.RING
+
+
+@given(
+    st.sampled_from(CLUSTERS), st.lists(st.integers(0, 31), min_size=2, max_size=16, unique=True), st.floats(1e-3, 1e6)
+)
+@settings(max_examples=300, deadline=None)
+def test_the_fastest_is_chosen(cluster: Cluster, group: list[int], size: float) -> None:
+    chosen = choose(cluster, REDUCE, np.array(group), size)
+    known = [a for a in algorithms(cluster, REDUCE, np.array(group)) if a is not Algorithm.PARAMETER_SERVER]
+    if cluster.first.network != Mesh(PORT):
+        known = [a for a in known if a is not Algorithm.HIERARCHICAL]
+    fastest = min(time(cluster, REDUCE, a, group, size) for a in known)
+    assert time(cluster, REDUCE, chosen, group, size) <= fastest * (1 + 1e-8)
+
+
+def test_a_switch_that_reduces_pays_from_four_ranks() -> None:
+    # 1 + 1/n of the bytes against 2 * (n - 1)/n: equal for 3 ranks, where latency decides
+    cluster = machine(1, 4, network=Switch(Link(0.0, 8.0), reduces=True))
+    chosen = [choose(cluster, REDUCE, np.arange(ranks), 1e6) for ranks in (2, 3, 4)]
+    assert chosen == [Algorithm.RING, Algorithm.RING, Algorithm.IN_SWITCH]
+
+
+def test_the_user_fixes_an_algorithm_where_groups_can_run_it() -> None:
+    cluster = replace(machine(), algorithms=((REDUCE, Algorithm.HIERARCHICAL),))
+    assert choose(cluster, REDUCE, np.array([0, 1, 4, 5]), 8.0) is Algorithm.HIERARCHICAL
+    assert choose(cluster, REDUCE, np.array([0, 1]), 8.0) is Algorithm.RING
+    wrong = replace(machine(), algorithms=((Collective.ALL_GATHER, Algorithm.TREE),))
+    with pytest.raises(ValueError, match="all_gather runs by ring, in_switch, hierarchical, met tree"):
+        choose(wrong, Collective.ALL_GATHER, np.arange(2), 8.0)
+
+
+def test_a_measured_curve_replaces_the_model_for_its_group_only() -> None:
+    curve = CollectiveCurve(REDUCE, 2, ((1.0, 7.0),))
+    cluster = replace(machine(), collectives=(curve,), algorithms=((REDUCE, Algorithm.PARAMETER_SERVER),))
+    assert choose(cluster, REDUCE, np.arange(2), 1.0) is Algorithm.MEASURED
+    assert choose(cluster, REDUCE, np.arange(3), 1.0) is Algorithm.PARAMETER_SERVER
+    assert measured_time(cluster, REDUCE, 2, 1.0) == 7.0
+    assert measured_time(cluster, REDUCE, 2, 0.0) == 0.0
+    assert measured_time(cluster, REDUCE, 3, 1.0) is None
+    assert measured_time(cluster, Collective.BROADCAST, 2, 1.0) is None

@@ -1,44 +1,192 @@
-"""Max-min fairness: hand-computed cases, and the defining property."""
+"""The network on a clock: ends of transfers against hand, exact fluid, and SimGrid; and its laws."""
 
-from hypothesis import given
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.network import Bundle, bundle, max_min_rates
+from simulator import network
+from simulator.network import Bundle, Network, bundle, max_min_rates
 
-PORTS = ("a", "b", "c", "d")
+from .fluid import (
+    LINKS,
+    TICKS,
+    HeapClock,
+    Transfer,
+    capacities,
+    ends_of,
+    equal_split,
+    exact,
+    fluid_ends,
+    max_min,
+    network_ends,
+    transfers,
+    usages,
+)
+
+SIMGRID = json.loads(Path(__file__).with_name("fixtures").joinpath("max_min_leaf_spine.json").read_text("utf-8"))
+few = pytest.mark.parametrize("few", [0, 32], ids=["look for what a change reaches", "solve whole components"])
 
 
-def test_equal_flows_share_equally() -> None:
-    flows = [bundle([("a", 5.0)], {"a": 12.0}, 1) for _ in range(3)]
-    assert max_min_rates(flows, {"a": 12.0}) == [4.0, 4.0, 4.0]
+def seconds(ends: Sequence[int]) -> list[float]:
+    return [end / TICKS for end in ends]
+
+
+def test_a_late_flow_slows_the_first_down() -> None:
+    # 10 byte/s: at 5 s the first has 50 of 100 left; at 5 byte/s each it ends at 15 s, where
+    # the second has 50 left, which alone take 5 s
+    moved = [Transfer(0, ((0, 100.0),)), Transfer(5000, ((0, 100.0),))]
+    assert network_ends([10.0], moved, 1000) == [15000, 20000]
 
 
 def test_a_flow_held_up_elsewhere_leaves_its_share() -> None:
-    # x uses a; y uses a and b (1 byte/s): y gets 1, x the other 9
-    x, y = bundle([("a", 1.0)], {"a": 10.0}, 1), bundle([("a", 1.0), ("b", 1.0)], {"a": 10.0, "b": 1.0}, 1)
-    assert max_min_rates([x, y], {"a": 10.0, "b": 1.0}) == [9.0, 1.0]
+    # link 1 lets the first run at 2 of 10 byte/s, the second gets 8: 40 bytes in 5 s
+    moved = [Transfer(0, ((0, 20.0), (1, 20.0))), Transfer(0, ((0, 40.0),))]
+    assert network_ends([10.0, 2.0], moved, 1000) == [10000, 5000]
 
 
-def test_solo_ticks_are_set_by_the_slowest_port() -> None:
-    # 8 bytes over a at 4 byte/s are 2 s; 2 bytes over b at 0.5 byte/s are 4 s
-    shape = bundle([("a", 8.0), ("b", 2.0)], {"a": 4.0, "b": 0.5}, 1000)
-    assert (shape.solo_ticks, shape.solo_rate) == (4000, 2.0)
+def test_the_payload_comes_back_and_may_start_the_next() -> None:
+    clock, log = HeapClock(), list[tuple[int, int]]()
+    links = Network([10.0], clock)
+    shape = bundle([(0, 100.0)], [10.0], 1000)
+
+    def done(payload: int) -> None:
+        log.append((payload, clock.now))
+        if payload:
+            links.start(shape, done, payload - 1)
+
+    links.start(shape, done, 2)
+    clock.run()
+    assert log == [(2, 10000), (1, 20000), (0, 30000)]
 
 
-usage = st.dictionaries(st.sampled_from(PORTS), st.floats(0.1, 10), min_size=1)
+def test_starts_and_ends_of_one_instant_are_solved_once() -> None:
+    # at 0 s two start, at 20 s two end and two start, at 40 s two end
+    clock, moved = HeapClock(), [Transfer(start, ((0, 100.0),)) for start in (0, 0, 20000, 20000)]
+    assert network_ends([10.0], moved, 1000, clock) == [20000, 20000, 40000, 40000]
+    assert clock.last_calls == 3
 
 
-@given(st.lists(usage, min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=4, max_size=4))
-def test_every_bundle_has_a_full_port_on_which_none_is_faster(uses: list[dict[str, float]], rates: list[float]) -> None:
-    capacity = dict(zip(PORTS, rates, strict=True))
-    bundles: list[Bundle] = [bundle(list(use.items()), capacity, 1) for use in uses]
-    result = max_min_rates(bundles, capacity)
-    load = {
-        port: sum(rate * dict(b.shares).get(port, 0.0) for b, rate in zip(bundles, result, strict=True))
-        for port in PORTS
-    }
-    assert all(load[port] <= capacity[port] * (1 + 1e-9) for port in PORTS)
-    for b, rate in zip(bundles, result, strict=True):
-        full = [port for port, _ in b.shares if load[port] >= capacity[port] * (1 - 1e-9)]
-        fastest = [max(r for o, r in zip(bundles, result, strict=True) if port in dict(o.shares)) for port in full]
-        assert fastest and min(fastest) <= rate * (1 + 1e-9)
+def test_widening_a_link_can_make_the_last_flow_later() -> None:
+    # 1 byte over links 0 and 2, 3 bytes over links 0 and 1. With 2 byte/s on link 2 they run at
+    # 2 and 6: both end at 0.5 s. With 4 on link 2 they run at 4 and 4 to 0.25 s; then 2 bytes at 6.
+    moved = [Transfer(0, ((0, 1.0), (2, 1.0))), Transfer(0, ((0, 3.0), (1, 3.0)))]
+    assert max(network_ends([8.0, 6.0, 2.0], moved, 12000)) == 6000
+    assert max(network_ends([8.0, 6.0, 4.0], moved, 12000)) == 7000
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(1, 10**16), st.floats(1.0, 1e12), st.permutations([0, 1, 2]))
+def test_flows_one_after_the_other_take_their_solo_ticks(ticks: int, rate: float, turns: list[int]) -> None:
+    # whether one starts before or after the last has gone, within one instant
+    shape = Bundle(((0, 1.0),), rate, ticks)
+    assert ends_of([rate], [(turn * ticks, shape) for turn in turns]) == [(turn + 1) * ticks for turn in turns]
+
+
+@given(st.integers(1, 500), st.integers(1, 1000), st.integers(2, 10**10), st.floats(1.0, 1e12))
+def test_rate_changes_do_not_add_up_to_a_tick(changes: int, gap: int, ticks: int, rate: float) -> None:
+    # each short flow takes half the link for 2 * ticks, in which the long one moves ticks of its own
+    period = 2 * ticks + gap
+    short, long = Bundle(((0, 1.0),), rate, ticks), Bundle(((0, 1.0),), rate, changes * (ticks + gap))
+    *ends, last = ends_of([rate], [*((index * period, short) for index in range(changes)), (0, long)])
+    assert abs(last - changes * period) <= 1
+    assert ends == [index * period + 2 * ticks for index in range(changes)]
+
+
+@few
+def test_ends_are_those_of_exact_fluid(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_FEW", few)
+
+    @settings(max_examples=1000, deadline=None)
+    @given(transfers, capacities)
+    def check(moved: list[Transfer], capacity: list[int]) -> None:
+        ideal = [float(end) for end in fluid_ends(exact(capacity), moved, max_min)]
+        assert seconds(network_ends(capacity, moved)) == pytest.approx(ideal, rel=1e-9)
+
+    check()
+
+
+@few
+@pytest.mark.parametrize("case", SIMGRID["scenarios"])
+def test_ends_are_those_of_simgrid(case: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_FEW", few)
+    assert seconds(network_ends(case["capacity"], simgrid_transfers(case))) == pytest.approx(case["ends"], rel=1e-9)
+
+
+@pytest.mark.parametrize("case", SIMGRID["scenarios"][:3])
+def test_simgrid_tells_fair_rates_from_an_equal_split(case: dict[str, Any]) -> None:
+    capacity, moved = [float(rate) for rate in case["capacity"]], simgrid_transfers(case)
+    assert fluid_ends(capacity, moved, max_min) == pytest.approx(case["ends"], rel=1e-9)
+    split = fluid_ends(capacity, moved, equal_split)
+    assert max(abs(met - end) / end for met, end in zip(split, case["ends"], strict=True)) > 0.1
+
+
+def simgrid_transfers(case: dict[str, Any]) -> list[Transfer]:
+    latency = round(case["latency"] * TICKS)
+    return [
+        Transfer(start * TICKS // 1000 + latency, tuple((link, float(size)) for link in route))
+        for start, size, route in case["flows"]
+    ]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(transfers, capacities)
+def test_bytes_are_conserved_on_every_link(moved: list[Transfer], capacity: list[int]) -> None:
+    ends = network_ends(capacity, moved)
+    shapes = [bundle(transfer.usage, capacity, TICKS) for transfer in moved]
+    carried = [0.0] * LINKS
+    for begin, end in pairwise(sorted({transfer.start for transfer in moved} | set(ends))):
+        active = [i for i, transfer in enumerate(moved) if transfer.start <= begin and end <= ends[i]]
+        rates = max_min_rates([shapes[i] for i in active], capacity)
+        for i, rate in zip(active, rates, strict=True):
+            for link, share in shapes[i].shares:
+                carried[link] += share * rate * (end - begin) / TICKS
+    sizes = [sum(dict(transfer.usage).get(link, 0) for transfer in moved) for link in range(LINKS)]
+    assert carried == pytest.approx(sizes, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(transfers, transfers, capacities)
+def test_flows_that_share_no_link_do_not_touch_each_other(
+    moved: list[Transfer], others: list[Transfer], capacity: list[int]
+) -> None:
+    apart = [Transfer(start, tuple((link + LINKS, size) for link, size in usage)) for start, usage in others]
+    assert network_ends(capacity * 2, apart + moved)[len(apart) :] == network_ends(capacity, moved)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(transfers, capacities, st.permutations(range(LINKS)), st.randoms(use_true_random=False))
+def test_order_of_starts_and_names_of_links_change_nothing(
+    moved: list[Transfer], capacity: list[int], links: list[int], random: Any
+) -> None:
+    order = list(range(len(moved)))
+    random.shuffle(order)
+    renamed = [Transfer(moved[i].start, tuple((links[link], size) for link, size in moved[i].usage)) for i in order]
+    rates = [capacity[links.index(link)] for link in range(LINKS)]
+    ends = network_ends(capacity, moved)
+    assert seconds(network_ends(rates, renamed)) == pytest.approx(seconds([ends[i] for i in order]), rel=1e-9)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(transfers, capacities)
+def test_no_link_moves_its_bytes_faster_than_its_capacity(moved: list[Transfer], capacity: list[int]) -> None:
+    last = max(network_ends(capacity, moved))
+    first = min(transfer.start for transfer in moved)
+    for link, rate in enumerate(capacity):
+        assert last - first >= Fraction(sum(dict(t.usage).get(link, 0) for t in moved), rate) * TICKS * (1 - 1e-9)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(usages, min_size=1, max_size=8), capacities)
+def test_twice_all_bandwidths_takes_half_the_time(
+    uses: list[tuple[tuple[int, float], ...]], capacity: list[int]
+) -> None:
+    moved = [Transfer(0, usage) for usage in uses]
+    fast = network_ends([2 * rate for rate in capacity], moved)
+    assert seconds(network_ends(capacity, moved)) == pytest.approx([2 * end / TICKS for end in fast], rel=1e-9)

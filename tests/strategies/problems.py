@@ -1,6 +1,10 @@
 """Small problems that several tests share."""
 
-from simulator.cluster import Accelerator, Cluster, Host, Link
+from simulator.accelerator import Accelerator
+from simulator.cluster import FULL_BISECTION, Cluster, homogeneous
+from simulator.host import Host
+from simulator.interconnect.kinds import Fabric
+from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from strategies.problem import Problem
 from strategies.training import Training
@@ -19,12 +23,18 @@ def problem(
     accelerator: Accelerator = IDEAL,
     tied: bool = False,
     precision: str = "fp32",
+    fabric: Fabric = FULL_BISECTION,
+    launch: float = 0.0,
     **changes: object,
 ) -> Problem:
     """Return a small transformer on ``nodes`` times ``devices`` ideal accelerators."""
     sizes = {"hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 256, "vocab": 128} | changes
     spec = Transformer(layers, tied_embeddings=tied, **sizes)  # type: ignore[arg-type]
-    cluster = Cluster(
-        "small", accelerator, Host("host", 1e12), nodes, devices, Link(1e-6, bandwidth), Link(2e-6, bandwidth / 4), nics
-    )
+    host, inside, outside = Host("host", 1e12, launch=launch), Link(1e-6, bandwidth), Link(2e-6, bandwidth / 4)
+    cluster = homogeneous("small", accelerator, host, nodes, devices, inside, outside, nics, fabric=fabric)
+    return on(cluster, spec, batch, precision)
+
+
+def on(cluster: Cluster, spec: Transformer, batch: int, precision: str = "fp32") -> Problem:
+    """Return a network on a cluster, for sequences of 32 tokens."""
     return Problem(build(spec, 32, precision), cluster, Training(batch, 32, precision))

@@ -1,7 +1,7 @@
 """Schedules: published orders, text round trip, in-flight microbatches."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.lowering.pipeline import in_order
@@ -26,6 +26,15 @@ def test_text_round_trip(value: Schedule) -> None:
 
 @given(schedules())
 def test_every_schedule_can_finish(value: Schedule) -> None:
+    assert len(list(in_order(value))) == sum(map(len, value.orders))
+
+
+@given(st.sampled_from(["gpipe", "1f1b", "interleaved"]), st.integers(1, 64), st.integers(1, 256), st.integers(2, 3))
+@settings(max_examples=100, deadline=None)
+def test_no_schedule_is_taken_for_a_deadlock(name: str, ranks: int, microbatches: int, chunks: int) -> None:
+    looped = name == "interleaved"
+    rounded = -(-microbatches // ranks) * ranks if looped else microbatches
+    value = schedule(name, ranks, rounded, chunks if looped else 1)
     assert len(list(in_order(value))) == sum(map(len, value.orders))
 
 

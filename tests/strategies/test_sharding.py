@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.cluster import Collective
+from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
 from strategies.lowering.operator import BlockLayout, GroupShape, block_steps
 from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh

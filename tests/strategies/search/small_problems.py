@@ -7,7 +7,10 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from simulator.cluster import Accelerator, Cluster, Host, Link
+from simulator.accelerator import Accelerator
+from simulator.cluster import homogeneous
+from simulator.host import Host
+from simulator.link import Link
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
@@ -36,7 +39,7 @@ def small_problem(
     )
     link = Link(latency=1e-6, bandwidth=1e10)
     accelerator = Accelerator("small", (("bf16", 1e12),), memory=1e9, memory_bandwidth=1e12)
-    cluster = Cluster("small", accelerator, Host("host", 1e10), nodes, devices_per_node, link, link)
+    cluster = homogeneous("small", accelerator, Host("host", 1e10), nodes, devices_per_node, link, link)
     return Problem(OperatorGraph("small", blocks, sequence), cluster, Training(global_batch, sequence))
 
 

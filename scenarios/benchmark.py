@@ -1,0 +1,224 @@
+"""The program's own speed on this machine, in CPU time of one core.
+
+Every figure is taken in a process of its own that has only imported what it needs, so that
+nothing is warm that a user would find cold. Building the tasks counts wherever a user pays for it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure: what was asked at the least (or the most, for times), and what was measured.
+
+    ``detail`` says what was run.
+    """
+
+    name: str
+    value: float
+    unit: str
+    goal: float
+    detail: str
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal is reached: rates reach it from above, times and sizes from below."""
+        return self.value >= self.goal if self.unit.endswith("/s") else self.value <= self.goal
+
+
+GROUPS = ("engine", "search")
+
+
+def benchmark(group: str = "all") -> Iterator[Figure]:
+    """Yield the figures of a group as they are measured; ``all`` takes every group."""
+    if group not in (*GROUPS, "all"):
+        raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
+    chosen = [name for of, name in _RUNS if group in ("all", of)]
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name in chosen:
+            yield from pool.submit(_run, name).result()
+
+
+def _run(name: str) -> list[Figure]:
+    figures: list[Figure] = globals()[name]()
+    return figures
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _best(work: Callable[[], Any], repeats: int = 3) -> float:
+    return min(_seconds(work) for _ in range(repeats))
+
+
+def _events() -> list[Figure]:
+    """Measure tasks and flows a second of the discrete-event engine, compiling left out and taken in."""
+    import numpy as np
+
+    from scenarios.loader import load
+    from simulator.engine import discrete_event
+    from simulator.engine.step_graph import compile_program
+    from strategies.lowering import Granularity, lower
+
+    scenario = load("gpt3-175b-1024-a100")
+    program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
+    alone = replace(program, flow_of=np.full(program.num_tasks, -1))
+    graph = compile_program(alone)
+    rate = program.num_tasks / _best(lambda: discrete_event.run(graph))
+    with_compiling = program.num_tasks / _best(lambda: discrete_event.run(compile_program(alone)))
+    what = f"gpt3-175b-1024-a100, {program.num_tasks:,} operators, no transfers"
+    return [
+        Figure("discrete event, tasks", rate, "tasks/s", 1e6, what),
+        Figure("discrete event, tasks, compiling included", with_compiling, "tasks/s", 5e5, what),
+    ]
+
+
+def _flows() -> list[Figure]:
+    """Measure flows a second: 128 uplinks, each shared by 8 senders with a NIC of their own, and senders alone."""
+    from simulator.engine import discrete_event
+    from simulator.engine.step_graph import compile_program
+    from simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+
+    def rate(uplinks: int, senders: int, each: int) -> float:
+        ranks = range(uplinks * senders)
+        classes = [RankClass(f"rank {rank}", (0,), (rank,)) for rank in ranks]
+        streams = [Stream(rank, StreamKind.SEND_FORWARD) for rank in ranks]
+        links = [LinkClass(f"nic {rank}", 50e9) for rank in ranks]
+        links += [LinkClass(f"uplink {number}", 100e9) for number in range(uplinks)]
+        tasks = [
+            Task(
+                TaskKind.PIPELINE_COMMUNICATION,
+                (rank,),
+                1_000_000,
+                usage=tuple((link, 1e6 + 7919.0 * ((31 * turn + rank) % 1000)) for link in _way(rank, senders, ranks)),
+            )
+            for turn in range(each)
+            for rank in ranks
+        ]
+        graph = compile_program(program_of(classes, streams, tasks, links=links))
+        return len(tasks) / _best(lambda: discrete_event.run(graph))
+
+    return [
+        Figure("discrete event, flows that contend", rate(128, 8, 50), "flows/s", 1e5, "8 on an uplink, 1,024 at once"),
+        Figure("discrete event, flows in pairs", rate(512, 2, 50), "flows/s", 1e5, "2 on an uplink, 1,024 at once"),
+    ]
+
+
+def _way(rank: int, senders: int, ranks: range) -> tuple[int, int]:
+    return rank, len(ranks) + rank // senders
+
+
+def _longest_path() -> list[Figure]:
+    from scenarios.loader import load
+    from simulator.engine.longest_path import by_kernel
+    from simulator.engine.step_graph import compile_program
+    from strategies.lowering import Granularity, lower
+
+    scenario = load("gpt3-175b-1024-a100")
+    program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
+    graph = compile_program(program)
+    by_kernel(graph)  # compiles
+    rate = program.num_tasks / _best(lambda: by_kernel(graph), 5)
+    return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
+
+
+def _gpt3() -> list[Figure]:
+    return _step("gpt3-175b-1024-a100", 0.1)
+
+
+def _llama() -> list[Figure]:
+    return _step("llama3-405b-16384-h100", 0.1)
+
+
+def _step(name: str, goal: float) -> list[Figure]:
+    """Measure a step from the parsed scenario to the timeline with every operator and all memory."""
+    from scenarios.loader import load
+    from simulator.engine import simulate
+    from strategies.lowering import StageCosts, lower
+
+    scenario = load(name)
+    problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
+
+    def step() -> int:
+        timeline = simulate(lower(problem, plan, costs=costs))
+        return len(timeline.spans) + len(timeline.memory[0].times)
+
+    cold = _seconds(step)
+    spans = len(simulate(lower(problem, plan, costs=costs)).spans)
+    return [
+        Figure(f"{name}, cold", cold, "s", goal, f"from scenario to timeline, {spans:,} spans, folded"),
+        Figure(f"{name}, warm", _best(step, 7), "s", goal / 10, "the same with templates and costs kept"),
+    ]
+
+
+def _straggler() -> list[Figure]:
+    from scenarios.loader import load
+    from simulator.catalog import cluster
+    from simulator.engine import simulate
+    from strategies.layout import Layout, complete
+    from strategies.lowering import lower
+    from strategies.problem import Problem
+
+    llama = load("llama3-405b-16384-h100").problem
+    machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
+    problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
+    layout = Layout(data=1024, tensor=8, pipeline=16, sequence_parallel=True, zero=1, stages="balanced")
+    taken = _seconds(lambda: simulate(lower(problem, complete(problem, layout))).memory[0])
+    return [Figure("131,072 devices with one straggler", taken, "s", 2.0, "Llama 3 405B, data 1024, folded")]
+
+
+def _unfolded() -> list[Figure]:
+    import resource
+
+    from scenarios.loader import load
+    from simulator.engine import step_time
+    from strategies.lowering import lower
+
+    scenario = load("llama3-405b-16384-h100")
+    problem, plan = scenario.problem, scenario.chosen()
+    taken = _seconds(lambda: step_time(lower(problem, plan, folded=False)))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    what = "every rank and every transfer of Llama 3 405B, from scenario to step time"
+    return [
+        Figure("16,384 ranks unfolded", taken, "s", 10.0, what),
+        Figure("16,384 ranks unfolded, memory", memory, "byte", 2 * 2.0**30, "the whole process at its peak"),
+    ]
+
+
+def _ring() -> list[Figure]:
+    import numpy as np
+
+    from simulator.catalog import cluster
+    from simulator.collective import idle_time, phases
+    from simulator.collective_kinds import Algorithm, Collective
+
+    machine = cluster("dgx-a100-80gb", 128)
+    group, size = np.arange(1024)[None, :], 2.0**30
+
+    def ring() -> float:
+        found = phases(machine, Collective.ALL_REDUCE, Algorithm.RING, group)
+        return idle_time(machine, found, 0, size)
+
+    cold = _seconds(ring)
+    node = machine.first
+    hops = 2 * 1023 / 1024 * (128 * node.nic.latency + 896 * 1.9e-6) + 14e-6
+    closed = hops + 2 * 1023 / 1024 * size / (8 * node.nic.bandwidth)
+    error = abs(ring() / closed - 1)
+    return [
+        Figure("ring all-reduce of 1 GiB on 1,024 devices", cold, "s", 0.1, "128 nodes, 8 channels"),
+        Figure("its distance from the closed form", error, "fraction", 0.01, "2 (n-1)/n size / (8 NICs) + latency"),
+    ]
+
+
+_RUNS = [
+    ("engine", name)
+    for name in ("_events", "_flows", "_longest_path", "_gpt3", "_llama", "_straggler", "_unfolded", "_ring")
+]

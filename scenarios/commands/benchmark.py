@@ -1,0 +1,49 @@
+"""``meshwise benchmark``: the program's own speed on this machine."""
+
+from typing import Annotated
+
+import typer
+
+from scenarios.commands.output import Json, Ticker, emit, table
+
+
+def benchmark(
+    group: Annotated[str, typer.Argument(metavar="[engine|search|all]", help="Which figures.")] = "all",
+    as_json: Json = False,
+) -> None:
+    """Measure the program's own speed on this machine, in CPU time of one core."""
+    from dataclasses import asdict
+
+    from scenarios.benchmark import Figure, benchmark
+
+    figures: list[Figure] = []
+    ticker = Ticker()
+    for figure in benchmark(group):
+        figures.append(figure)
+        ticker(f"{figure.name}: {shown(figure.value, figure.unit)}")
+    ticker.done()
+    if as_json:
+        emit([asdict(figure) | {"reached": figure.reached} for figure in figures])
+        return
+    rows = [
+        (f.name, shown(f.value, f.unit), shown(f.goal, f.unit), "yes" if f.reached else "no", f.detail) for f in figures
+    ]
+    table(("figure", "measured", "asked", "reached", "what"), rows)
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a figure for people.
+
+    >>> shown(2.5e6, "tasks/s"), shown(0.05, "s"), shown(2.0**30, "byte")
+    ('2.5 M tasks/s', '50 ms', '1 GiB')
+    """
+    from simulator.units import format_size, format_time
+
+    if unit == "s":
+        return format_time(value)
+    if unit == "byte":
+        return format_size(value)
+    for factor, prefix in ((1e9, "G "), (1e6, "M "), (1e3, "k ")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.2g} {unit}"

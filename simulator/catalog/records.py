@@ -1,0 +1,82 @@
+"""The catalog's data files: records by name, and for every figure where it comes from.
+
+A record may say ``like``: it then has what it does not state from the record of that name.
+``sources`` gives a figure, or a group of figures, by its path a status and a text; ``assumed``
+lists those that no document read states. The entry of the longest path holds.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
+"""How far a figure can be trusted.
+
+``read`` in a document; ``secondary``: a document quotes another; ``derived``: arithmetic, a fit to
+published measurements or the figure of a relative, as its source says; ``chosen``: an allowance
+of the model; ``assumed``: no document read states it.
+"""
+
+_NOT_FIGURES = ("like", "sources", "assumed", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the catalog holds under one name.
+
+    Parameters
+    ----------
+    figures
+        The record's fields as the file has them.
+    origins
+        For paths of figures, such as ``host.memory``, status and source.
+    """
+
+    figures: dict[str, Any]
+    origins: dict[str, tuple[str, str]]
+
+    def origin(self, path: str) -> tuple[str, str] | None:
+        """Return status and source of a figure, or ``None`` where it has none."""
+        parts = path.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), None)
+
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths of all figures, names aside."""
+        return tuple(_leaves("", {key: value for key, value in self.figures.items() if key not in _NOT_FIGURES}))
+
+
+def _leaves(prefix: str, value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        return [prefix]
+    keys = (key for key in value if key != "name")
+    return [leaf for key in keys for leaf in _leaves(f"{prefix}.{key}".strip("."), value[key])]
+
+
+@lru_cache(maxsize=2)
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names in a data file, ``accelerators`` or ``clusters``, in its order."""
+    return tuple(_table(kind))
+
+
+@lru_cache(maxsize=256)
+def record(kind: str, name: str) -> Record:
+    """Return a record of a data file; ``ValueError`` names the known ones."""
+    table = _table(kind)
+    if name not in table:
+        raise ValueError(f"{kind[:-1]} is one of {', '.join(table)}, met {name}")
+    own: dict[str, Any] = table[name]
+    base = record(kind, own["like"]) if "like" in own else Record({}, {})
+    figures = {key: value for key, value in own.items() if key not in ("like", "sources", "assumed")}
+    kept = {path: origin for path, origin in base.origins.items() if path.split(".")[0] not in figures}
+    sourced = {path: (status, text) for path, (status, text) in own["sources"].items()}
+    assumed = {path: ("assumed", text) for path, text in own.get("assumed", {}).items()}
+    return Record(base.figures | figures, kept | sourced | assumed)
+
+
+@lru_cache(maxsize=2)
+def _table(kind: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files(__package__).joinpath(f"{kind}.json").read_text("utf-8"))
+    return table

@@ -1,0 +1,60 @@
+"""The collectives that the simulator knows, the algorithms that run them, and measured curves."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+
+class Collective(StrEnum):
+    """A communication among a group of ranks, or between two."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND = "send"
+
+
+class Algorithm(StrEnum):
+    """How a group runs a collective."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+    IN_SWITCH = "in_switch"
+    PAIRWISE = "pairwise"
+    DIRECT = "direct"
+    PARAMETER_SERVER = "parameter_server"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCurve:
+    """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
+
+    The size of all-reduce, broadcast and send is the buffer of one rank; of all-gather,
+    reduce-scatter and all-to-all it is the full buffer (all shards together).
+    """
+
+    collective: Collective
+    ranks: int
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        if not sizes or sizes != sorted(set(sizes)) or min(t for _, t in self.points) <= 0 or sizes[0] <= 0:
+            raise ValueError(f"{self.collective} over {self.ranks} ranks: sizes rise and times are positive")
+
+    def time(self, size: float) -> float:
+        """Return seconds for ``size`` bytes: linear between points, first time below, last rate above."""
+        points = self.points
+        if size <= points[0][0]:
+            return points[0][1]
+        for (x0, y0), (x1, y1) in pairwise(points):
+            if size <= x1:
+                return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+        x1, y1 = points[-1]
+        x0, y0 = points[-2] if len(points) > 1 else (0.0, 0.0)
+        slope = max((y1 - y0) / (x1 - x0), 0.0)
+        return y1 + slope * (size - x1)

@@ -1,0 +1,53 @@
+"""Collectives in two levels: inside nodes, and among equal ranks of different nodes."""
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.collective_kinds import Collective
+from simulator.collectives.inside import inside
+from simulator.collectives.phase import Phase
+from simulator.collectives.placement import Placement
+from simulator.collectives.ring import channels
+from simulator.collectives.traffic import Edges, Traffic, launched, phase, traffic
+from simulator.interconnect.routes import IntArray
+
+
+def hierarchical(cluster: Cluster, placement: Placement, collective: Collective) -> tuple[Phase, ...]:
+    """Return the phases of a collective on groups with the same ``k`` ranks on each of ``m`` nodes.
+
+    An all-reduce is a reduce-scatter inside nodes, a ring of ``2 * (m - 1)`` steps among
+    equal ranks on ``1/k`` of the size, and an all-gather inside nodes; an all-gather goes
+    between nodes first, a reduce-scatter last [1]_. Each phase is a collective of its own
+    and pays its own launch.
+
+    References
+    ----------
+    .. [1] Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash",
+       arXiv:1811.05233 (2D-torus all-reduce).
+    """
+    used = traffic(cluster, placement.num_groups, [equal_ranks(placement)])
+    within = launched(cluster, inside_phase(cluster, placement))
+    between = launched(cluster, _ring(used, placement.nodes, 2 if collective is Collective.ALL_REDUCE else 1))
+    if collective is Collective.ALL_REDUCE:
+        return within + between + within
+    return between + within if collective is Collective.ALL_GATHER else within + between
+
+
+def inside_phase(cluster: Cluster, placement: Placement) -> Phase:
+    """Return one round of rings inside all nodes of each group."""
+    used = traffic(cluster, placement.num_groups, [inside(cluster, placement)])
+    return _ring(used, placement.channels, 1)
+
+
+def _ring(used: Traffic, ranks: IntArray, rounds: int) -> Phase:
+    steps = rounds * (ranks - 1.0)
+    return phase(used, steps * used.latency, steps / ranks)
+
+
+def equal_ranks(placement: Placement) -> Edges:
+    """Return the rings among equal ranks of all nodes: one byte by every node, over all its ranks."""
+    seat, channel = channels(placement)
+    source = placement.device[placement.start[seat] + channel]
+    target = placement.device[placement.start[placement.neighbour(1)[seat]] + channel]
+    group = placement.group[seat]
+    return Edges(group, source, target, np.reciprocal(placement.channels[group].astype(np.float64)))

@@ -1,0 +1,90 @@
+"""Collectives that switches reduce and multicast: inside a node, and in the fabric."""
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.collective_kinds import Collective
+from simulator.collectives.hierarchical import equal_ranks, inside_phase
+from simulator.collectives.inside import inside
+from simulator.collectives.phase import Phase, merged
+from simulator.collectives.placement import Placement, place
+from simulator.collectives.traffic import launched, phase, traffic
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import FatTree, Graph, LeafSpine, Switch, Torus
+from simulator.interconnect.routes import BoolArray, IntArray
+
+
+def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:
+    """Return the phases of a collective that switches reduce [1]_ or multicast.
+
+    Inside a node an all-reduce is one phase in which every device sends and receives
+    ``1 + 1/n`` bytes for every byte of size: the switch reads all parts of all buffers, and
+    each device multicasts the part it got reduced [2]_. Across nodes of ``k`` ranks it is a
+    reduce-scatter inside nodes, a reduction in the fabric for which every NIC sends and
+    receives ``1/k`` once, and an all-gather inside nodes; one launch pays for all three.
+
+    References
+    ----------
+    .. [1] Graham et al., "Scalable hierarchical aggregation protocol (SHARP)", COM-HPC 2016.
+    .. [2] Klenk et al., "An in-network architecture for accelerating shared-memory
+       multiprocessor collectives", ISCA 2020.
+    """
+    ordered = np.sort(groups, axis=1)
+    placement = place(cluster, ordered)
+    reduces = switches_reduce(cluster, placement)
+    kinds = np.stack([placement.nodes > 1, reduces, placement.channels > 1], axis=1)
+    parts = []
+    for kind in np.unique(kinds, axis=0):
+        chosen = np.flatnonzero((kinds == kind).all(axis=1))
+        part = place(cluster, ordered[chosen])
+        phases = _across(cluster, part, bool(kind[1])) if kind[0] else (_switched(cluster, part, collective),)
+        parts.append((chosen, launched(cluster, *phases)))
+    return merged(len(groups), parts)
+
+
+def switches_reduce(cluster: Cluster, placement: Placement) -> BoolArray:
+    """Return for every group whether the switches inside all of its nodes reduce."""
+    kinds = np.array([isinstance(node.network, Switch) and node.network.reduces for node, _ in cluster.nodes])
+    of_seat = kinds[cluster.node_kinds[cluster.device_nodes[placement.device[placement.start]]]]
+    if isinstance(cluster.fabric, Torus | Graph):
+        return np.zeros(placement.num_groups, dtype=np.bool_)
+    reduces: BoolArray = np.bincount(placement.group, ~of_seat, placement.num_groups) == 0
+    return reduces
+
+
+def fabric_reduces(cluster: Cluster) -> bool:
+    """Return whether the switches between nodes reduce."""
+    return isinstance(cluster.fabric, LeafSpine | FatTree) and cluster.fabric.reduces
+
+
+def _switched(cluster: Cluster, placement: Placement, collective: Collective) -> Phase:
+    """Return one collective on the switches inside nodes; one way through a switch is one latency."""
+    edges = inside(cluster, placement)
+    used = traffic(cluster, placement.num_groups, [edges])
+    routes = interconnect(cluster).routes(edges.source, edges.target)
+    sends = np.zeros(interconnect(cluster).num_links, dtype=bool)
+    sends[routes.link[np.unique(routes.pair, return_index=True)[1]]] = True  # a route starts with the sender's port
+    part = 1.0 / placement.channels[used.group]
+    sent = 1.0 * (collective is not Collective.ALL_GATHER) + part * (collective is not Collective.REDUCE_SCATTER)
+    received = 1.0 * (collective is not Collective.REDUCE_SCATTER) + part * (collective is not Collective.ALL_GATHER)
+    latency = used.latency * (2 if collective is Collective.ALL_REDUCE else 1)
+    return Phase(latency, used.group, used.link, used.load * np.where(sends[used.link], sent, received))
+
+
+def _across(cluster: Cluster, placement: Placement, reduces: bool) -> tuple[Phase, ...]:
+    """Return the phases of an all-reduce in the fabric.
+
+    A tree of switches carries the sum once up and once down every cable, which is what a ring
+    through the nodes in order of the leaves puts on it.
+    """
+    used = traffic(cluster, placement.num_groups, [equal_ranks(placement)])
+    between = phase(used, used.longest)
+    if placement.channels[0] == 1:
+        return (between,)
+    if not reduces:
+        within = inside_phase(cluster, placement)
+        return within, between, within
+    scatter, gather = (
+        _switched(cluster, placement, each) for each in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+    )
+    return scatter, between, gather

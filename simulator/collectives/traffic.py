@@ -1,0 +1,130 @@
+"""What messages between devices ask of the network: time on their way, and bytes over links."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.collectives.phase import Phase
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.routes import FloatArray, IntArray
+
+_SPARSE = 4
+"""Cells for each row above which rows are sorted to add them up, instead of a full table."""
+
+
+class Edges(NamedTuple):
+    """Messages, each from one device to another, on behalf of a group: ``weight`` bytes."""
+
+    group: IntArray
+    source: IntArray
+    target: IntArray
+    weight: FloatArray
+
+
+class Traffic(NamedTuple):
+    """Messages of several groups taken together.
+
+    Parameters
+    ----------
+    weight, delay, longest
+        For every group: bytes of all messages, bytes times latency, and the largest latency.
+    group, link, load
+        Sparse: bytes over ``link``; one row a group and link, sorted.
+    """
+
+    weight: FloatArray
+    delay: FloatArray
+    longest: FloatArray
+    group: IntArray
+    link: IntArray
+    load: FloatArray
+
+    @property
+    def latency(self) -> FloatArray:
+        """For every group the mean latency of a byte's message, 0 where there is none."""
+        return np.divide(self.delay, self.weight, out=np.zeros_like(self.delay), where=self.weight > 0)
+
+
+def traffic(cluster: Cluster, num_groups: int, chunks: Iterable[Edges]) -> Traffic:
+    """Return the traffic of all messages; chunks bound the memory that routes take.
+
+    A message takes the latencies of the links on its route; where it is spread over several
+    equal ways, their mean.
+    """
+    network = interconnect(cluster)
+    weight, delay, longest = np.zeros((3, num_groups))
+    parts = []
+    for edges in chunks:
+        routes = network.routes(edges.source, edges.target)
+        latency = np.bincount(routes.pair, routes.share * network.latency[routes.link], len(edges.source))
+        weight += np.bincount(edges.group, edges.weight, num_groups)
+        delay += np.bincount(edges.group, edges.weight * latency, num_groups)
+        np.maximum.at(longest, edges.group, latency)
+        order = _by_hop(routes.pair)
+        pair, link = routes.pair[order], routes.link[order]
+        load = edges.weight[pair] * routes.share[order]
+        parts.append(_summed(edges.group[pair], link, load, num_groups, network.num_links))
+    return Traffic(weight, delay, longest, *_joined(parts, num_groups, network.num_links))
+
+
+def together(cluster: Cluster, *parts: Traffic) -> Traffic:
+    """Return several traffics of the same groups as one."""
+    num_groups = len(parts[0].weight)
+    rows = _joined([(part.group, part.link, part.load) for part in parts], num_groups, interconnect(cluster).num_links)
+    return Traffic(
+        sum((part.weight for part in parts), np.zeros(num_groups)),
+        sum((part.delay for part in parts), np.zeros(num_groups)),
+        np.max([part.longest for part in parts], axis=0),
+        *rows,
+    )
+
+
+def phase(moved: Traffic, latency: FloatArray, size: FloatArray | float = 1.0) -> Phase:
+    """Return the phase that waits ``latency`` and moves ``size`` times the bytes of ``moved``, by group."""
+    scale = np.broadcast_to(np.asarray(size, dtype=np.float64), latency.shape)
+    return Phase(latency, moved.group, moved.link, moved.load * scale[moved.group])
+
+
+def launched(cluster: Cluster, *phases: Phase) -> tuple[Phase, ...]:
+    """Return the phases of one collective; the first waits for the largest launch of all links used."""
+    launch = interconnect(cluster).launch
+    latency = np.zeros(len(phases[0].latency))
+    for each in phases:
+        np.maximum.at(latency, each.group, launch[each.link])
+    return (phases[0]._replace(latency=phases[0].latency + latency), *phases[1:])
+
+
+def _by_hop(pair: IntArray) -> IntArray:
+    """Return the order of rows in which all first hops come first, then all second ones: runs that sort fast."""
+    first = np.flatnonzero(np.diff(pair, prepend=-1))
+    hop = np.arange(len(pair)) - np.repeat(first, np.diff(first, append=len(pair)))
+    return np.argsort(hop.astype(np.uint16), kind="stable")
+
+
+_Rows = tuple[IntArray, IntArray, FloatArray]
+
+
+def _joined(parts: list[_Rows], num_groups: int, num_links: int) -> _Rows:
+    if len(parts) == 1:
+        return parts[0]
+    empty = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
+    group, link, load = (np.concatenate(column) for column in zip(empty, *parts, strict=True))
+    return _summed(group, link, load, num_groups, num_links)
+
+
+def _summed(group: IntArray, link: IntArray, load: FloatArray, num_groups: int, num_links: int) -> _Rows:
+    """Return rows with those of the same group and link added up, sorted."""
+    key = group * num_links + link
+    if not len(key):
+        return group, link, load
+    if num_groups * num_links <= _SPARSE * len(key):
+        table = np.asarray(np.bincount(key, load, num_groups * num_links), dtype=np.float64)
+        cells = np.flatnonzero(table)
+        return cells // num_links, cells % num_links, table[cells]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    new = np.concatenate([[True], key[1:] != key[:-1]])
+    cells, sums = key[new], np.bincount(np.cumsum(new) - 1, load[order])
+    return cells // num_links, cells % num_links, np.asarray(sums, dtype=np.float64)

@@ -1,0 +1,63 @@
+"""The double binary tree between nodes, with a chain inside each."""
+
+from math import ceil, log2
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.collectives.inside import inside
+from simulator.collectives.phase import Phase
+from simulator.collectives.placement import Placement
+from simulator.collectives.ring import channels
+from simulator.collectives.traffic import Edges, launched, phase, together, traffic
+from simulator.interconnect.kinds import Crossbar
+
+
+def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
+    """Return the one phase of double binary trees: up and down for 2 rounds, down for 1.
+
+    ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``.
+    Two trees, each with half of the data and the other's leaves inside, keep every NIC busy
+    both ways [1]_; bytes are those of rings, ``rounds * (n - 1) / n`` of the size by every
+    rank. In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance
+    1, half as many at distance 2, and so on; which node is where in the tree is left open
+    by taking the mean over all rotations, so that all nodes carry the same.
+
+    References
+    ----------
+    .. [1] Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
+       reduction and scan", Parallel Computing 35(12), 2009.
+    """
+    num_groups = placement.num_groups
+    chain = traffic(cluster, num_groups, [inside(cluster, placement, through=True)])
+    count = ceil(log2(max(int(placement.nodes.max()), 1)))
+    alike = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
+    if alike and count:  # the distance between nodes does not matter: one level stands for all
+        once = traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])
+        used = together(cluster, chain, once)
+        heights = np.ceil(np.log2(np.maximum(placement.nodes, 1)))
+        steps = heights * once.latency + (placement.widest - 1) * chain.latency
+    else:
+        levels = [traffic(cluster, num_groups, [_level(placement, level)]) for level in range(count)]
+        used = together(cluster, chain, *levels)
+        steps = sum((level.latency for level in levels), (placement.widest - 1) * chain.latency)
+    return launched(cluster, phase(used, rounds * steps, rounds * (placement.ranks - 1) / placement.ranks))
+
+
+def _level(placement: Placement, level: int, share: float | None = None) -> Edges:
+    """Return the edges between nodes at distance ``2**level``, both ways, by every channel's own rank.
+
+    ``share`` is the part of all edges that they are; by default that of a binary tree.
+    """
+    levels = np.ceil(np.log2(placement.nodes)).astype(np.int64)[placement.group]
+    seat, channel = channels(placement)
+    within = levels[seat] > level
+    seat, channel = seat[within], channel[within]
+    part = 2.0 ** (levels[seat] - 1 - level) / (2.0 ** levels[seat] - 1) if share is None else share
+    weight = part / 2 / placement.channels[placement.group[seat]]
+    source = placement.device[placement.start[seat] + channel]
+    ends = [
+        placement.device[placement.start[placement.neighbour(way)[seat]] + channel] for way in (2**level, -(2**level))
+    ]
+    group = placement.group[seat]
+    return Edges(np.tile(group, 2), np.tile(source, 2), np.concatenate(ends), np.tile(weight, 2))

@@ -1,0 +1,1 @@
+"""Links between devices, and the routes over them."""

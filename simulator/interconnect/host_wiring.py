@@ -1,0 +1,154 @@
+"""The way between devices and host memory: PCIe slots, switch uplinks, and the memory of NUMA nodes.
+
+A copy to the host crosses the device's slot, the uplink of its switch and the memory of its
+NUMA node. The slot's latency and launch are paid at the memory, which only copies cross: NICs
+and a `PcieTree` share the slot, but have latencies of their own.
+"""
+
+from collections.abc import Iterator
+from math import ceil, inf
+
+import numpy as np
+
+from simulator.cluster import Node
+from simulator.interconnect.kinds import PcieTree
+from simulator.interconnect.links import Edge, Links
+from simulator.interconnect.numbering import Numbering, owners, starts
+from simulator.interconnect.routes import FloatArray, IntArray, Routes, along
+from simulator.link import Link
+
+
+class HostWiring:
+    """For every device its slot and its switch's uplink, out of the device and into it; -1 where there is none.
+
+    ``switch`` is the PCIe switch of every device, numbered through the cluster. ``trees`` says
+    whether nodes that are a `PcieTree` have its switches.
+    """
+
+    def __init__(self, links: Links, numbering: Numbering, trees: bool) -> None:
+        node, host = numbering.node, numbering.host
+        has_slot = np.array([kind.host.pcie is not None for kind in numbering.kinds])[numbering.kind]
+        slot = np.where(has_slot, np.arange(len(node)), -1)
+        self.switch = _switches(numbering, trees)
+        self.slot_out, self.slot_in = _both_ways(links, "pcie {}", slot, numbering.figures(_slot_width)[node])
+        self.uplink_out, self.uplink_in = _both_ways(
+            links, "pcie switch {}", self.switch, numbering.figures(_uplink_width)[node]
+        )
+        # Without slots the uplinks belong to a `PcieTree` alone.
+        self._copy_out = np.where(has_slot, self.uplink_out, -1)
+        self._copy_in = np.where(has_slot, self.uplink_in, -1)
+        self._host, self._numa = host, _numa_nodes(numbering)
+        self._memory_in, self._memory_out = _memories(links, numbering, self._numa)
+
+    def to_host(self, devices: IntArray) -> Routes:
+        """Return the routes from ``devices`` to the memory of their hosts."""
+        return along(self.slot_out[devices], self._copy_out[devices], self._memory_in[devices])
+
+    def from_host(self, devices: IntArray) -> Routes:
+        """Return the routes from the memory of their hosts to ``devices``."""
+        return along(self._memory_out[devices], self._copy_in[devices], self.slot_in[devices])
+
+    def vertex(self, device: int) -> str:
+        """Return where the NIC of ``device`` is reached: below its slot where it has one."""
+        return f"slot {device}" if self.slot_out[device] >= 0 else f"device {device}"
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield the edges between every device and its host's memory."""
+        for device in range(len(self.switch)):
+            name = f"{self._host[device]}.{self._numa[device]}"
+            ways = (
+                (self.vertex(device), self.slot_out, self.slot_in),
+                (f"root {name}", self._copy_out, self._copy_in),
+                (f"memory {name}", self._memory_in, self._memory_out),
+            )
+            here = f"device {device}"
+            for there, away, back in ways:
+                if away[device] >= 0:
+                    yield here, there, int(away[device])
+                    yield there, here, int(back[device])
+                    here = there
+
+
+def _slot(node: Node) -> Link:
+    """Return a device's slot; where the host has none, one that costs nothing."""
+    return node.host.pcie.link if node.host.pcie is not None else Link(0.0, inf)
+
+
+def _slot_width(node: Node) -> float:
+    return _slot(node).bandwidth
+
+
+def _uplink_width(node: Node) -> float:
+    if node.host.pcie is None and isinstance(node.network, PcieTree):
+        return node.network.link.bandwidth
+    return _slot(node).bandwidth
+
+
+def _memory_width(node: Node) -> float:
+    """Return byte/s of one NUMA node's memory; infinite where it is no link.
+
+    A memory without limit that has to carry the slot's latency is as wide as its slots together.
+    """
+    host, slot = node.host, _slot(node)
+    if host.memory_bandwidth < inf or slot.latency == slot.launch == 0:
+        return host.memory_bandwidth / host.numa_nodes
+    return slot.bandwidth * ceil(node.devices / node.hosts / host.numa_nodes)
+
+
+def _devices_per_switch(node: Node, trees: bool) -> int:
+    """Return how many devices share an uplink; 0 where there are no uplinks."""
+    tree, pcie = node.network, node.host.pcie
+    if not (trees and isinstance(tree, PcieTree)):
+        return pcie.devices_per_switch if pcie is not None and pcie.devices_per_switch > 1 else 0
+    if pcie is not None and pcie.devices_per_switch != tree.devices_per_switch:
+        raise ValueError(
+            f"the PCIe tree of a node and its host have the same devices_per_switch, met {tree.devices_per_switch} "
+            f"in the tree and {pcie.devices_per_switch} in host {node.host.name}"
+        )
+    return tree.devices_per_switch
+
+
+def _switches(numbering: Numbering, trees: bool) -> IntArray:
+    """Return the PCIe switch of every device, -1 where there are none; no switch serves two hosts."""
+    shared = numbering.counts(lambda kind: _devices_per_switch(kind, trees))
+    hosts = numbering.counts(lambda kind: kind.hosts)
+    in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)
+    per_node = np.where(shared > 0, -(-in_host // np.maximum(shared, 1)), 0)
+    first = starts(per_node[owners(hosts)])
+    switch = first[numbering.host] + numbering.host_local // np.maximum(shared, 1)[numbering.node]
+    return np.where(shared[numbering.node] > 0, switch, -1)
+
+
+def _both_ways(links: Links, part: str, part_of: IntArray, width: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return for every device the links out of and into its part, -1 where it has none; parts are shared."""
+    parts, first, index = np.unique(part_of, return_index=True, return_inverse=True)
+    used = parts >= 0
+    ways = np.full((2, len(parts)), -1)
+    ways[0, used] = links.add(f"{part} out", parts[used], width[first[used]])
+    ways[1, used] = links.add(f"{part} in", parts[used], width[first[used]])
+    return ways[0, index], ways[1, index]
+
+
+def _numa_nodes(numbering: Numbering) -> IntArray:
+    """Return for every device its NUMA node, counted in its host."""
+    numa_nodes = numbering.counts(lambda kind: kind.host.numa_nodes)[numbering.node]
+    in_host = numbering.counts(lambda kind: kind.devices // kind.hosts)[numbering.node]
+    return numbering.host_local * numa_nodes // in_host
+
+
+def _memories(links: Links, numbering: Numbering, numa: IntArray) -> tuple[IntArray, IntArray]:
+    """Return for every device the links into and out of the memory of its NUMA node."""
+    node_of_host = owners(numbering.counts(lambda kind: kind.hosts))
+    per_host = numbering.counts(lambda kind: kind.host.numa_nodes)[node_of_host]
+    host, first = owners(per_host), starts(per_host)
+    node = node_of_host[host]
+    width = numbering.figures(_memory_width)[node]
+    latency = numbering.figures(lambda kind: _slot(kind).latency)[node]
+    launch = numbering.figures(lambda kind: _slot(kind).launch)[node]
+    linked = np.flatnonzero(width < inf)
+    labels = host[linked], linked - first[host[linked]]
+    ways = np.full((2, len(host)), -1)
+    for way, pattern in zip(ways, ("memory {}.{} in", "memory {}.{} out"), strict=True):
+        way[linked] = links.add(pattern, labels, width[linked], latency[linked], launch[linked])
+    memory = first[numbering.host] + numa
+    return ways[0, memory], ways[1, memory]

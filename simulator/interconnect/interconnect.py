@@ -1,0 +1,156 @@
+"""Links and routes of a cluster."""
+
+from functools import lru_cache
+
+import networkx as nx
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.interconnect.fabric_wiring import NicWiring
+from simulator.interconnect.graph import GraphWiring
+from simulator.interconnect.host_wiring import HostWiring
+from simulator.interconnect.kinds import Graph, Torus
+from simulator.interconnect.links import Links
+from simulator.interconnect.node_wiring import NodeWiring, node_wiring
+from simulator.interconnect.numbering import numbering
+from simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
+from simulator.interconnect.torus import TorusWiring
+
+
+class Interconnect:
+    """The links of a cluster, numbered from 0, and the routes over them.
+
+    Devices of one node send over its network, others by the NIC of the source, the fabric and
+    the NIC of the target. A `Torus` or a `Graph` joins devices itself: such a cluster has links
+    neither of node networks nor of NICs.
+
+    Attributes
+    ----------
+    num_links
+        Links in all, each one direction.
+    bandwidth
+        Byte/s of every link, at the speed it really has.
+    latency
+        Seconds that a message pays when it enters the link; along a route they add up.
+    launch
+        Base cost in s of a collective that uses the link; of several links the largest counts.
+    """
+
+    num_links: int
+    bandwidth: FloatArray
+    latency: FloatArray
+    launch: FloatArray
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._links, self._numbering = Links(), numbering(cluster)
+        direct = isinstance(cluster.fabric, Torus | Graph)
+        self._host = HostWiring(self._links, self._numbering, trees=not direct)
+        self._inside: tuple[NodeWiring, ...] = ()
+        self._fabric: TorusWiring | GraphWiring | NicWiring
+        match cluster.fabric:
+            case Torus() as torus:
+                self._fabric = TorusWiring(self._links, torus)
+            case Graph() as graph:
+                self._fabric = GraphWiring(self._links, graph, cluster.num_devices)
+            case fabric:
+                kinds = range(len(self._numbering.kinds))
+                self._inside = tuple(node_wiring(self._links, self._numbering, self._host, kind) for kind in kinds)
+                self._fabric = NicWiring(self._links, self._numbering, self._host, fabric)
+        self.bandwidth, self.latency, self.launch = self._links.figures()
+        self.num_links = len(self.bandwidth)
+        self._apply(cluster.link_speeds)
+        for figures in (self.bandwidth, self.latency, self.launch):
+            figures.setflags(write=False)
+
+    def routes(self, source: IntArray, target: IntArray) -> Routes:
+        """Return the routes from ``source[i]`` to ``target[i]``; a device sends itself nothing over links.
+
+        Raises
+        ------
+        ValueError
+            Where the arrays differ in length, a device does not exist, or a graph has no way.
+        """
+        source, target = self._devices(source), self._devices(target)
+        if len(source) != len(target):
+            raise ValueError(f"every source has a target, met {len(source)} sources and {len(target)} targets")
+        place, between = self._numbering, source != target
+        parts = []
+        if self._inside:
+            together = between & (place.node[source] == place.node[target])
+            between &= ~together
+            for kind, wiring in enumerate(self._inside):
+                parts.append(_some(wiring, together & (place.kind[source] == kind), source, target))
+        return joined([*parts, _some(self._fabric, between, source, target)])
+
+    def to_host(self, devices: IntArray) -> Routes:
+        """Return the routes from ``devices`` to the memory of their hosts."""
+        return self._host.to_host(self._devices(devices))
+
+    def from_host(self, devices: IntArray) -> Routes:
+        """Return the routes from the memory of their hosts to ``devices``."""
+        return self._host.from_host(self._devices(devices))
+
+    def host_of(self, devices: IntArray) -> IntArray:
+        """Return the host that holds each device, numbered through the cluster."""
+        return self._numbering.host[self._devices(devices)]
+
+    def nic_of(self, devices: IntArray) -> IntArray:
+        """Return the NIC that each device uses, numbered through the cluster."""
+        return self._numbering.nic[self._devices(devices)]
+
+    def name(self, link: int) -> str:
+        """Return the name of a link, as ``nic 3 out``."""
+        return self._links.name(link)
+
+    def link(self, name: str) -> int:
+        """Return the link of that name; ``ValueError`` tells the nearest."""
+        return self._links.link(name)
+
+    def kind(self, link: int) -> str:
+        """Return the words of a link's name without its numbers, as ``nic out``; ``edge`` in a `Graph`."""
+        return self._links.family(link).kind
+
+    def graph(self) -> "nx.DiGraph[str]":
+        """Return all links as a graph of named vertices; each edge has its number as ``link``.
+
+        Devices that share a link have each an edge for it.
+        """
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        for wiring in (self._host, *self._inside, self._fabric):
+            for tail, head, link in wiring.edges():
+                graph.add_edge(tail, head, link=link)
+        return graph
+
+    def _devices(self, devices: IntArray) -> IntArray:
+        devices = np.asarray(devices, dtype=np.int64)
+        count = len(self._numbering.node)
+        if len(devices) and not 0 <= devices.min() <= devices.max() < count:
+            raise ValueError(f"devices are numbered below {count}, met {devices.min()} to {devices.max()}")
+        return devices
+
+    def _apply(self, speeds: tuple[tuple[str, float], ...]) -> None:
+        for name, factor in speeds:
+            if not factor > 0:
+                raise ValueError(f"link_speeds are (name, factor above 0), met ({name!r}, {factor})")
+            self.bandwidth[self.link(name)] *= factor
+
+
+@lru_cache(maxsize=8)
+def interconnect(cluster: Cluster) -> Interconnect:
+    """Return the links of ``cluster`` and the routes over them.
+
+    Raises
+    ------
+    ValueError
+        Where a node's wires do not join its devices, or a link of ``link_speeds`` does not exist.
+    """
+    return Interconnect(cluster)
+
+
+def _some(
+    wiring: NodeWiring | TorusWiring | GraphWiring | NicWiring, wanted: BoolArray, source: IntArray, target: IntArray
+) -> Routes:
+    """Return the routes of the ``wanted`` pairs."""
+    pairs = np.flatnonzero(wanted)
+    routes = wiring.routes(source[pairs], target[pairs])
+    return routes._replace(pair=pairs[routes.pair])

@@ -1,0 +1,1 @@
+"""Long runs on machines that fail: interruptions, checkpoints, recovery and goodput."""

@@ -1,0 +1,192 @@
+"""Spans in columns: what each task of a step showed, and how long ranks were busy with what."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.deferred import Deferred
+from simulator.program import IntArray, Program, StreamKind, TaskKind
+from simulator.ragged import expand
+from simulator.units import TICKS_PER_SECOND
+
+STREAM_KINDS = tuple(StreamKind)
+TASK_KINDS = tuple(TaskKind)
+Times = NDArray[np.int64] | NDArray[np.float64]
+
+
+class Span(NamedTuple):
+    """One task, or one stretch of it, on one rank class: seconds from the start of the step."""
+
+    rank_class: int
+    stream: StreamKind
+    kind: TaskKind
+    stage: int
+    microbatch: int
+    operators: str
+    start: float
+    end: float
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, eq=False)
+class SpanColumns:
+    """Spans as columns.
+
+    Parameters
+    ----------
+    stream, kind, operators
+        Indices into `STREAM_KINDS`, `TASK_KINDS` and ``names``.
+    start, end
+        Times of which ``per_second`` make a second.
+    """
+
+    rank_class: IntArray
+    stream: IntArray
+    kind: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    operators: IntArray
+    start: Times
+    end: Times
+    names: tuple[str, ...]
+    per_second: int = 1
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the spans as objects."""
+        columns = (
+            self.rank_class.tolist(),
+            [STREAM_KINDS[code] for code in self.stream.tolist()],
+            [TASK_KINDS[code] for code in self.kind.tolist()],
+            self.stage.tolist(),
+            self.microbatch.tolist(),
+            [self.names[code] for code in self.operators.tolist()],
+            (self.start / self.per_second).tolist(),
+            (self.end / self.per_second).tolist(),
+        )
+        return tuple(map(Span._make, zip(*columns, strict=True)))
+
+
+class Spans(Deferred[Span]):
+    """Spans that are made when they are asked for, first as columns and then as objects."""
+
+    def __init__(self, columns: Callable[[], SpanColumns]) -> None:
+        super().__init__(self._objects)
+        self._columns = columns
+
+    @cached_property
+    def columns(self) -> SpanColumns:
+        """The spans as columns."""
+        return self._columns()
+
+    def _objects(self) -> Iterable[Span]:
+        return self.columns.spans()
+
+    def __len__(self) -> int:
+        return len(self.columns.start)
+
+
+def columns_of(spans: Sequence[Span]) -> SpanColumns:
+    """Return spans as columns, in seconds."""
+    if isinstance(spans, Spans):
+        return spans.columns
+    names = {name: index for index, name in enumerate(dict.fromkeys(span.operators for span in spans))}
+    whole = [
+        (
+            s.rank_class,
+            STREAM_KINDS.index(s.stream),
+            TASK_KINDS.index(s.kind),
+            s.stage,
+            s.microbatch,
+            names[s.operators],
+        )
+        for s in spans
+    ]
+    columns = np.array(whole, np.int64).reshape(-1, 6).T
+    times = np.array([(span.start, span.end) for span in spans], np.float64).reshape(-1, 2).T
+    rank_class, stream, kind, stage, microbatch, operators = columns
+    start, end = times
+    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, tuple(names))
+
+
+class PieceTimes(NamedTuple):
+    """For every piece that ran its task, its index in the program's list of all pieces, and when."""
+
+    task: IntArray
+    piece: IntArray
+    start: IntArray
+    end: IntArray
+
+
+def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntArray) -> PieceTimes:
+    """Return when the pieces of ``tasks`` ran: from the task's start, the last one to its end."""
+    piece_start = np.append(0, np.cumsum([len(item.pieces) for item in program.work], dtype=np.int64))
+    bounds = np.array([(p.start, p.end) for item in program.work for p in item.pieces], np.int64).reshape(-1, 2)
+    place, piece = expand(piece_start, program.work_of[tasks])
+    task = tasks[place]
+    last = piece == piece_start[program.work_of[task] + 1] - 1
+    start, end = starts[task] + bounds[piece, 0], starts[task] + bounds[piece, 1]
+    return PieceTimes(task, piece, start, np.where(last, ends[task], end))
+
+
+def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:
+    """Return the spans of all pieces on their streams, in order of start, end and rank class."""
+    pieces = [(piece, item) for item in program.work for piece in item.pieces]
+    names = {name: index for index, name in enumerate(dict.fromkeys(piece.operators for piece, _ in pieces))}
+    told = [(_stream_code(p.stream), TASK_KINDS.index(p.kind), w.stage, names[p.operators]) for p, w in pieces]
+    stream_of_piece, kind, stage, operators = np.array(told, np.int64).reshape(-1, 4).T
+    times = piece_times(program, starts, ends, np.arange(program.num_tasks))
+    place, index = expand(program.stream_start, times.task)
+    held = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
+    rank_class, stream = held[program.stream_of[index]].T
+    chosen = stream_of_piece[times.piece[place]]
+    shown = np.flatnonzero((chosen < 0) | (chosen == stream))
+    place, rank_class, stream = place[shown], rank_class[shown], stream[shown]
+    start, end = times.start[place], times.end[place]
+    order = np.lexsort((rank_class, end, start))
+    place = place[order]
+    task, piece = times.task[place], times.piece[place]
+    return SpanColumns(
+        rank_class[order],
+        stream[order],
+        kind[piece],
+        stage[piece],
+        program.microbatch_of[task],
+        operators[piece],
+        start[order],
+        end[order],
+        tuple(names),
+        TICKS_PER_SECOND,
+    )
+
+
+def _stream_code(kind: StreamKind | None) -> int:
+    return -1 if kind is None else STREAM_KINDS.index(kind)
+
+
+class Occupancy:
+    """How long each rank class ran at least one of some spans: a sweep over all starts and ends."""
+
+    def __init__(self, columns: SpanColumns, num_classes: int) -> None:
+        count = len(columns.start)
+        rank_class, times = np.tile(columns.rank_class, 2), np.concatenate([columns.start, columns.end])
+        order = np.lexsort((times, rank_class))
+        self._row, self._change = order % max(count, 1), np.where(order < count, 1, -1)
+        self._class, self._num_classes = rank_class[order], num_classes
+        self._gap = np.append(np.diff(times[order]), 0)
+        self._per_second = columns.per_second
+
+    def seconds(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return for every rank class the seconds in which at least one of the ``chosen`` spans runs."""
+        open_spans = np.cumsum(np.where(chosen[self._row], self._change, 0))
+        total = np.zeros(self._num_classes, self._gap.dtype)
+        busy = open_spans > 0
+        np.add.at(total, self._class[busy], self._gap[busy])
+        return total / self._per_second

@@ -1,0 +1,171 @@
+"""Ticks of what a step is made of, for many plans: each table once for all plans that share it."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from simulator.collective_kinds import Collective
+from strategies.lowering.classes import BACKWARD, FORWARD
+from strategies.lowering.data import buckets, overlaps, reduction
+from strategies.lowering.division import Division
+from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.pipeline import boundary_part, slices
+from strategies.lowering.stage import Machine, Rank, StageCosts
+from strategies.mesh import DATA
+from strategies.plan import Plan
+
+
+class Passes(NamedTuple):
+    """Ticks of a forward and of a backward on one rank, for every kind of stage of a division."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+class Sends(NamedTuple):
+    """Ticks in which every stage sends activations to the next and gradients to the one before; 0 for none."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+class Bucket(NamedTuple):
+    """Gradients that leave together: after how many blocks of the stage's backward, and how many elements."""
+
+    blocks: int
+    parameters: int
+
+
+class Ending(NamedTuple):
+    """Ticks of what follows the passes.
+
+    Parameters
+    ----------
+    leaving
+        For every stage, the reduction of each bucket that leaves beneath the last backward.
+    late
+        For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
+    optimizer, gather
+        For every pipeline position, the update of the parameters, and their gather; 0 for none.
+    """
+
+    leaving: tuple[tuple[int, ...], ...]
+    late: tuple[int, ...]
+    optimizer: tuple[int, ...]
+    gather: tuple[int, ...]
+
+
+class Durations:
+    """Tables of ticks from the costs of one problem; where the classes at a position differ, the least ticks."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs = costs
+        self._passes: dict[tuple[Division, int, object], Passes] = {}
+        self._sends: dict[tuple[object, ...], Sends] = {}
+        self._endings: dict[tuple[object, ...], Ending] = {}
+        self._buckets: dict[tuple[Division, int], tuple[tuple[Bucket, ...], ...]] = {}
+
+    def passes(self, plan: Plan, rank: Rank) -> Passes:
+        """Return the ticks of all passes on a rank."""
+        made = self.costs.division(plan)
+        key = (made, self.costs.blocks.how(plan), rank.key)
+        if key not in self._passes:
+            costs = {block: self.costs.blocks.cost(plan, block, rank) for block in made.blocks}
+            forward = (sum(count * costs[block].forward_ticks for block, count in runs) for runs in made.kinds)
+            backward = (sum(count * costs[block].backward_ticks for block, count in runs) for runs in made.kinds)
+            self._passes[key] = Passes(tuple(forward), tuple(backward))
+        return self._passes[key]
+
+    def sends(self, plan: Plan, machine: Machine) -> Sends:
+        """Return the ticks of all transfers between stages."""
+        made = self.costs.division(plan)
+        key = (machine, made, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
+        if key not in self._sends:
+            kinds = [boundary_part(plan, self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
+            sizes = [kinds[kind] for kind in made.kind_of[:-1]]
+            if plan.pipeline == 1:
+                self._sends[key] = Sends(*[(0,) * len(made.kind_of)] * 2)
+            else:
+                forward = _send_ticks(machine, FORWARD, 0, sizes)
+                self._sends[key] = Sends((*forward, 0), (0, *_send_ticks(machine, BACKWARD, 1, sizes)))
+        return self._sends[key]
+
+    def buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[Bucket, ...], ...]:
+        """Return the buckets of every kind of stage, in the order in which backward fills them."""
+        made = self.costs.division(plan)
+        key = (made, self.costs.blocks.cut(plan))
+        if key not in self._buckets:
+            rank = machine.ranks[0][0]  # parameters are the same on all
+            self._buckets[key] = tuple(self._filled(plan, stage, rank) for stage in made.first_of)
+        return self._buckets[key]
+
+    def _filled(self, plan: Plan, stage: int, rank: Rank) -> tuple[Bucket, ...]:
+        cost, training = self.costs.stage(plan, stage, rank), self.costs.problem.training
+        found = buckets(plan.stages[stage].blocks, cost, training.gradient_bytes)
+        done = 0
+        result = []
+        for bucket in found:
+            done += len(bucket.blocks)
+            result.append(Bucket(done, bucket.parameters))
+        return tuple(result)
+
+    def ending(self, plan: Plan, machine: Machine) -> Ending:
+        """Return the ticks of what follows the passes."""
+        early = overlaps(self.costs.problem.cluster, plan)
+        key = (machine, self.costs.division(plan), self.costs.blocks.cut(plan), plan.zero, early)
+        if key not in self._endings:
+            training, parameters = self.costs.problem.training, self.costs.held(plan).parameters
+            none = (0,) * plan.pipeline
+            late, gather = none, none
+            if plan.data > 1 and not early:
+                late = _data_ticks(machine, reduction(plan), parameters, training.gradient_bytes)
+            if plan.data > 1 and plan.zero:
+                gather = _data_ticks(machine, Collective.ALL_GATHER, parameters, training.parameter_bytes)
+            leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
+            self._endings[key] = Ending(leaving, late, self._optimizer(plan, machine), gather)
+        return self._endings[key]
+
+    def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
+        """Return for every stage the ticks in which its buckets are reduced."""
+        kinds, groups = self.buckets(plan, machine), machine.different(DATA, reduction(plan))
+        size = self.costs.problem.training.gradient_bytes
+        ticks: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        result = []
+        for stage, kind in enumerate(self.costs.division(plan).kind_of):
+            at = groups[stage % len(groups)]
+            if (kind, at) not in ticks:
+                keys = [(at, float(bucket.parameters * size)) for bucket in kinds[kind]]
+                ticks[kind, at] = _looked_up(machine, DATA, reduction(plan), keys)
+            result.append(ticks[kind, at])
+        return tuple(result)
+
+    def _optimizer(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
+        training, held = self.costs.problem.training, self.costs.held(plan)
+        ticks: dict[tuple[object, ...], int] = {}
+        result = []
+        for ranks, *sizes in zip(machine.ranks, held.parameters, held.parameter_tensors, strict=True):
+            key = (*(rank.key for rank in ranks), *sizes)
+            if key not in ticks:
+                ticks[key] = min(optimizer_ticks(rank.accelerator, training, plan, *sizes) for rank in ranks)
+            result.append(ticks[key])
+        return tuple(result)
+
+
+def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float]) -> tuple[int, ...]:
+    """Return the ticks in which the stages from ``first`` on send so many bytes."""
+    groups = machine.different(kind, Collective.SEND)
+    keys = [(groups[stage % len(groups)], size) for stage, size in enumerate(sizes, first)]
+    return _looked_up(machine, kind, Collective.SEND, keys)
+
+
+def _data_ticks(machine: Machine, collective: Collective, counts: Iterable[int], size: int) -> tuple[int, ...]:
+    """Return the ticks of a collective of the data groups at every position, of elements of some size."""
+    keys = [(at, float(n * size)) for at, n in zip(machine.different(DATA, collective), counts, strict=True)]
+    return _looked_up(machine, DATA, collective, keys)
+
+
+def _looked_up(
+    machine: Machine, kind: str, collective: Collective, keys: Sequence[tuple[tuple[int, ...], float]]
+) -> tuple[int, ...]:
+    """Return the least ticks of a collective for groups and bytes, each computed once."""
+    ticks = {key: machine.least_ticks(kind, key[0], collective, key[1]) for key in dict.fromkeys(keys)}
+    return tuple(ticks[key] for key in keys)

@@ -1,0 +1,126 @@
+"""What one block costs one rank: its steps, what it holds, and its parameters."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from simulator.operator_graph import BATCH
+from strategies.lowering.machine import Rank
+from strategies.lowering.numbers import Numbers
+from strategies.lowering.operator import BlockLayout, BlockSteps, Step, block_steps
+from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
+from strategies.mesh import Axis
+from strategies.plan import Plan, Recompute
+from strategies.problem import Problem
+from strategies.sharding import OperatorSharding
+
+
+class BlockCost(NamedTuple):
+    """One block on one rank: its steps, their idle ticks, memory and local parameters."""
+
+    steps: BlockSteps
+    forward_ticks: int
+    backward_ticks: int
+    memory: BlockMemory
+    parameters: int
+    parameter_tensors: int
+
+
+class BlockCosts:
+    """Costs of the blocks of one problem by name, each part computed once for all plans that share it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.blocks = {block.name: block for block in problem.graph.blocks}
+        self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
+        self._cuts: Numbers[tuple[int, int]] = Numbers()
+        self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
+        self._hows: Numbers[tuple[int, int, Recompute]] = Numbers()
+        self._latest: tuple[Plan | None, int, int] = None, -1, -1
+        self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
+        self._parameters: dict[tuple[str, int], int] = {}
+        self._scaling: dict[tuple[str, int], bool] = {}
+        self._memories: dict[tuple[str, int, int, Recompute], BlockMemory] = {}
+        self._steps: dict[tuple[object, ...], BlockSteps] = {}
+        self._costs: dict[tuple[str, int, object], BlockCost] = {}
+
+    def cut(self, plan: Plan) -> int:
+        """Return a number for how parameters are cut: equal numbers mean equal shares."""
+        return self._numbers(plan)[1]
+
+    def how(self, plan: Plan) -> int:
+        """Return a number for how blocks run: equal numbers cost the same on the same rank."""
+        return self._numbers(plan)[2]
+
+    def _numbers(self, plan: Plan) -> tuple[Plan | None, int, int]:
+        if self._latest[0] is not plan:  # much is asked about one plan after another
+            key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
+            if key not in self._cut_of:
+                self._cut_of[key] = self._cuts.of((plan.tensor, key[1]))
+            cut = self._cut_of[key]
+            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute))
+        return self._latest
+
+    def cost(self, plan: Plan, name: str, rank: Rank) -> BlockCost:
+        """Return the cost of a block on a rank."""
+        key = (name, self.how(plan), rank.key)
+        if key not in self._costs:
+            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), plan.recompute)
+            self._costs[key] = BlockCost(
+                steps,
+                _ticks(steps.forward),
+                _ticks(steps.backward),
+                self.memory(plan, name),
+                self.parameters(plan, name),
+                len(self.blocks[name].parameters),
+            )
+        return self._costs[key]
+
+    def memory(self, plan: Plan, name: str) -> BlockMemory:
+        """Return what one microbatch of a block holds on a rank."""
+        recompute = plan.recompute if self.blocks[name].repeat > 1 else Recompute.NONE  # single blocks keep all
+        sequences = 1 if self._scales(plan, name) else plan.microbatch
+        key = (name, self.cut(plan), sequences, recompute)
+        if key not in self._memories:
+            self._memories[key] = block_memory(self._layout(plan, name, sequences), recompute)
+        if sequences == plan.microbatch:
+            return self._memories[key]
+        return BlockMemory(*(plan.microbatch * size for size in self._memories[key]))
+
+    def _scales(self, plan: Plan, name: str) -> bool:
+        """Return whether all that a block computes has a batch that no axis cuts: twice of it takes twice the bytes."""
+        key = (name, self.cut(plan))
+        if key not in self._scaling:
+            block = self.blocks[name]
+            names = {t for o in block.operators for t in (*o.inputs, *o.outputs, *o.saved)}
+            cut = any(dim == BATCH for sharding in plan.shardings for dim, _ in sharding.cuts)
+            self._scaling[key] = not cut and all(BATCH in block.tensor[each].dims for each in names)
+        return self._scaling[key]
+
+    def parameters(self, plan: Plan, name: str) -> int:
+        """Return the elements of a block's parameters on a rank."""
+        key = (name, self.cut(plan))
+        if key not in self._parameters:
+            self._parameters[key] = self.layout(plan, name).parameter_elements()
+        return self._parameters[key]
+
+    def layout(self, plan: Plan, name: str) -> BlockLayout:
+        """Return a block under the plan's shardings."""
+        return self._layout(plan, name, plan.microbatch)
+
+    def _layout(self, plan: Plan, name: str, sequences: int) -> BlockLayout:
+        key = (name, self.cut(plan), sequences)
+        if key not in self._layouts:
+            shardings = {sharding.operator: sharding for sharding in plan.shardings}
+            self._layouts[key] = BlockLayout(self.blocks[name], plan.mesh, shardings, sequences)
+        return self._layouts[key]
+
+    def _plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:
+        """Return the steps of a block that recomputes nothing."""
+        key = (name, self.cut(plan), plan.microbatch, rank.key)
+        if key not in self._steps:
+            self._steps[key] = block_steps(self.layout(plan, name), rank.accelerator, rank.tensor)
+        return self._steps[key]
+
+
+def _ticks(steps: Iterable[Step]) -> int:
+    return sum(step.ticks for step in steps)

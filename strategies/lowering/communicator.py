@@ -1,0 +1,69 @@
+"""What the communications of one class of groups cost, and what they put on links."""
+
+from math import ceil
+from typing import NamedTuple
+
+from simulator.cluster import Cluster
+from simulator.collective import measured_time
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.program import Flow
+from simulator.units import TICKS_PER_SECOND, to_ticks
+from strategies.lowering.classes import ClassTable, Row
+
+
+class Leg(NamedTuple):
+    """One phase of a communication: ticks before its bytes move, ticks in all when idle, and the bytes by link."""
+
+    latency: int
+    ticks: int
+    flow: Flow
+
+
+class Communicator:
+    """A class of groups: its collectives in ticks and flows, each computed once.
+
+    Links are link classes of the `ClassTable`.
+    """
+
+    def __init__(self, table: ClassTable, kind: str, index: int) -> None:
+        self.table, self.kind, self.index = table, kind, index
+        self.size = table.tables[kind].devices.shape[1]
+        self._legs: dict[tuple[Collective, float], tuple[Leg, ...]] = {}
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.table.cluster
+
+    def legs(self, collective: Collective, size: float) -> tuple[Leg, ...]:
+        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest when idle."""
+        key = (collective, size)
+        if key not in self._legs:
+            self._legs[key] = self._fastest(collective, size)
+        return self._legs[key]
+
+    def ticks(self, collective: Collective, size: float) -> int:
+        """Return the ticks of a collective where nothing contends with it."""
+        return sum(leg.ticks for leg in self.legs(collective, size))
+
+    def _fastest(self, collective: Collective, size: float) -> tuple[Leg, ...]:
+        if size <= 0:
+            return ()
+        measured = measured_time(self.cluster, collective, self.size, size)
+        if measured is not None:
+            ticks = to_ticks(measured)
+            return (Leg(ticks, ticks, Flow(())),)
+        possible = self.table.possible(self.kind, collective, self.index)
+        found = [self._run(collective, algorithm, size) for algorithm in possible]
+        return min(found, key=lambda legs: sum(leg.ticks for leg in legs))
+
+    def _run(self, collective: Collective, algorithm: Algorithm, size: float) -> tuple[Leg, ...]:
+        rows = self.table.rows(self.kind, collective, algorithm)
+        return tuple(self._leg(row[self.index], size) for row in rows)
+
+    def _leg(self, row: Row, size: float) -> Leg:
+        latency, unit, loads = row
+        waiting, capacity = to_ticks(latency), self.table.bandwidth
+        usage = tuple([(link, load * size) for link, load in loads])
+        seconds = max([moved / capacity[link] for link, moved in usage], default=0.0)
+        return Leg(waiting, waiting + ceil(seconds * TICKS_PER_SECOND), Flow(usage, unit * size))

@@ -1,0 +1,133 @@
+"""The machine as a placed mesh sees it: rank classes with their communicators."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+from simulator.accelerator import Accelerator
+from simulator.collective import measured_time
+from simulator.collective_kinds import Algorithm, Collective
+from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row
+from strategies.lowering.communicator import Communicator
+from strategies.lowering.numbers import Numbers
+from strategies.mesh import DATA, TENSOR
+
+_OF_TENSOR = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+"""What tensor groups run inside passes."""
+
+
+class Rank(NamedTuple):
+    """What a rank's costs depend on: its device, its host's launch time, and its tensor group.
+
+    Ranks of equal ``key`` have equal costs.
+    """
+
+    key: tuple[int, int, float]
+    accelerator: Accelerator
+    launch: float
+    tensor: Communicator | None
+
+
+class Machine:
+    """The rank classes of one placed mesh with their communicators, each made once.
+
+    ``costs`` numbers what the costs of tensor groups depend on, for all machines whose ranks are compared.
+    """
+
+    def __init__(self, table: ClassTable, costs: Numbers[object]) -> None:
+        self.table = table
+        self._costs = costs
+        self._communicators: dict[tuple[str, int], Communicator] = {}
+        self._tensor: dict[int, tuple[Communicator, int]] = {}
+        self._ranks: dict[int, Rank] = {}
+        self._alike: dict[tuple[str, Collective], tuple[int, ...]] = {}
+        self._different: dict[tuple[str, Collective], tuple[tuple[int, ...], ...]] = {}
+
+    def communicator(self, kind: str, index: int) -> Communicator:
+        """Return the communicator of a group class."""
+        if (kind, index) not in self._communicators:
+            self._communicators[kind, index] = Communicator(self.table, kind, index)
+        return self._communicators[kind, index]
+
+    def group(self, kind: str, rank_class: int) -> Communicator | None:
+        """Return the communicator of a rank class's own tensor or data group, if it has one."""
+        groups = self.table.group_of.get(kind)
+        return self.communicator(kind, groups[rank_class]) if groups else None
+
+    def rank(self, rank_class: int) -> Rank:
+        """Return what the costs of a rank class depend on."""
+        if rank_class not in self._ranks:
+            table = self.table
+            device = int(table.placed.devices[table.first[rank_class]])
+            tensor, costs = self._tensor_of(rank_class) if TENSOR in table.tables else (None, -1)
+            launch = table.cluster.node_kind(device).host.launch
+            key = (table.device_kinds[rank_class], costs, launch)
+            self._ranks[rank_class] = Rank(key, table.cluster.accelerator_of(device), launch, tensor)
+        return self._ranks[rank_class]
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[Rank, ...], ...]:
+        """For every pipeline position, what the costs of its rank classes depend on, each once."""
+        rows = ((self.rank(index) for index in classes) for classes in self.table.by_position)
+        return tuple(tuple({rank.key: rank for rank in row}.values()) for row in rows)
+
+    def _tensor_of(self, rank_class: int) -> tuple[Communicator, int]:
+        """Return the first tensor group that lies as the class's own does, and a number for its costs."""
+        group = self.table.group_of[TENSOR][rank_class]
+        signature = self.table.tables[TENSOR].signature[group]
+        if signature not in self._tensor:
+            depends = tuple(self._depends(TENSOR, collective, (group,)) for collective in _OF_TENSOR)
+            self._tensor[signature] = self.communicator(TENSOR, group), self._costs.of(depends)
+        return self._tensor[signature]
+
+    def least_ticks(self, kind: str, groups: tuple[int, ...], collective: Collective, size: float) -> int:
+        """Return the least ticks of a collective over some group classes of a kind."""
+        return min(self.communicator(kind, group).ticks(collective, size) for group in groups)
+
+    def different(self, kind: str, collective: Collective) -> tuple[tuple[int, ...], ...]:
+        """Return for every pipeline position its group classes of a kind, one of those that are alike."""
+        if (kind, collective) not in self._different:
+            alike = self.alike(kind, collective)
+            positions = range(len(self.table.by_position))
+            rows = (dict.fromkeys(alike[group] for group in self.table.groups_at(kind, q)) for q in positions)
+            self._different[kind, collective] = tuple(map(tuple, rows))
+        return self._different[kind, collective]
+
+    def alike(self, kind: str, collective: Collective) -> tuple[int, ...]:
+        """Return for every group class of a kind the first whose collective takes the very same ticks for any size."""
+        if (kind, collective) not in self._alike:
+            first: dict[object, int] = {}
+            groups = range(len(self.table.tables[kind]))
+            depends = self._depends(kind, collective, groups) if len(groups) > 1 else groups
+            self._alike[kind, collective] = tuple(first.setdefault(key, index) for index, key in enumerate(depends))
+        return self._alike[kind, collective]
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches."""
+        table = self.table
+        if any(len(classes) > 1 for classes in table.by_position):
+            return False
+        kinds = [kind for kind in (TENSOR, DATA, FORWARD, BACKWARD) if kind in table.tables]
+        ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
+        single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
+        tensor = (self.alike(TENSOR, collective) for collective in _OF_TENSOR if TENSOR in kinds)
+        return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, tensor))
+
+    def _depends(self, kind: str, collective: Collective, groups: Iterable[int]) -> tuple[object, ...]:
+        """Return for each of some group classes what the ticks of a collective depend on besides its size."""
+        table, groups = self.table, tuple(groups)
+        members = table.tables[kind].devices.shape[1]
+        if measured_time(table.cluster, collective, members, 1.0) is not None:
+            return (None,) * len(groups)
+        possible = [table.possible(kind, collective, group) for group in groups]
+        usable = {algorithm for each in possible for algorithm in each}
+        phases = [p for a in Algorithm if a in usable for p in table.rows(kind, collective, a)]
+        return tuple(
+            (able, *(self._row(p[group]) for p in phases)) for able, group in zip(possible, groups, strict=True)
+        )
+
+    def _row(self, row: Row) -> tuple[object, ...]:
+        """Return the latency of a phase and its different (bytes, byte/s of a link)."""
+        rates = self.table.bandwidth
+        return row.latency, tuple(sorted({(load, rates[link]) for link, load in row.loads}))

@@ -1,0 +1,214 @@
+"""Colour refinement of ranks, groups and links, on arrays.
+
+Everything starts with the colour of what it is. In each round a group takes in the colours of
+its members and of the links it loads, ranks and links those of their groups, as multisets,
+until no class splits any more: an equitable partition. Ranks of one class then see the same
+groups, and links of one class carry the same flows, so that one of each stands for all -
+with shared links too.
+
+Colours are 64-bit hashes and a multiset is the sum of its mixed members: that two different
+multisets meet has a chance of about 2**-64 a pair.
+
+References
+----------
+Weisfeiler and Leman 1968 (1-dimensional colour refinement); Berkholz, Bonsma and Grohe, "Tight
+lower and upper bounds for the complexity of canonical colour refinement", 2017.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.program import IntArray
+
+Colours = NDArray[np.uint64]
+FloatArray = NDArray[np.float64]
+
+
+class Groups(NamedTuple):
+    """Groups of one kind: ``members[g]`` in order of rank, ``ordered`` where places differ (sender, receiver).
+
+    ``group``, ``link`` and ``weight`` are sparse rows: what a group puts on links, as a colour; ``colour`` what it is.
+    """
+
+    members: IntArray
+    ordered: bool
+    group: IntArray
+    link: IntArray
+    weight: Colours
+    colour: Colours
+
+
+class Partition(NamedTuple):
+    """A colour of every rank, of every group of every kind, and of every link."""
+
+    ranks: Colours
+    groups: tuple[Colours, ...]
+    links: Colours
+
+
+def mix(values: Colours | IntArray) -> Colours:
+    """Return well-spread hashes of 64-bit values (the finaliser of splitmix64)."""
+    return _mixed(values.astype(np.uint64))
+
+
+def _mixed(x: Colours) -> Colours:
+    """Mix values in their own place."""
+    with np.errstate(over="ignore"):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x ^= x >> np.uint64(shift)
+            x *= np.uint64(factor)
+        x ^= x >> np.uint64(31)
+        return x
+
+
+def combine(first: Colours, second: Colours) -> Colours:
+    """Return one colour for each ordered pair."""
+    return _joined(first, mix(second))
+
+
+def _joined(first: Colours, mixed: Colours) -> Colours:
+    """Return the same where the second ones are mixed already."""
+    with np.errstate(over="ignore"):
+        pair = first * np.uint64(0x9E3779B97F4A7C15)
+        pair += mixed
+        return _mixed(pair)
+
+
+def quantised(values: FloatArray) -> Colours:
+    """Return colours of real numbers that ignore the last bits, where the order of sums shows."""
+    mantissa, exponent = np.frexp(values)
+    digits = np.round(mantissa * 2.0**40).astype(np.int64).view(np.uint64)
+    return mix(digits * np.uint64(4096) + exponent.astype(np.uint64))
+
+
+def refine(ranks: Colours, kinds: Sequence[Groups], links: Colours) -> Partition:
+    """Return the coarsest stable colours below the given ones."""
+    twins = _Twins(kinds, links)
+    rounds = _Rounds(twins.kinds, twins.links)
+    current = Partition(ranks, tuple(kind.colour for kind in kinds), twins.links)
+    sizes = (0, 0, 0)
+    while True:
+        current = rounds.next(current)
+        found = len(np.unique(current.ranks))
+        if found == sizes[0] or sizes == (0, 0, 0):
+            whole = (found, sum(len(np.unique(c)) for c in current.groups), rounds.distinct_links(current.links))
+            if whole == sizes:
+                found_all = rounds.with_all_links(current)
+                return found_all._replace(links=combine(found_all.links[twins.number], links))
+            sizes = whole
+        else:
+            sizes = (found, -1, -1)
+
+
+class _Twins:
+    """Links that the same groups load in the same way, taken as one; ``number`` says which for every link."""
+
+    def __init__(self, kinds: Sequence[Groups], links: Colours) -> None:
+        seen = np.zeros(len(links), dtype=np.uint64)
+        for index, kind in enumerate(kinds):
+            _scatter(seen, kind.link, combine(mix(kind.group * len(kinds) + index), kind.weight))
+        _, first, self.number = np.unique(seen, return_index=True, return_inverse=True)
+        self.links = np.zeros(len(first), dtype=np.uint64)
+        _scatter(self.links, self.number, mix(links))
+        self.kinds = tuple(self._reduced(kind, first) for kind in kinds)
+
+    def _reduced(self, kind: Groups, first: IntArray) -> Groups:
+        link = self.number[kind.link]
+        chosen = first[link] == kind.link
+        return kind._replace(group=kind.group[chosen], link=link[chosen], weight=kind.weight[chosen])
+
+
+class _Rounds:
+    """One step of refinement, with the orders of rows worked out once."""
+
+    def __init__(self, kinds: tuple[Groups, ...], links: Colours) -> None:
+        shared = _shared(kinds, len(links))
+        self.shared = np.flatnonzero(shared)
+        self.rows = [_Rows(kind, shared, links) for kind in kinds]
+
+    def next(self, now: Partition) -> Partition:
+        ranks, links = now.ranks.copy(), now.links.copy()
+        groups = []
+        for rows, colour in zip(self.rows, now.groups, strict=True):
+            fresh = rows.groups(colour, now.ranks, now.links)
+            groups.append(fresh)
+            rows.add_to_ranks(ranks, fresh)
+            rows.add_to_links(links, fresh)
+        return Partition(mix(ranks), tuple(groups), mix(links))
+
+    def distinct_links(self, links: Colours) -> int:
+        return len(np.unique(links[self.shared]))
+
+    def with_all_links(self, now: Partition) -> Partition:
+        """Return the colours with those of links that one group uses alone brought up to date."""
+        links = now.links.copy()
+        for rows, colour in zip(self.rows, now.groups, strict=True):
+            rows.add_to_links(links, colour, alone=True)
+        return Partition(now.ranks, now.groups, links)
+
+
+def _shared(kinds: Sequence[Groups], num_links: int) -> NDArray[np.bool_]:
+    """Return for every link whether more than one group loads it."""
+    result = np.zeros(num_links, dtype=bool)
+    before = result.copy()
+    for kind in kinds:
+        least, most = np.full(num_links, len(kind.members)), np.full(num_links, -1)
+        np.minimum.at(least, kind.link, kind.group)
+        np.maximum.at(most, kind.link, kind.group)
+        used = most >= 0
+        result |= (used & (most > least)) | (used & before)
+        before |= used
+    return result
+
+
+class _Rows:
+    """The incidences of one kind of group."""
+
+    def __init__(self, kind: Groups, shared: NDArray[np.bool_], links: Colours) -> None:
+        count, size = kind.members.shape
+        self.size, self.members = size, kind.members.ravel()
+        places = np.arange(size) if kind.ordered else np.zeros(size, dtype=np.int64)
+        self.place = np.tile(mix(mix(places + 1)), count)
+        self.group_of_member = np.repeat(np.arange(count), size)
+        many = shared[kind.link]
+        self.together = _Loads(kind, many, count)
+        self.alone = _Loads(kind, ~many, count)
+        self.fixed = self.alone.by_group(links)
+
+    def groups(self, colour: Colours, ranks: Colours, links: Colours) -> Colours:
+        with np.errstate(over="ignore"):
+            members = _joined(ranks[self.members], self.place).reshape(len(colour), self.size).sum(axis=1)
+            return combine(colour, members + self.fixed + self.together.by_group(links))
+
+    def add_to_ranks(self, ranks: Colours, groups: Colours) -> None:
+        each = _joined(groups[self.group_of_member], self.place)
+        _scatter(ranks, self.members, each)
+
+    def add_to_links(self, links: Colours, groups: Colours, *, alone: bool = False) -> None:
+        rows = self.alone if alone else self.together
+        _scatter(links, rows.link, _joined(groups[rows.group], rows.weight))
+
+
+class _Loads:
+    """Rows of groups on links."""
+
+    def __init__(self, kind: Groups, chosen: NDArray[np.bool_], count: int) -> None:
+        self.count = count
+        self.group, self.link = kind.group[chosen], kind.link[chosen]
+        self.weight = mix(kind.weight[chosen])
+
+    def by_group(self, links: Colours) -> Colours:
+        """Return for every group the multiset of what it loads."""
+        result = np.zeros(self.count, dtype=np.uint64)
+        _scatter(result, self.group, _joined(links[self.link], self.weight))
+        return result
+
+
+def _scatter(target: Colours, index: IntArray, values: Colours) -> None:
+    """Add ``values`` to ``target`` where ``index`` says, modulo 2**64."""
+    if len(index):
+        with np.errstate(over="ignore"):
+            np.add.at(target, index, values)

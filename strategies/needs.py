@@ -1,0 +1,60 @@
+"""The memory that plans need on every pipeline position, and whether the devices there have it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.program import IntArray
+from strategies.lowering import StageCosts
+from strategies.lowering.division import Division
+from strategies.lowering.memory import peak_activations, resident
+from strategies.mesh import PIPELINE, Axis
+from strategies.plan import Plan
+
+
+class Needs:
+    """Memory of the plans of one problem, each part computed once for all plans that share it."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
+        self._resident: dict[tuple[object, ...], IntArray] = {}
+        self._activations: dict[tuple[str, int, int, Division, int], IntArray] = {}
+        self._capacities: dict[tuple[tuple[Axis, ...], tuple[int, ...]], NDArray[np.float64]] = {}
+
+    def peak(self, plan: Plan) -> int:
+        """Return the bytes of the fullest device, exactly as the simulation would reach them."""
+        return int((self._held(plan) + self._peaks(plan)).max())
+
+    def fit(self, plan: Plan) -> bool:
+        """Return whether every device has the memory that its pipeline position needs."""
+        held, capacity = self._held(plan), self._capacity(plan)
+        return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
+
+    def _held(self, plan: Plan) -> IntArray:
+        """Return the bytes that stay for the whole step, by pipeline position."""
+        key = (self.costs.division(plan), self.costs.blocks.cut(plan), plan.mesh.axes, plan.zero, plan.offload)
+        if key not in self._resident:
+            counts = self.costs.held(plan).parameters
+            sizes = {n: resident(self.cluster.accelerator, self.training, plan, n, 0) for n in dict.fromkeys(counts)}
+            each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
+            self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
+        return self._resident[key]
+
+    def _peaks(self, plan: Plan) -> IntArray:
+        """Return the most bytes of activations and working memory, by pipeline position."""
+        made, how = self.costs.division(plan), self.costs.blocks.how(plan)
+        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how)
+        if key not in self._activations:
+            self._activations[key] = peak_activations(plan, self.costs.memories(plan))
+        return self._activations[key]
+
+    def _capacity(self, plan: Plan) -> NDArray[np.float64]:
+        """Return the memory of the smallest device of every pipeline position."""
+        key = (plan.mesh.axes, plan.placement)
+        if key not in self._capacities:
+            memory = np.array([node.accelerator.memory for node, _ in self.cluster.nodes])
+            devices = np.array(plan.placement or range(plan.mesh.num_ranks))
+            of_device = memory[self.cluster.node_kinds[self.cluster.device_nodes[devices]]]
+            least = np.full(plan.pipeline, np.inf)
+            np.minimum.at(least, plan.mesh.coordinates(PIPELINE), of_device)
+            self._capacities[key] = least
+        return self._capacities[key]

@@ -1,0 +1,98 @@
+"""Rows of ticks for the longest paths of many plans: each row once for all plans that share it."""
+
+from itertools import accumulate, chain, repeat
+
+import numpy as np
+
+from simulator.collective_kinds import Collective
+from simulator.program import IntArray
+from strategies.durations import Durations
+from strategies.finish import Endings
+from strategies.lowering.classes import tied_kind
+from strategies.lowering.pipeline import slices
+from strategies.lowering.stage import Machine, StageCosts
+from strategies.plan import Plan
+
+
+class PathRows:
+    """Rows of the plans of one problem, on machines of one class of ranks a position."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.durations = costs, costs.once(Durations)
+        self._passes: dict[tuple[object, ...], IntArray] = {}
+        self._sends: dict[int, IntArray] = {}
+        self._filled: dict[tuple[object, ...], IntArray] = {}
+        self._endings: dict[tuple[object, ...], Endings] = {}
+        self._tied: dict[tuple[object, ...], tuple[tuple[int, int, int], ...]] = {}
+
+    def passes(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks of every pass, columns ``2 * stage`` and 1 more for a backward."""
+        (rank,) = machine.ranks[0]
+        made = self.costs.division(plan)
+        key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
+        if key not in self._passes:
+            kinds = np.array(self.durations.passes(plan, rank), dtype=np.int64).T
+            rows = kinds[made.index]
+            self._passes[key] = (rows + self._gathers(plan, machine) if slices(plan) else rows).ravel()
+        return self._passes[key]
+
+    def sends(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks of sending what each pass makes, in the same columns."""
+        sends = self.durations.sends(plan, machine)
+        if id(sends) not in self._sends:
+            self._sends[id(sends)] = np.array(sends, dtype=np.int64).T.ravel()
+        return self._sends[id(sends)]
+
+    def filled(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
+        (rank,) = machine.ranks[0]
+        made = self.costs.division(plan)
+        key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
+        if key not in self._filled:
+            costs = {block: self.costs.blocks.cost(plan, block, rank).backward_ticks for block in made.blocks}
+            kinds = []
+            for runs, buckets in zip(made.kinds, self.durations.buckets(plan, machine), strict=True):
+                ticks = list(accumulate(chain.from_iterable(repeat(costs[b], count) for b, count in reversed(runs))))
+                kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
+            rows = [kinds[kind] for kind in made.kind_of]
+            found = np.array(list(chain.from_iterable(rows)), dtype=np.int64)
+            if slices(plan):
+                found += np.repeat(self._gathers(plan, machine)[:, 1], list(map(len, rows)))
+            self._filled[key] = found
+        return self._filled[key]
+
+    def _gathers(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks in which each pass first gathers the slices that it is sent, a row a stage."""
+        result = np.zeros((len(plan.stages), 2), np.int64)
+        tensor = machine.ranks[0][0].tensor
+        if plan.pipeline > 1 and tensor is not None and slices(plan):
+            sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
+            result[1:, 0] = result[:-1, 1] = [tensor.ticks(Collective.ALL_GATHER, size) for size in sizes]
+        return result
+
+    def ending(self, plan: Plan, machine: Machine) -> Endings:
+        """Return how a step ends: one row of each column."""
+        made = self.costs.division(plan)
+        key = (machine, made, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+        if key not in self._endings:
+            leaving, *rest = self.durations.ending(plan, machine)
+            first = np.cumsum([0, *map(len, leaving)])
+            rows = (list(chain(*leaving)), *rest, self._tied_ticks(plan, machine))
+            self._endings[key] = Endings(first, *(np.array(row, dtype=np.int64) for row in rows))
+        return self._endings[key]
+
+    def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+        """Return the two positions that keep each tied parameter, and its elements on a rank."""
+        key = (self.costs.division(plan), self.costs.blocks.cut(plan), plan.mesh.axes)
+        if key not in self._tied:
+            self._tied[key] = self.costs.tied(plan)
+        return self._tied[key]
+
+    def _tied_ticks(self, plan: Plan, machine: Machine) -> list[int]:
+        """Return the ticks of the sum of each tied parameter's gradients."""
+        result = []
+        for first, second, elements in self.tied(plan):
+            kind, size = tied_kind(first, second), float(elements * self.costs.problem.training.gradient_bytes)
+            groups = machine.different(kind, Collective.ALL_REDUCE)[first]
+            result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
+        return result

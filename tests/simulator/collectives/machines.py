@@ -1,0 +1,53 @@
+"""Small clusters with numbers that a hand can add, and what groups of their devices cost."""
+
+import numpy as np
+from hypothesis import settings
+
+from simulator.accelerator import Accelerator
+from simulator.cluster import Cluster, Node
+from simulator.collective import idle_time, phases
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.host import Host
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import Crossbar, Fabric, NodeNetwork, Switch
+from simulator.link import Link
+
+PORT, NIC = Link(latency=0.25, bandwidth=8.0), Link(latency=0.5, bandwidth=2.0)
+CPU = Accelerator("cpu", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e9)
+MANY = settings(max_examples=1000, deadline=None)
+
+
+def machine(
+    nodes: int = 4,
+    devices: int = 4,
+    *,
+    network: NodeNetwork | None = None,
+    nics: int | None = None,
+    nic: Link = NIC,
+    fabric: Fabric | None = None,
+) -> Cluster:
+    """Return equal nodes; by default a switch inside, a NIC for every device, and full bisection between."""
+    node = Node(CPU, Host("h", 1e9), devices, network or Switch(PORT), nics or devices, nic)
+    return Cluster("m", ((node, nodes),), fabric or Crossbar())
+
+
+def time(cluster: Cluster, collective: Collective, algorithm: Algorithm, group: list[int], size: float) -> float:
+    """Return the idle time of one group."""
+    return idle_time(cluster, phases(cluster, collective, algorithm, np.array([group])), 0, size)
+
+
+def loads(
+    cluster: Cluster, collective: Collective, algorithm: Algorithm, group: list[int], size: float
+) -> list[dict[str, float]]:
+    """Return for every phase of one group the bytes over each link, by the link's name."""
+    network = interconnect(cluster)
+    parts = phases(cluster, collective, algorithm, np.array([group]))
+    return [
+        {network.name(link): size * load for link, load in zip(part.link.tolist(), part.load.tolist(), strict=True)}
+        for part in parts
+    ]
+
+
+def latencies(cluster: Cluster, collective: Collective, algorithm: Algorithm, group: list[int]) -> list[float]:
+    """Return the latency of every phase of one group."""
+    return [float(part.latency[0]) for part in phases(cluster, collective, algorithm, np.array([group]))]

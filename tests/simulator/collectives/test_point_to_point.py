@@ -1,0 +1,71 @@
+"""Messages between pairs: send, all-to-all and the central server."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.collective import phases
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.collectives import point_to_point
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import LeafSpine
+
+from .machines import MANY, latencies, loads, machine, time
+
+EXCHANGE = Collective.ALL_TO_ALL, Algorithm.PAIRWISE
+SERVER = Collective.ALL_REDUCE, Algorithm.PARAMETER_SERVER
+
+
+@pytest.mark.parametrize(("pair", "seconds"), [([0, 1], 0.25 + 16 / 8), ([0, 4], 0.5 + 16 / 2)])
+def test_send(pair: list[int], seconds: float) -> None:
+    assert time(machine(), Collective.SEND, Algorithm.DIRECT, pair, 16.0) == seconds
+
+
+def test_a_send_has_two_ranks() -> None:
+    with pytest.raises(ValueError, match="a send has 2 ranks, met 3"):
+        phases(machine(), Collective.SEND, Algorithm.DIRECT, np.array([[0, 1, 2]]))
+
+
+def test_all_to_all_over_two_nodes() -> None:
+    # 4 ranks, 16 bytes: 4 bytes to each other rank, 1 of them inside and 2 over the NIC;
+    # 3 steps of mean (0.25 + 2 * 0.5) / 3
+    [bytes_over] = loads(machine(), *EXCHANGE, [0, 1, 4, 5], 16.0)
+    assert {load for name, load in bytes_over.items() if "device" in name} == {4.0}
+    assert {load for name, load in bytes_over.items() if "nic" in name} == {8.0}
+    assert latencies(machine(), *EXCHANGE, [0, 1, 4, 5]) == pytest.approx([1.25])
+
+
+@given(st.lists(st.integers(0, 31), min_size=2, max_size=16, unique=True))
+@MANY
+def test_all_to_all_is_every_pair(group: list[int]) -> None:
+    """Against one route after the other."""
+    cluster = machine(8, 4, fabric=LeafSpine(2, oversubscription=2.0))
+    pairs = np.array([(a, b) for a in group for b in group if a != b])
+    routes = interconnect(cluster).routes(pairs[:, 0], pairs[:, 1])
+    expected = np.bincount(routes.link, routes.share / len(group), interconnect(cluster).num_links)
+    [phase] = phases(cluster, *EXCHANGE, np.array([group]))
+    by_link = np.zeros_like(expected)
+    by_link[phase.link] = phase.load
+    assert by_link == pytest.approx(expected)
+
+
+def test_an_even_choice_of_steps_stands_for_all_in_huge_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is a permutation, so that ports and NICs of single ranks stay exact; the spine nearly."""
+    cluster = machine(64, 1, fabric=LeafSpine(8))
+    groups = np.arange(64)[None, :]
+    [exact] = phases(cluster, *EXCHANGE, groups)
+    monkeypatch.setattr(point_to_point, "_MOST", 64 * 21)
+    [chosen] = phases(cluster, *EXCHANGE, groups)
+    assert chosen.link.tolist() == exact.link.tolist()
+    assert chosen.load == pytest.approx(exact.load, rel=0.05)
+    nics = [interconnect(cluster).kind(link).startswith("nic") for link in exact.link.tolist()]
+    assert chosen.load[nics] == pytest.approx(exact.load[nics])
+
+
+def test_the_server_is_the_first_rank() -> None:
+    # 3 workers send 8 bytes to rank 5 and get 8 back: 16 over its NIC, the longest latency is 0.5 s each way
+    there, back = loads(machine(), *SERVER, [5, 0, 4, 12], 8.0)
+    assert (there["nic 5 in"], there["nic 0 out"], there["device 5 in"]) == (16.0, 8.0, 8.0)
+    assert (back["nic 5 out"], back["nic 0 in"], back["device 5 out"]) == (16.0, 8.0, 8.0)
+    assert time(machine(), *SERVER, [5, 0, 4, 12], 8.0) == 2 * (0.5 + 16 / 2)

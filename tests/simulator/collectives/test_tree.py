@@ -1,0 +1,82 @@
+"""The double binary tree: few steps, and as many bytes as rings."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.collective import phases
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.collectives.placement import place
+from simulator.collectives.tree import _level
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import LeafSpine
+
+from .machines import MANY, latencies, loads, machine
+
+REDUCE, BROADCAST = Collective.ALL_REDUCE, Collective.BROADCAST
+TREE = Algorithm.TREE
+
+
+def test_steps() -> None:
+    # up and down log2(64) = 6 levels of 0.5 s; with 4 ranks a node also 3 edges of 0.25 s each way
+    assert latencies(machine(64, 4), REDUCE, TREE, [4 * node for node in range(64)]) == [12 * 0.5]
+    assert latencies(machine(64, 4), REDUCE, TREE, [*range(256)]) == [12 * 0.5 + 6 * 0.25]
+    # the longest chain counts
+    assert latencies(machine(4, 4), REDUCE, TREE, [0, 4, 5, 6]) == [2 * 0.5 + 4 * 0.25]
+    # a broadcast only comes down; 5 nodes need 3 levels
+    assert latencies(machine(8, 4), BROADCAST, TREE, [4 * node for node in range(5)]) == [3 * 0.5]
+
+
+def test_farther_levels_cross_the_spine() -> None:
+    # 2 leaves of 2 nodes, one rank each: distance 1 stays in its leaf for half of the hops (0.5 s,
+    # or 0.5 + 1 s over the spine), distance 2 never
+    cluster = machine(4, 1, fabric=LeafSpine(2, hop=1.0))
+    assert latencies(cluster, REDUCE, TREE, [*range(4)]) == [2 * (1.0 + 1.5)]
+
+
+def test_two_nodes_of_two_ranks() -> None:
+    # 2 * 3/4 * 16 = 24 bytes leave each node over 2 NICs
+    [bytes_over] = loads(machine(), REDUCE, TREE, [0, 1, 4, 5], 16.0)
+    assert bytes_over == pytest.approx(
+        {f"{part} {d} {way}": 12.0 for part in ("device", "nic") for d in (0, 1, 4, 5) for way in ("in", "out")}
+    )
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 5])
+def test_edges_are_those_of_a_binary_tree(levels: int) -> None:
+    """Nodes 1 .. 2**levels - 1 hang on the parent at the distance of their lowest set bit, node 0 on top."""
+    nodes = 2**levels
+    distances = [node & -node for node in range(1, nodes)]
+    placement = place(machine(nodes, 1), np.arange(nodes)[None, :])
+    for level in range(levels):
+        share = distances.count(2**level) / (nodes - 1)
+        edges = _level(placement, level)
+        assert edges.weight.sum() / nodes == pytest.approx(share)
+        away = (edges.target - edges.source) % nodes
+        assert set(away.tolist()) == {2**level, nodes - 2**level}
+
+
+def test_trees_of_different_heights_at_once() -> None:
+    cluster = machine(8, 4)
+    groups = [[*range(8)], [8, 9, 10, 12, 13, 14, 16, 17], [11, 15, 18, 19, 20, 24, 28, 29]]
+    [together] = phases(cluster, REDUCE, TREE, np.array(groups))
+    for index, group in enumerate(groups):
+        [alone] = phases(cluster, REDUCE, TREE, np.array([group]))
+        assert together.latency[index] == alone.latency[0]
+        assert together.link[together.group == index].tolist() == alone.link.tolist()
+        assert together.load[together.group == index] == pytest.approx(alone.load, rel=1e-12)
+
+
+@given(st.integers(2, 9), st.integers(1, 4), st.sampled_from([REDUCE, BROADCAST]))
+@MANY
+def test_every_nic_carries_what_a_ring_puts_on_it(nodes: int, ranks: int, collective: Collective) -> None:
+    cluster = machine(9, 4)
+    groups = np.array([[4 * node + rank for node in range(nodes) for rank in range(ranks)]])
+    sums = []
+    for algorithm in (Algorithm.RING, TREE):
+        [phase] = phases(cluster, collective, algorithm, groups)
+        by_link = np.zeros(interconnect(cluster).num_links)
+        by_link[phase.link] = phase.load
+        sums.append(by_link)
+    assert sums[0] == pytest.approx(sums[1], rel=1e-12)

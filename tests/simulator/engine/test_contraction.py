@@ -1,0 +1,81 @@
+"""A contracted graph is smaller, and its tasks start and end when those of the original do."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from simulator.engine import compiled
+from simulator.engine.contraction import Contraction, contract, expand
+from simulator.engine.discrete_event import run
+from simulator.engine.longest_path import by_loop
+from simulator.engine.step_graph import compile_program, start_times
+from simulator.program import Program, Task, TaskKind
+
+from ..programs import program, programs
+
+
+def contraction(step: Program) -> Contraction:
+    result = contract(compile_program(step))
+    assert result is not None
+    return result
+
+
+@settings(max_examples=1000, deadline=None)
+@given(programs(flows=True))
+def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
+    small = contraction(step)
+    inner, outer = by_loop(small.graph), by_loop(small.original)
+    starts, ends = expand(small, inner.starts, inner.ends)
+    assert starts.tolist() == outer.starts.tolist()
+    assert ends.tolist() == outer.ends.tolist()
+
+
+@settings(max_examples=1000, deadline=None)
+@given(programs(flows=True))
+def test_the_discrete_events_are_the_same_inside_too(step: Program) -> None:
+    small = contraction(step)
+    inner, outer = run(small.graph), run(small.original)
+    starts, ends = expand(small, start_times(small.graph, inner), inner)
+    assert starts.tolist() == start_times(small.original, outer).tolist()
+    assert ends.tolist() == outer.tolist()
+
+
+def test_a_chain_beside_implied_edges_becomes_one_task() -> None:
+    # 0 -> 1 -> 2 on one stream, and 2 also waits for 0: that edge says nothing, and all three are one
+    tasks = [Task(TaskKind.FORWARD, (0,), duration) for duration in (3, 4, 5)]
+    tasks[2] = tasks[2]._replace(predecessors=(0,))
+    small = contraction(program(tasks))
+    assert small.graph.durations.tolist() == [12]
+    assert small.offset.tolist() == [0, 3, 7]
+
+
+def test_transfers_that_contend_stay_alone() -> None:
+    sends = [Task(TaskKind.FORWARD, (stream,), 1, (), ((0, 1.0),)) for stream in (0, 0, 1)]
+    small = contraction(program([*sends, Task(TaskKind.FORWARD, (0,), 2), Task(TaskKind.FORWARD, (0,), 3)], 2))
+    # in order of time: the first send of each stream, the second of stream 0, and the two behind it in one
+    assert small.chain_of.tolist() == [0, 2, 1, 3, 3]
+    assert small.graph.flow.tolist() == [0, 0, 0, -1]
+
+
+def test_a_cycle_is_not_contracted() -> None:
+    # every edge of this cycle is implied by two others: left out, nothing would be stuck any more
+    tasks = [Task(TaskKind.FORWARD, (index,), 1, tuple({0, 1, 2} - {index})) for index in range(3)]
+    assert contract(compile_program(program(tasks, 3))) is None
+
+
+@pytest.mark.skipif(not compiled.installed(), reason="numba is not installed")
+def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    tasks = [
+        Task(TaskKind.FORWARD, (int(random.integers(9)),), int(random.integers(50)), (i - 3,) if i % 5 == 3 else ())
+        for i in range(400)
+    ]
+    graph = compile_program(program(tasks, 9))
+    results = []
+    for pays in (True, False):
+        monkeypatch.setattr("simulator.engine.contraction.pays", lambda tasks, pays=pays: pays)
+        small = contract(graph)
+        assert small is not None and small.graph.num_tasks < 300
+        columns = (small.chain_of, small.offset, small.graph.successors, small.graph.durations)
+        results.append([column.tolist() for column in columns])
+    assert results[0] == results[1]

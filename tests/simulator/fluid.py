@@ -1,0 +1,134 @@
+"""Transfers to try the network on, and their ideal ends by a plain fluid model."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from simulator.network import Bundle, Network, bundle
+
+LINKS = 5
+TICKS = 10**12
+
+
+class Transfer(NamedTuple):
+    """Bytes over each link, from tick ``start`` on."""
+
+    start: int
+    usage: tuple[tuple[int, float], ...]
+
+
+Number = Fraction | float
+Rule = Callable[[Sequence[Transfer], Sequence[Number]], list[Number]]
+"""From transfers under way and the links' byte/s, byte/s of each transfer on its busiest link."""
+
+capacities = st.lists(st.integers(1, 9), min_size=LINKS, max_size=LINKS)
+usages = st.dictionaries(st.integers(0, LINKS - 1), st.integers(1, 9), min_size=1, max_size=3).map(
+    lambda usage: tuple(usage.items())
+)
+transfers = st.lists(
+    st.builds(Transfer, st.integers(0, 5).map(lambda second: second * TICKS), usages), min_size=1, max_size=8
+)
+
+
+class HeapClock:
+    """The clock of a bare event loop."""
+
+    def __init__(self) -> None:
+        self.now = self.last_calls = 0
+        self._queue: list[tuple[int, bool, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def call(self, delay: int, action: Callable[[], None], *, last: bool = False) -> None:
+        assert isinstance(delay, int) and delay >= 0
+        self._count += 1
+        self.last_calls += last
+        heappush(self._queue, (self.now + delay, last, self._count, action))
+
+    def run(self) -> None:
+        while self._queue:
+            self.now, _, _, action = heappop(self._queue)
+            action()
+
+
+def ends_of(
+    capacity: Sequence[float], started: Sequence[tuple[int, Bundle]], clock: HeapClock | None = None
+) -> list[int]:
+    """Return the tick at which each bundle ends in the network, from the tick at which it starts."""
+    clock, ends = clock or HeapClock(), [-1] * len(started)
+    network = Network(capacity, clock)
+
+    def done(index: int) -> None:
+        assert ends[index] == -1
+        ends[index] = clock.now
+
+    for index, (start, shape) in enumerate(started):
+        clock.call(start, partial(network.start, shape, done, index))
+    clock.run()
+    return ends
+
+
+def network_ends(
+    capacity: Sequence[float],
+    moved: Sequence[Transfer],
+    ticks_per_second: int = TICKS,
+    clock: HeapClock | None = None,
+) -> list[int]:
+    """Return the tick at which each transfer ends in the network."""
+    return ends_of(capacity, [(start, bundle(usage, capacity, ticks_per_second)) for start, usage in moved], clock)
+
+
+def fluid_ends(capacity: Sequence[Number], moved: Sequence[Transfer], rule: Rule) -> list[Number]:
+    """Return the second at which each transfer ends where ``rule`` sets all rates anew at every start and end."""
+    one = capacity[0] / capacity[0]
+    starts = [transfer.start * one / TICKS for transfer in moved]
+    left = [max(size for _, size in transfer.usage) * one for transfer in moved]
+    ends: list[Number] = [-one] * len(moved)
+    now, waiting = min(starts), sorted(range(len(moved)), key=lambda index: -starts[index])
+    active: list[int] = []
+    while active or waiting:
+        while waiting and starts[waiting[-1]] <= now:
+            active.append(waiting.pop())
+        rates = rule([moved[index] for index in active], capacity)
+        steps = [left[index] / rate for index, rate in zip(active, rates, strict=True)]
+        step = min([*steps, *(starts[index] - now for index in waiting[-1:])])
+        now += step
+        for index, rate in zip(active, rates, strict=True):
+            left[index] -= rate * step
+            if left[index] <= rate * 1e-13:
+                ends[index] = now
+        active = [index for index in active if ends[index] < 0]
+    return ends
+
+
+def max_min(moved: Sequence[Transfer], capacity: Sequence[Number]) -> list[Number]:
+    """Raise all rates together; those on a full link stay."""
+    shares = [[(link, size / max(s for _, s in usage)) for link, size in usage] for _, usage in moved]
+    rates: list[Number | None] = [None] * len(moved)
+    while None in rates:
+        left, load = list(capacity), [0 * capacity[0]] * len(capacity)
+        for rate, flow in zip(rates, shares, strict=True):
+            for link, share in flow:
+                if rate is None:
+                    load[link] += share
+                else:
+                    left[link] -= share * rate
+        level, full = min((left[link] / load[link], link) for link in range(len(capacity)) if load[link])
+        for index, flow in enumerate(shares):
+            if rates[index] is None and full in dict(flow):
+                rates[index] = level
+    return [rate for rate in rates if rate is not None]
+
+
+def equal_split(moved: Sequence[Transfer], capacity: Sequence[Number]) -> list[Number]:
+    """Give every transfer an equal part of each link, and let no other use what it leaves."""
+    users = [sum(link in dict(usage) for _, usage in moved) for link in range(len(capacity))]
+    return [min(capacity[link] / users[link] for link, _ in usage) for _, usage in moved]
+
+
+def exact(numbers: Sequence[int]) -> list[Fraction]:
+    """Return numbers with which arithmetic is exact."""
+    return [Fraction(number) for number in numbers]
