@@ -111,7 +111,7 @@ def _result(
         tokens_per_second_per_device=tokens / devices,
         model_flops_per_second_per_device=rate,
         mfu=rate * devices / _peak(problem, plan),
-        fits=all(profile.peak <= profile.capacity for profile in timeline.memory),
+        fits=all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory)),
         peak_memory=timeline.peak_memory,
         memory_capacity=min(program.capacity),
         memory=tuple(_stage_memory(timeline)),

@@ -113,6 +113,8 @@ def program_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[
 
 def program_host_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:
     """Return the memory of every host while a program's tasks run: what all its members hold there."""
+    if not program.hosts:
+        return ()
     members = sorted((member, host, n) for host, item in enumerate(program.hosts) for member, n in item.members)
     rank_class, host, number = np.array(members, np.int64).reshape(-1, 3).T
     start = np.searchsorted(rank_class, np.arange(len(program.rank_classes) + 1))

@@ -124,8 +124,8 @@ def test_a_search_where_nothing_fits_is_code_3(folder: Path, capsys) -> None:
 
 FIELDS = {
     "step_time", "tokens_per_second", "tokens_per_second_per_device", "model_flops_per_second_per_device", "mfu",
-    "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "links", "bottleneck", "engine", "tasks", "classes",
-    "ranks", "wall_time", "assumptions",
+    "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "links",
+    "bottleneck", "engine", "tasks", "classes", "ranks", "wall_time", "assumptions",
 }  # fmt: skip
 
 
