@@ -24,7 +24,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import frexp, fsum, inf, ldexp
-from typing import Protocol, cast
+from typing import Protocol
 
 from simulator.bundle import Bundle, bundle, max_min_rates
 from simulator.max_min import OWN, fair_groups
@@ -213,7 +213,25 @@ class Network:
 
     def _solve(self) -> None:
         """Give new rates to the flows that a change can reach."""
-        now, seeds = self.clock.now, dict[int, None]()
+        now, dirty = self.clock.now, self._dirty
+        if len(dirty) != 1 or not self._simple(next(iter(dirty)), now):
+            self._solve_all(now)
+        self._changed, self._dirty = [], {}
+
+    def _simple(self, link: int, now: int) -> bool:
+        """Give their rate to the flows of a link that share no other and can all go as fast; say if that is so."""
+        users = self._users[link]
+        if len(users) < 2:
+            return False
+        rate = self._capacity[link] / fsum(users.values())
+        for flow in users:
+            if flow.contended > 1 or flow.bundle.solo_rate < rate:
+                return False
+        self._bottlenecks[link].hold(users, rate, now)
+        return True
+
+    def _solve_all(self, now: int) -> None:
+        seeds = dict[int, None]()
         for link in self._dirty:
             users = self._users[link]
             if len(users) > 1:
@@ -224,25 +242,8 @@ class Network:
                     seeds[next(other for other, _ in flow.bundle.shares if len(self._users[other]) > 1)] = None
                 else:
                     self._let_go(flow, now)
-        alone = [self._alone(link) for link in seeds]
-        if None in alone:
+        if seeds:
             self._share(seeds, now)
-        else:
-            for link, rate in zip(seeds, alone, strict=True):
-                self._bottlenecks[link].hold(self._users[link], cast(float, rate), now)
-        self._changed, self._dirty = [], {}
-
-    def _alone(self, link: int) -> float | None:
-        """Return the rate of the flows of a link that share no other one and can all go as fast."""
-        users = self._users[link]
-        for flow in users:
-            if flow.contended > 1:
-                return None
-        rate = self._capacity[link] / fsum(users.values())
-        for flow in users:
-            if flow.bundle.solo_rate < rate:
-                return None
-        return rate
 
     def _let_go(self, flow: _Flow, now: int) -> None:
         """Let a flow go on at its solo rate."""

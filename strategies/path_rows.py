@@ -1,10 +1,12 @@
 """Rows of ticks for the longest paths of many plans: each row once for all plans that share it."""
 
+from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
 
 import numpy as np
 
 from simulator.collective_kinds import Collective
+from simulator.engine.step_graph import LONGEST
 from simulator.program import IntArray
 from strategies.durations import Durations
 from strategies.finish import Endings
@@ -23,7 +25,6 @@ class PathRows:
         self._sends: dict[int, IntArray] = {}
         self._filled: dict[tuple[object, ...], IntArray] = {}
         self._endings: dict[tuple[object, ...], Endings] = {}
-        self._tied: dict[tuple[object, ...], tuple[tuple[int, int, int], ...]] = {}
 
     def passes(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks of every pass, columns ``2 * stage`` and 1 more for a backward."""
@@ -31,8 +32,8 @@ class PathRows:
         made = self.costs.division(plan)
         key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
         if key not in self._passes:
-            kinds = np.array(self.durations.passes(plan, rank), dtype=np.int64).T
-            rows = kinds[made.index]
+            forward, backward = map(_row, self.durations.passes(plan, rank))
+            rows = np.stack([forward, backward], axis=1)[made.index]
             self._passes[key] = (rows + self._gathers(plan, machine) if slices(plan) else rows).ravel()
         return self._passes[key]
 
@@ -40,7 +41,7 @@ class PathRows:
         """Return the ticks of sending what each pass makes, in the same columns."""
         sends = self.durations.sends(plan, machine)
         if id(sends) not in self._sends:
-            self._sends[id(sends)] = np.array(sends, dtype=np.int64).T.ravel()
+            self._sends[id(sends)] = np.stack(list(map(_row, sends)), axis=1).ravel()
         return self._sends[id(sends)]
 
     def filled(self, plan: Plan, machine: Machine) -> IntArray:
@@ -55,7 +56,7 @@ class PathRows:
                 ticks = list(accumulate(chain.from_iterable(repeat(costs[b], count) for b, count in reversed(runs))))
                 kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
             rows = [kinds[kind] for kind in made.kind_of]
-            found = np.array(list(chain.from_iterable(rows)), dtype=np.int64)
+            found = _row(list(chain.from_iterable(rows)))
             if slices(plan):
                 found += np.repeat(self._gathers(plan, machine)[:, 1], list(map(len, rows)))
             self._filled[key] = found
@@ -67,7 +68,7 @@ class PathRows:
         tensor = machine.ranks[0][0].tensor
         if plan.pipeline > 1 and tensor is not None and slices(plan):
             sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
-            result[1:, 0] = result[:-1, 1] = [tensor.ticks(Collective.ALL_GATHER, size) for size in sizes]
+            result[1:, 0] = result[:-1, 1] = _row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
         return result
 
     def ending(self, plan: Plan, machine: Machine) -> Endings:
@@ -78,21 +79,21 @@ class PathRows:
             leaving, *rest = self.durations.ending(plan, machine)
             first = np.cumsum([0, *map(len, leaving)])
             rows = (list(chain(*leaving)), *rest, self._tied_ticks(plan, machine))
-            self._endings[key] = Endings(first, *(np.array(row, dtype=np.int64) for row in rows))
+            self._endings[key] = Endings(first, *map(_row, rows))
         return self._endings[key]
-
-    def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
-        """Return the two positions that keep each tied parameter, and its elements on a rank."""
-        key = (self.costs.division(plan), self.costs.blocks.cut(plan), plan.mesh.axes)
-        if key not in self._tied:
-            self._tied[key] = self.costs.tied(plan)
-        return self._tied[key]
 
     def _tied_ticks(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks of the sum of each tied parameter's gradients."""
         result = []
-        for first, second, elements in self.tied(plan):
+        for first, second, elements in self.costs.tied(plan):
             kind, size = tied_kind(first, second), float(elements * self.costs.problem.training.gradient_bytes)
             groups = machine.different(kind, Collective.ALL_REDUCE)[first]
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
+
+
+def _row(ticks: Sequence[int]) -> IntArray:
+    """Return ticks as an array of 64 bits."""
+    if max(ticks, default=0) > LONGEST:
+        raise ValueError(f"the ticks of a task lie in 0..{LONGEST} (13 days), met {max(ticks)}")
+    return np.array(ticks, dtype=np.int64)

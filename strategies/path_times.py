@@ -102,7 +102,7 @@ class _Batch:
         after = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
         if (work[steps.lane] + after[steps.ending]).max() > LONGEST:
             raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {work.max():.3g}")
-        pairs = np.array(self.rows.tied(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
+        pairs = np.array(self.costs.tied(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
         return finish(steps, walk(arranged, passes, sends), filled, endings, arranged.last, pairs)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective import measured_time
 from simulator.collective_kinds import Algorithm, Collective
-from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row
+from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row, tied_kind
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
 from strategies.mesh import DATA, TENSOR
@@ -108,7 +108,8 @@ class Machine:
         table = self.table
         if any(len(classes) > 1 for classes in table.by_position):
             return False
-        kinds = [kind for kind in (TENSOR, DATA, FORWARD, BACKWARD) if kind in table.tables]
+        tied = (tied_kind(first, second) for first, second in table.placed.tied)
+        kinds = [kind for kind in (TENSOR, DATA, FORWARD, BACKWARD, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
         tensor = (self.alike(TENSOR, collective) for collective in _OF_TENSOR if TENSOR in kinds)

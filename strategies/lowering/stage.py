@@ -13,7 +13,8 @@ from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.offload import offloads_optimizer
-from strategies.lowering.tied import tied_parameters, tied_positions
+from strategies.lowering.tied import tied_parameters
+from strategies.mesh import Axis
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 
@@ -79,6 +80,8 @@ class StageCosts:
         self.blocks = BlockCosts(problem)
         self._occurrences = dict(problem.graph.occurrences)
         self._machines: dict[tuple[object, ...], Machine] = {}
+        self._folded: dict[Placed, Machine] = {}
+        self._pairs: dict[tuple[tuple[Axis, ...], int], list[tuple[tuple[int, int], tuple[str, str]]]] = {}
         self._tensor_costs: Numbers[object] = Numbers()
         self._stages: Numbers[tuple[Stage, ...]] = Numbers()
         self._divisions: dict[int, Division] = {}
@@ -100,20 +103,30 @@ class StageCosts:
 
     def machine(self, plan: Plan, *, folded: bool = True) -> Machine:
         """Return the rank classes that a plan makes of the cluster."""
-        tied = tied_positions(self.problem.graph, plan)
-        key = (plan.mesh.axes, plan.placement, plan.chunks > 1, offloads_optimizer(plan), tied)
-        if folded and key in self._machines:
-            return self._machines[key]
-        placed = Placed(self.problem.cluster, plan.mesh, *key[1:])
-        machine = Machine(fold(placed) if folded else unfolded(placed), self._tensor_costs)
-        if folded:
-            self._machines[key] = machine
-        return machine
+        stages = self._stages.of_same(plan.stages)
+        known = (plan.mesh.axes, plan.placement, plan.chunks > 1, plan.offload, stages)
+        if folded and known in self._machines:
+            return self._machines[known]
+        tied = tuple(pair for pair, _ in self._tied(plan))
+        placed = Placed(
+            self.problem.cluster, plan.mesh, plan.placement, plan.chunks > 1, offloads_optimizer(plan), tied
+        )
+        if not folded:
+            return Machine(unfolded(placed), self._tensor_costs)
+        if placed not in self._folded:
+            self._folded[placed] = Machine(fold(placed), self._tensor_costs)
+        self._machines[known] = self._folded[placed]
+        return self._machines[known]
 
     def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
         """Return two pipeline positions that keep one parameter each, and its elements on a rank."""
-        found = tied_parameters(self.problem.graph, plan)
-        return tuple((*pair, self.parameter_share(plan, parameter)) for pair, parameter in found)
+        return tuple((*pair, self.parameter_share(plan, parameter)) for pair, parameter in self._tied(plan))
+
+    def _tied(self, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
+        key = (plan.mesh.axes, self._stages.of_same(plan.stages))
+        if key not in self._pairs:
+            self._pairs[key] = tied_parameters(self.problem.graph, plan)
+        return self._pairs[key]
 
     def of(self, plan: Plan) -> PlanCosts:
         """Return the costs of all stages of a plan, on the first class of each position."""

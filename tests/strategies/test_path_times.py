@@ -1,0 +1,92 @@
+"""The longest paths of many plans are those of their programs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from simulator.engine.compiled import installed
+from simulator.engine.longest_path import finish_times
+from strategies import path_times as module
+from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout, complete, violations
+from strategies.lowering import StageCosts, lower
+from strategies.path_times import path_times
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.search import layouts
+
+from .problems import IDEAL, problem
+from .test_lowering import Case, cases
+
+
+def lowered(costs: StageCosts, plan: Plan) -> int:
+    """Return the ticks of a plan's longest path by its program."""
+    return int(finish_times(lower(costs.problem, plan, costs=costs))[1].max())
+
+
+def variants(small: Problem) -> Iterator[Plan]:
+    """Yield all plans of a small problem, with every way to reduce gradients and to cross stages."""
+    for layout in layouts(small):
+        for changes in ({}, {"scatter_gather": True}, {"overlap_gradients": False}, {"order": ORDER}):
+            changed = replace(layout, **changes)
+            if next(violations(small, changed), None) is None:
+                yield complete(small, changed)
+
+
+ORDER = ("data", "pipeline", "tensor")
+TIED = problem(nodes=2, devices=4, nics=4, layers=4, batch=8, tied=True, precision="bf16")
+ONE_NIC = problem(nodes=2, devices=4, nics=1, layers=4, batch=8, bandwidth=1e7)
+
+
+@given(cases())
+@settings(max_examples=300, deadline=None)
+def test_a_plan_takes_its_programs_longest_path(case: Case) -> None:
+    small, plan = case.build()
+    costs = StageCosts(small)
+    assert path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
+
+
+@pytest.mark.parametrize("numba", [False, pytest.param(True, marks=pytest.mark.skipif(not installed(), reason="none"))])
+@pytest.mark.parametrize("small", [TIED, ONE_NIC], ids=["tied", "one nic"])
+def test_every_plan_of_a_space_at_once(small: Problem, numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where in ("walk", "finish"):
+        monkeypatch.setattr(f"strategies.{where}.pays", lambda tasks: numba)
+    costs, plans = StageCosts(small), list(variants(small))
+    found = path_times(costs, plans)
+    assert found.tolist() == [lowered(costs, plan) for plan in plans]
+    assert path_times(costs, plans[::-1]).tolist() == found[::-1].tolist()
+    assert len(set(found.tolist())) > len(plans) // 4  # they do differ
+
+
+def test_equal_nodes_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "lower", None)
+    path_times(StageCosts(TIED), list(variants(TIED)))
+    straggler = replace(TIED, cluster=replace(TIED.cluster, speeds=((3, 0.5),)))
+    with pytest.raises(TypeError):
+        path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=4))])
+
+
+def test_longest_paths_lie_between_the_bound_and_the_simulation() -> None:
+    costs, plans = SimulatedCost(ONE_NIC), list(variants(ONE_NIC))[::5]
+    rows = zip(map(costs.bound, plans), costs.longest_paths(plans), map(costs.evaluate, plans), strict=True)
+    paths = [(bound, longest, evaluation.step_time) for bound, longest, evaluation in rows]
+    assert all(bound <= longest <= simulated for bound, longest, simulated in paths)
+    assert any(longest < simulated for _, longest, simulated in paths)  # one NIC is shared
+
+
+def test_no_plans_take_no_time() -> None:
+    assert path_times(StageCosts(TIED), []).dtype == np.int64
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e2])  # one pass takes more than 13 days; all of them together do
+def test_work_that_takes_too_long_is_refused(rate: float) -> None:
+    small = problem(devices=2, batch=64, accelerator=replace(IDEAL, peak_flops=(("fp32", rate),)))
+    plan = complete(small, Layout(pipeline=2))
+    costs = StageCosts(small)
+    with pytest.raises(ValueError, match="at most|lie in"):
+        lowered(costs, plan)
+    with pytest.raises(ValueError, match="at most|lie in"):
+        path_times(costs, [plan])
