@@ -1,10 +1,13 @@
 """``meshwise benchmark``: the program's own speed on this machine."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scenarios.commands.output import Json, Ticker, emit, table
+
+if TYPE_CHECKING:
+    from scenarios.benchmark import Figure
 
 
 def benchmark(
@@ -14,7 +17,7 @@ def benchmark(
     """Measure the program's own speed on this machine, in CPU time of one core."""
     from dataclasses import asdict
 
-    from scenarios.benchmark import Figure, benchmark
+    from scenarios.benchmark import benchmark
 
     figures: list[Figure] = []
     ticker = Ticker()
@@ -25,10 +28,15 @@ def benchmark(
     if as_json:
         emit([asdict(figure) | {"reached": figure.reached} for figure in figures])
         return
-    rows = [
-        (f.name, shown(f.value, f.unit), shown(f.goal, f.unit), "yes" if f.reached else "no", f.detail) for f in figures
-    ]
+    rows = [(f.name, shown(f.value, f.unit), *_goal(f), f.detail) for f in figures]
     table(("figure", "measured", "asked", "reached", "what"), rows)
+
+
+def _goal(figure: "Figure") -> tuple[str, str]:
+    """Return what is asked, and whether it is reached."""
+    if figure.goal is None:
+        return "", ""
+    return shown(figure.goal, figure.unit), "yes" if figure.reached else "no"
 
 
 def shown(value: float, unit: str) -> str:

@@ -125,7 +125,7 @@ def _begin(
     launch: Callable[[int, Done], None],
 ) -> list[int]:
     """Schedule the tasks that are ready, and return where the ends of all will be written."""
-    successors, start = graph.successors.tolist(), graph.successor_start.tolist()
+    start, successors = graph.successor_lists
     waiting: list[int] = head.waiting.tolist()
     ends: list[int] = head.ends.tolist()
     schedule = environment.schedule

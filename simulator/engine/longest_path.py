@@ -72,7 +72,7 @@ def by_loop(graph: StepGraph) -> Walk:
     """Return the walk over a graph, by a loop in Python."""
     count = graph.num_tasks
     starts, ends, order = [0] * count, [-1] * count, [0] * count
-    start, successors = graph.successor_start.tolist(), graph.successors.tolist()
+    start, successors = graph.successor_lists
     done = _walk(start, successors, graph.waiting.tolist(), graph.durations.tolist(), starts, ends, order)
     return Walk(*(np.array(column, dtype=np.int64) for column in (starts, ends, order[:done])))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -51,6 +52,17 @@ class StepGraph:
     def num_tasks(self) -> int:
         """Tasks in all."""
         return len(self.durations)
+
+    @cached_property
+    def successor_lists(self) -> tuple[list[int], list[int]]:
+        """``successor_start`` and ``successors`` as lists, for loops in Python."""
+        return self.successor_start.tolist(), self.successors.tolist()
+
+    @cached_property
+    def latency_list(self) -> list[int]:
+        """``latencies`` as a list."""
+        found: list[int] = self.latencies.tolist()
+        return found
 
 
 def compile_program(program: Program) -> StepGraph:

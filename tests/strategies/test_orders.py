@@ -1,5 +1,7 @@
 """Orders as columns say what the schedule says."""
 
+from itertools import pairwise
+
 from hypothesis import given
 
 from strategies.orders import orders
@@ -16,4 +18,4 @@ def test_columns_are_the_actions_of_the_schedule(value: Schedule) -> None:
     rows = zip(columns.passes.tolist(), columns.microbatch.tolist(), strict=True)
     actions = [Action(passes // 2, kinds[passes % 2], microbatch) for passes, microbatch in rows]
     start = columns.start.tolist()
-    assert [tuple(actions[a:b]) for a, b in zip(start, start[1:], strict=False)] == list(value.orders)
+    assert [tuple(actions[a:b]) for a, b in pairwise(start)] == list(value.orders)

@@ -1,6 +1,7 @@
 """Walks over a schedule, compiled or not, end when its passes do."""
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.engine.compiled import installed
 from strategies.lowering.pipeline import requirement
-from strategies.schedule import Action, ActionKind, Schedule, schedule
+from strategies.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
 from strategies.walk import BLOCK, LANES, arrangement, walk
 
 from .test_schedule import schedules
@@ -21,7 +22,7 @@ WAYS = pytest.mark.parametrize(
 
 def by_definition(value: Schedule, ticks: list[int], sends: list[int]) -> tuple[list[int], list[int]]:
     """Return the end of every rank and the start of every stage's last backward, each from what it waits for."""
-    before = {b: a for order in value.orders for a, b in zip(order, order[1:], strict=False)}
+    before = {b: a for order in value.orders for a, b in pairwise(order)}
     sent: dict[tuple[int, ActionKind], list[Action]] = {}
     for rank, order in enumerate(value.orders):
         for action in order:
@@ -78,9 +79,8 @@ def test_a_walk_is_what_the_definition_says(numba: bool, monkeypatch: pytest.Mon
 def test_an_arrangement_runs_every_action_once_and_fills_no_box_twice(value: Schedule) -> None:
     chunks = value.num_stages // value.num_ranks
     arranged = arrangement(value.name, value.num_ranks, value.num_microbatches, chunks)
-    assert np.bincount(arranged.code // 2, minlength=2 * value.num_stages).tolist() == [value.num_microbatches] * (
-        2 * value.num_stages
-    )
+    counts = np.bincount(arranged.code // 2, minlength=2 * value.num_stages)
+    assert counts.tolist() == [value.num_microbatches] * 2 * value.num_stages
     full: set[int] = set()
     for arrives, leaves in zip(arranged.arrives.tolist(), arranged.leaves.tolist(), strict=True):
         if arrives:
@@ -98,16 +98,15 @@ def test_orders_that_wait_for_ever_are_named(numba: bool, monkeypatch: pytest.Mo
         return np.array([[rank, 1 - rank, 0], [rank, rank, 0]])  # rank 0 runs its backward first
 
     monkeypatch.setattr("strategies.walk.pays", lambda tasks: numba)
-    monkeypatch.setitem(__import__("strategies.schedule").schedule.SCHEDULES, "hopeless", backwards)
+    monkeypatch.setitem(SCHEDULES, "hopeless", backwards)
     with pytest.raises(ValueError, match="schedule hopeless cannot finish: rank 0 at 0B0 waits for 1B0; rank 1"):
         arrangement("hopeless", 2, 1)
     schedule.cache_clear()
 
 
 def test_four_microbatches_on_two_ranks_by_hand() -> None:
-    # GPipe, forward 3, backward 5, a transfer 1: rank 1 runs its last forward from 10 to 13 + 3 = 16 (it is
-    # ready at 3 + 1 = 4 and then always busy: 4 + 4 * 3 = 16), backwards until 16 + 4 * 5 = 36; the last
-    # gradient arrives at 37 and rank 0 ends at 37 + 5 = 42.
+    # GPipe, forward 3, backward 5, a transfer 1: rank 1 begins at 3 + 1 = 4 and is busy until 4 + 4 * (3 + 5) = 36,
+    # the last backward from 31; its gradient arrives at 37, so that rank 0 ends at 37 + 5 = 42.
     walked = walk(arrangement("gpipe", 2, 4), np.array([[3, 5, 3, 5]]), np.array([[1, 0, 0, 1]]))
     assert walked.ends.tolist() == [[42, 36]]
     assert walked.starts.tolist() == [[37, 31]]
