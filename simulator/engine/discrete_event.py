@@ -81,10 +81,9 @@ def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = Non
     else:
         overlap = Overlap(slowed, graph, network, clock)
         special, latencies, launch = overlap.special, overlap.latencies, overlap.launch
+    known = graph.latency_list if slowed is None else latencies.tolist()
     with _no_collection():
-        ends = _begin(
-            graph, head or _nothing(graph, latencies), environment, special.tolist(), latencies.tolist(), launch
-        )
+        ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch)
         running = unfinished(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
         for shape, background in graph.tenants:
             Tenant(shape, background, network, clock, running)
