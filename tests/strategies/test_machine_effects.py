@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.accelerator import Accelerator
 from simulator.cluster import Tenant
@@ -106,6 +108,16 @@ def test_every_node_network_folds_as_it_unfolds(network: Mesh | Ring) -> None:
     plan = complete(small, LAYOUT)
     folded, unfolded = (step_time(lower(small, plan, folded=flag)) for flag in (True, False))
     assert folded == pytest.approx(unfolded, rel=1e-8)  # ticks of each phase are rounded up
+
+
+@given(st.permutations(range(4)), st.permutations(range(2)), st.sampled_from([Crossbar(), LeafSpine(4, 2.0)]))
+@settings(max_examples=60, deadline=None)
+def test_who_is_called_what_changes_nothing(nodes: list[int], devices: list[int], fabric: Crossbar) -> None:
+    # equal nodes below one leaf, equal devices in each: any names of theirs are as good
+    small = problem(nodes=4, devices=2, nics=2, bandwidth=1e8, fabric=fabric)
+    renamed = tuple(2 * node + device for node in nodes for device in devices)
+    plain, other = (complete(small, replace(LAYOUT, placement=placement)) for placement in ((), renamed))
+    assert step_time(lower(small, other)) == pytest.approx(step_time(lower(small, plain)), rel=1e-9, abs=1e-10)
 
 
 def test_a_tenant_takes_its_share_of_the_network() -> None:
