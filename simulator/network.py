@@ -69,10 +69,11 @@ class _Flow:
     has been alone so far and ends at tick ``goal``. ``contended`` counts its links with other users.
     """
 
-    __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "network", "payload")
+    __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "network", "payload", "solo")
 
     def __init__(self, shape: Bundle, done: Callable[[int], None], payload: int, network: "Network", end: int) -> None:
         self.bundle, self.done, self.payload, self.network = shape, done, payload, network
+        self.solo = shape.solo_rate
         self.goal = end
         self.bottleneck: _Bottleneck | None = None
         self.contended = 0
@@ -225,7 +226,7 @@ class Network:
             return False
         rate = self._capacity[link] / fsum(users.values())
         for flow in users:
-            if flow.contended > 1 or flow.bundle.solo_rate < rate:
+            if flow.contended > 1 or flow.solo < rate:
                 return False
         self._bottlenecks[link].hold(users, rate, now)
         return True
