@@ -120,32 +120,26 @@ def _arrange(
             if index == start[rank + 1]:
                 continue
             now, number = passes[index], microbatch[index]
-            backward = now % 2
-            box = 0 if now == 0 else box_of[now * microbatches + number]
+            box = box_of[now * microbatches + number] if now else 0
             if box < 0:
                 continue
-            at[rank] += 1
-            if box > 0:
+            if box:
                 free[top] = box
                 top += 1
-            left = 0
-            target = now + 2 - 4 * backward
-            if now == 2 * stages - 2:
-                box_of[(now + 1) * microbatches + number] = 0  # the same rank has made it
-            elif ranks == 1 and target >= 0:
-                box_of[target * microbatches + number] = 0
-            elif target >= 0:
-                top -= 1
-                left = free[top]
-                boxes = max(boxes, left + 1)
+            turning = now == 2 * stages - 2  # from the last forward to its backward nothing is sent
+            target, left = now + 1 if turning else now + 2 - 4 * (now % 2), 0
+            if target >= 0:
+                if ranks > 1 and not turning:
+                    top -= 1
+                    left = free[top]
+                    boxes = max(boxes, left + 1)
                 box_of[target * microbatches + number] = left
-            code[found] = 2 * now + (1 if backward and number == microbatches - 1 else 0)
-            arrives[found] = box
-            leaves[found] = left
-            found += 1
+            code[found] = 2 * now + (1 if now % 2 and number == microbatches - 1 else 0)
+            arrives[found], leaves[found] = box, left
+            at[rank], found = index + 1, found + 1
         if found == before:
             return 0
-    return max(boxes, 1)
+    return boxes
 
 
 def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
