@@ -13,6 +13,7 @@ from strategies.lowering.classes import tied_kind
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, buckets, overlaps, reduction
+from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_bytes, host_ticks, offloads_optimizer
 from strategies.lowering.operator import Step
@@ -20,7 +21,7 @@ from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.skeleton import PartShape, Slot, StageShape, StepShape, skeleton
-from strategies.lowering.stage import Machine, StageCosts
+from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Plan
@@ -318,22 +319,27 @@ class Lowering:
     def _traffic(self) -> tuple[float, ...]:
         """Return the bytes on every link class of collectives inside parts of ranks."""
         total = [0.0] * len(self.table.first_link)
-        for position, how in enumerate(self.passes):
-            if how is Passes.APART or self.plan.tensor == 1 or self.granularity is Granularity.OPERATOR:
+        if self.plan.tensor == 1 or self.granularity is Granularity.OPERATOR:
+            return tuple(total)
+        hidden: dict[tuple[object, ...], dict[tuple[Collective, float], int]] = {}
+        for group, members in enumerate(self.table.tables[TENSOR].classes):
+            position, rank = self.table.positions[members[0]], self.machine.rank(members[0])
+            if self.passes[position] is Passes.APART:
                 continue
-            for group in self.table.groups_at(TENSOR, position):
-                communicator = self.machine.communicator(TENSOR, group)
-                for (collective, size), count in self._hidden(position, group).items():
-                    for leg in communicator.legs(collective, size):
-                        for link, moved in leg.flow.usage:
-                            total[link] += moved * count
+            key = (position, rank.key)
+            if key not in hidden:
+                hidden[key] = self._hidden(position, rank)
+            communicator = self.machine.communicator(TENSOR, group)
+            for (collective, size), count in hidden[key].items():
+                for leg in communicator.legs(collective, size):
+                    for link, moved in leg.flow.usage:
+                        total[link] += moved * count
         return tuple(total)
 
-    def _hidden(self, position: int, group: int) -> dict[tuple[Collective, float], int]:
-        """Return how often a step runs each collective inside parts of a rank of a tensor group."""
+    def _hidden(self, position: int, rank: Rank) -> dict[tuple[Collective, float], int]:
+        """Return how often a step runs each collective inside parts of a rank."""
         found: dict[tuple[Collective, float], int] = {}
-        rank_class = self.table.tables[TENSOR].classes[group][0]
-        rank, every = self.machine.rank(rank_class), self.plan.num_microbatches
+        every = self.plan.num_microbatches
         for stage in range(position, len(self.plan.stages), self.plan.pipeline):
             blocks = self.costs.stage(self.plan, stage, rank).blocks
             for variant, count in ((FIRST, every), (MIDDLE, every - 1), (LAST, 1)):
@@ -363,7 +369,11 @@ class Lowering:
 
     def _resident(self) -> tuple[MemoryChange, ...]:
         changes: list[MemoryChange] = []
+        known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
         for index, position in enumerate(self.table.positions):
-            accelerator = self.machine.rank(index).accelerator
-            changes += resident(accelerator, self.training, self.plan, self._parameters(position), index)
+            rank = self.machine.rank(index)
+            key = (position, rank.key)
+            if key not in known:
+                known[key] = resident(rank.accelerator, self.training, self.plan, self._parameters(position), 0)
+            changes += [MemoryChange(index, *change[1:]) for change in known[key]]
         return tuple(changes)
