@@ -255,8 +255,10 @@ def _ring() -> list[Figure]:
 
     cold = _seconds(ring)
     node = machine.first
-    hops = 2 * 1023 / 1024 * (128 * node.nic.latency + 896 * 1.9e-6) + 14e-6
-    closed = hops + 2 * 1023 / 1024 * size / (8 * node.nic.bandwidth)
+    inside, ranks = node.network.link, machine.num_devices
+    between = machine.num_nodes * node.nic.latency + (ranks - machine.num_nodes) * inside.latency
+    transfer = between + size / (node.nics * node.nic.bandwidth)
+    closed = max(node.nic.launch, inside.launch) + 2 * (ranks - 1) / ranks * transfer
     error = abs(ring() / closed - 1)
     return [
         Figure("ring all-reduce of 1 GiB on 1,024 devices", cold, "s", 0.1, "128 nodes, 8 channels"),

@@ -9,7 +9,7 @@ once in a `Flow`, and each task points at both. `Task` and `program_of` are for 
 written by hand.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -322,8 +322,3 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=start[1:])
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
-
-
-def stream_index(streams: Sequence[Stream]) -> Mapping[Stream, int]:
-    """Return the index of every stream."""
-    return {stream: index for index, stream in enumerate(streams)}

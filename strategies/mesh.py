@@ -1,6 +1,5 @@
 """The mesh: ranks arranged along named axes, the last axis varying fastest."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -55,12 +54,6 @@ class Mesh:
         """
         return rank // self.stride(name) % self.size(name) if self.size(name) > 1 else 0
 
-    def group(self, rank: int, name: str) -> tuple[int, ...]:
-        """Return the ranks that differ from ``rank`` along one axis only, itself included."""
-        stride = self.stride(name)
-        base = rank - self.coordinate(rank, name) * stride
-        return tuple(base + i * stride for i in range(self.size(name)))
-
     def rows(self, name: str) -> NDArray[np.int64]:
         """Return every group along an axis as a row of ranks, by first rank; none where groups have one member.
 
@@ -79,9 +72,3 @@ class Mesh:
         if self.size(name) == 1:
             return np.zeros(self.num_ranks, dtype=np.int64)
         return np.arange(self.num_ranks) // self.stride(name) % self.size(name)
-
-    def groups(self, name: str) -> Iterator[tuple[int, ...]]:
-        """Yield every group along an axis, by first rank."""
-        for rank in range(self.num_ranks):
-            if self.coordinate(rank, name) == 0:
-                yield self.group(rank, name)

@@ -1,6 +1,6 @@
 """The shapes that machines are wired in, as plain values: inside a node, and between nodes.
 
-`simulator.interconnect.wiring` turns them into links and routes.
+`simulator.interconnect.interconnect` turns them into links and routes.
 """
 
 from dataclasses import dataclass

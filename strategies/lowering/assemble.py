@@ -86,18 +86,13 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of a program."""
+    """What the tasks of a frame do: the rest of a program's columns."""
 
+    frame: Frame
     work: tuple[Work, ...]
     flows: tuple[Flow, ...]
-    streams: tuple[Stream, ...]
     work_of: IntArray
     flow_of: IntArray
-    microbatch_of: IntArray
-    stream_start: IntArray
-    stream_of: IntArray
-    predecessor_start: IntArray
-    predecessor_of: IntArray
 
 
 def assemble(skeleton: Skeleton, table: ClassTable, content: Callable[[Slot, int], Content]) -> Columns:
@@ -110,18 +105,7 @@ def assemble(skeleton: Skeleton, table: ClassTable, content: Callable[[Slot, int
     """
     place = frame(skeleton, table)
     work, flows, work_rows, flow_rows = _contents(skeleton, place, content)
-    return Columns(
-        work=work,
-        flows=flows,
-        streams=place.streams,
-        work_of=work_rows[place.rows],
-        flow_of=flow_rows[place.rows],
-        microbatch_of=place.microbatch_of,
-        stream_start=place.stream_start,
-        stream_of=place.stream_of,
-        predecessor_start=place.predecessor_start,
-        predecessor_of=place.predecessor_of,
-    )
+    return Columns(place, work, flows, work_rows[place.rows], flow_rows[place.rows])
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
-from strategies.lowering.assemble import Columns, Content, assemble
+from strategies.lowering.assemble import Content, assemble
 from strategies.lowering.classes import tied_kind
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
@@ -81,7 +81,16 @@ class Lowering:
         flows = background(self.table)
         return Program(
             rank_classes=self.table.rank_classes(len(self.plan.stages)),
-            **{name: getattr(columns, name) for name in Columns.__dataclass_fields__},
+            streams=columns.frame.streams,
+            work=columns.work,
+            flows=columns.flows,
+            work_of=columns.work_of,
+            flow_of=columns.flow_of,
+            microbatch_of=columns.frame.microbatch_of,
+            stream_start=columns.frame.stream_start,
+            stream_of=columns.frame.stream_of,
+            predecessor_start=columns.frame.predecessor_start,
+            predecessor_of=columns.frame.predecessor_of,
             resident=self._resident(),
             capacity=tuple(self.machine.rank(index).accelerator.memory for index in range(len(self.table))),
             links=self._links(),

@@ -8,13 +8,8 @@ from simulator.operator_graph import OperatorGraph
 from strategies.plan import Plan
 
 
-def tied_positions(graph: OperatorGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of pipeline positions that keep one parameter each."""
-    return tuple(pair for pair, _ in tied_parameters(graph, plan))
-
-
 def tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
-    """Return the same with the parameter, by block and name."""
+    """Return the pairs of pipeline positions that keep one parameter each, and it by block and name."""
     if not graph.tied or plan.pipeline == 1:
         return []
     placed = {block: index % plan.pipeline for index, stage in enumerate(plan.stages) for block in stage.blocks}
