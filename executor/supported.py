@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from simulator.models.transformer import Transformer, build
 from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
-from strategies.sharding import megatron
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
@@ -66,7 +66,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
-        if plan.shardings != megatron(graph, plan.sequence_parallel):
+        if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):
             yield "shardings: the executor runs the Megatron cut of every operator, met another one"
 
 

@@ -1,6 +1,6 @@
 """Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
 
-``size`` is the buffer of one rank for all-reduce, broadcast and send, and the whole buffer,
+``size`` is the buffer of one rank for all-reduce, broadcast, send and shift, and the whole buffer,
 all shards together, for all-gather, reduce-scatter and all-to-all.
 """
 
@@ -16,7 +16,7 @@ from simulator.collectives.hierarchical import hierarchical
 from simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
 from simulator.collectives.phase import Phase
 from simulator.collectives.placement import Placement, place
-from simulator.collectives.point_to_point import direct, pairwise, parameter_server
+from simulator.collectives.point_to_point import direct, pairwise, parameter_server, shift
 from simulator.collectives.ring import ring
 from simulator.collectives.torus import torus_ring
 from simulator.collectives.tree import tree
@@ -40,6 +40,7 @@ _KNOWN = {
     Collective.BROADCAST: (Algorithm.RING, Algorithm.TREE),
     Collective.ALL_TO_ALL: (Algorithm.PAIRWISE,),
     Collective.SEND: (Algorithm.DIRECT,),
+    Collective.SHIFT: (Algorithm.DIRECT,),
 }
 """The algorithms of every collective; of equally fast ones the first is chosen."""
 
@@ -92,6 +93,8 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
             return parameter_server(cluster, groups)
         case Algorithm.PAIRWISE:
             return pairwise(cluster, groups)
+        case _ if collective is Collective.SHIFT:
+            return shift(cluster, groups)
         case _:
             return direct(cluster, groups)
 
@@ -114,7 +117,7 @@ def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placem
     even = placement.channels == placement.widest
     match algorithm:
         case Algorithm.DIRECT:
-            able &= placement.ranks == 2
+            able &= (placement.ranks == 2) | (collective is Collective.SHIFT)
         case Algorithm.TREE:
             able &= spans & (not isinstance(cluster.fabric, Torus))
         case Algorithm.HIERARCHICAL:

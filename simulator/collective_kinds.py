@@ -6,7 +6,10 @@ from itertools import pairwise
 
 
 class Collective(StrEnum):
-    """A communication among a group of ranks, or between two."""
+    """A communication among a group of ranks, or between two.
+
+    In a ``shift`` every rank sends its buffer to the next one of its group, the last to the first.
+    """
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -14,6 +17,7 @@ class Collective(StrEnum):
     ALL_TO_ALL = "all_to_all"
     BROADCAST = "broadcast"
     SEND = "send"
+    SHIFT = "shift"
 
 
 class Algorithm(StrEnum):
@@ -33,7 +37,7 @@ class Algorithm(StrEnum):
 class CollectiveCurve:
     """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
 
-    The size of all-reduce, broadcast and send is the buffer of one rank; of all-gather,
+    The size of all-reduce, broadcast, send and shift is the buffer of one rank; of all-gather,
     reduce-scatter and all-to-all it is the full buffer (all shards together).
     """
 

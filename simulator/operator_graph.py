@@ -12,6 +12,7 @@ from math import prod
 import networkx as nx
 
 BATCH = "batch"
+SEQUENCE = "sequence"
 
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mask": 1, "int64": 8}
 """Bytes of one element by dtype; a dropout mask keeps one byte (Korthikanti et al. 2022, section 4)."""

@@ -28,6 +28,8 @@ class TaskKind(StrEnum):
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
     TENSOR_COMMUNICATION = "tensor communication"
+    EXPERT_COMMUNICATION = "expert communication"
+    CONTEXT_COMMUNICATION = "context communication"
     PIPELINE_COMMUNICATION = "pipeline communication"
     DATA_COMMUNICATION = "data communication"
     HOST_COPY = "host copy"
@@ -45,7 +47,13 @@ class TaskKind(StrEnum):
 
 
 _COMMUNICATION = frozenset(
-    {TaskKind.TENSOR_COMMUNICATION, TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION}
+    {
+        TaskKind.TENSOR_COMMUNICATION,
+        TaskKind.EXPERT_COMMUNICATION,
+        TaskKind.CONTEXT_COMMUNICATION,
+        TaskKind.PIPELINE_COMMUNICATION,
+        TaskKind.DATA_COMMUNICATION,
+    }
 )
 _COMPUTE = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.OPTIMIZER})
 
@@ -55,6 +63,7 @@ class StreamKind(StrEnum):
 
     COMPUTE = "compute"
     TENSOR = "tensor"
+    CONTEXT = "context"
     SEND_FORWARD = "send forward"
     RECEIVE_FORWARD = "receive forward"
     SEND_BACKWARD = "send backward"

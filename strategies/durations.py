@@ -10,7 +10,7 @@ from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.stage import Machine, Rank, StageCosts
-from strategies.mesh import DATA
+from strategies.mesh import DATA, EXPERT_DATA
 from strategies.plan import Plan
 
 
@@ -29,10 +29,11 @@ class Sends(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Gradients that leave together: after how many blocks of the stage's backward, and how many elements."""
+    """Gradients that leave together: after how many blocks of the stage's backward, how many elements, and by whom."""
 
     blocks: int
     parameters: int
+    kind: str
 
 
 class Ending(NamedTuple):
@@ -100,49 +101,48 @@ class Durations:
 
     def _filled(self, plan: Plan, stage: int, rank: Rank) -> tuple[Bucket, ...]:
         cost, training = self.costs.stage(plan, stage, rank), self.costs.problem.training
-        found = buckets(plan.stages[stage].blocks, cost, training.gradient_bytes)
-        done = 0
-        result = []
-        for bucket in found:
-            done += len(bucket.blocks)
-            result.append(Bucket(done, bucket.parameters))
-        return tuple(result)
+        names = plan.stages[stage].blocks
+        found = buckets(names, cost, training.gradient_bytes)
+        return tuple(Bucket(len(names) - names.index(b.last), b.parameters, b.kind) for b in found)
 
     def ending(self, plan: Plan, machine: Machine) -> Ending:
         """Return the ticks of what follows the passes."""
         early = overlaps(self.costs.problem.cluster, plan)
         key = (machine, self.costs.division(plan), self.costs.blocks.cut(plan), plan.zero, early)
         if key not in self._endings:
-            training, parameters = self.costs.problem.training, self.costs.held(plan).parameters
-            none = (0,) * plan.pipeline
-            late, gather = none, none
-            if plan.data > 1 and not early:
-                late = _data_ticks(machine, reduction(plan), parameters, training.gradient_bytes)
-            if plan.data > 1 and plan.zero:
-                gather = _data_ticks(machine, Collective.ALL_GATHER, parameters, training.parameter_bytes)
+            training, held = self.costs.problem.training, self.costs.held(plan)
+            dense = [every - experts for every, experts in zip(held.parameters, held.experts, strict=True)]
+            shared = ((DATA, dense), (EXPERT_DATA, held.experts))
+            late, gather = [0] * plan.pipeline, [0] * plan.pipeline
+            for kind, counts in shared if plan.replicas > 1 and not early else ():
+                _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
+            for kind, counts in shared if plan.replicas > 1 and plan.zero else ():
+                _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.parameter_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
-            self._endings[key] = Ending(leaving, late, self._optimizer(plan, machine), gather)
+            self._endings[key] = Ending(leaving, tuple(late), self._optimizer(plan, machine), tuple(gather))
         return self._endings[key]
 
     def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return for every stage the ticks in which its buckets are reduced."""
-        kinds, groups = self.buckets(plan, machine), machine.different(DATA, reduction(plan))
+        kinds, collective = self.buckets(plan, machine), reduction(plan)
         size = self.costs.problem.training.gradient_bytes
-        ticks: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        ticks: dict[tuple[int, int], tuple[int, ...]] = {}
         result = []
         for stage, kind in enumerate(self.costs.division(plan).kind_of):
-            at = groups[stage % len(groups)]
-            if (kind, at) not in ticks:
-                keys = [(at, float(bucket.parameters * size)) for bucket in kinds[kind]]
-                ticks[kind, at] = _looked_up(machine, DATA, reduction(plan), keys)
-            result.append(ticks[kind, at])
+            position = stage % plan.pipeline
+            if (kind, position) not in ticks:
+                ticks[kind, position] = tuple(
+                    _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))
+                    for bucket in kinds[kind]
+                )
+            result.append(ticks[kind, position])
         return tuple(result)
 
     def _optimizer(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
         training, held = self.costs.problem.training, self.costs.held(plan)
         ticks: dict[tuple[object, ...], int] = {}
         result = []
-        for ranks, *sizes in zip(machine.ranks, held.parameters, held.parameter_tensors, strict=True):
+        for ranks, *sizes in zip(machine.ranks, *held, strict=True):
             key = (*(rank.key for rank in ranks), *sizes)
             if key not in ticks:
                 ticks[key] = min(optimizer_ticks(rank.accelerator, training, plan, *sizes) for rank in ranks)
@@ -157,10 +157,25 @@ def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float])
     return _looked_up(machine, kind, Collective.SEND, keys)
 
 
-def _data_ticks(machine: Machine, collective: Collective, counts: Iterable[int], size: int) -> tuple[int, ...]:
-    """Return the ticks of a collective of the data groups at every position, of elements of some size."""
-    keys = [(at, float(n * size)) for at, n in zip(machine.different(DATA, collective), counts, strict=True)]
-    return _looked_up(machine, DATA, collective, keys)
+def _data_ticks(
+    machine: Machine, kind: str, collective: Collective, counts: Iterable[int], size: int
+) -> tuple[int, ...]:
+    """Return the ticks of a collective of groups of a kind at every position, of elements of some size."""
+    return tuple(
+        _shared_ticks(machine, kind, collective, position, float(count * size)) for position, count in enumerate(counts)
+    )
+
+
+def _shared_ticks(machine: Machine, kind: str, collective: Collective, position: int, size: float) -> int:
+    """Return the least ticks of a collective of groups of a kind at a position; 0 where there are none."""
+    if kind not in machine.table.tables:
+        return 0
+    return machine.least_ticks(kind, machine.different(kind, collective)[position], collective, size)
+
+
+def _add(total: list[int], more: Iterable[int]) -> None:
+    for index, ticks in enumerate(more):
+        total[index] += ticks
 
 
 def _looked_up(

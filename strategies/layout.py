@@ -1,18 +1,18 @@
 """The plan as a user writes it, the rules it must keep, and the complete plan it means."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from math import isqrt
+from math import gcd, isqrt
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
-from simulator.operator_graph import OperatorGraph
-from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.mesh import AXES, DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
-from strategies.sharding import TENSOR_DIMS, megatron
 from strategies.training import Training
 
 OFFLOADS = ("optimizer",)
@@ -27,9 +27,15 @@ class Layout:
     ----------
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    context
+        Ranks that share the tokens of each sequence.
+    attention
+        How they compute attention.
+    expert
+        Ranks, of those along ``data``, that share the experts.
     order
         Axes of the mesh from the outermost to the innermost: neighbours along the last one are
-        neighbours on the machine.
+        neighbours on the machine. Those of one rank may be left out.
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
     offload
@@ -45,10 +51,13 @@ class Layout:
     zero: int = 0
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.NONE
+    context: int = 1
+    expert: int = 1
+    attention: Attention = Attention.RING
     overlap_gradients: bool = True
     scatter_gather: bool = False
     stages: str | tuple[int, ...] = "even"
-    order: tuple[str, ...] = (PIPELINE, DATA, TENSOR)
+    order: tuple[str, ...] = AXES
     placement: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
 
@@ -62,7 +71,7 @@ class Violation(NamedTuple):
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
-    degrees = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
+    degrees = {name: getattr(layout, name) for name in AXES}
     small = {
         name: value
         for name, value in (degrees | {"microbatch": layout.microbatch, "chunks": layout.chunks}).items()
@@ -73,6 +82,8 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
+    yield from _context_violations(problem.graph, layout)
+    yield from _expert_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
     yield from _pipeline_violations(problem, layout)
     wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
@@ -83,17 +94,22 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    ranks, free = layout.data * layout.tensor * layout.pipeline, len(cluster.free_devices)
+    ranks, free = layout.data * layout.tensor * layout.pipeline * layout.context, len(cluster.free_devices)
     if ranks != free:
-        others = layout.tensor * layout.pipeline
+        others = layout.tensor * layout.pipeline * layout.context
         near = f"; data: {free // others} would do" if free % others == 0 else ""
+        context = f" * context({layout.context})" if layout.context > 1 else ""
         yield Violation(
             "data",
-            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}) = {ranks} ranks, "
+            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){context} = {ranks} ranks, "
             f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
-    if sorted(layout.order) != sorted((PIPELINE, DATA, TENSOR)):
-        yield Violation("order", f"order names pipeline, data and tensor once each, met {', '.join(layout.order)}")
+    needed = {name for name in AXES if name in (PIPELINE, DATA, TENSOR) or getattr(layout, name) > 1}
+    if len(set(layout.order)) != len(layout.order) or not needed <= set(layout.order) <= set(AXES):
+        names = [name for name in AXES if name in needed]
+        yield Violation(
+            "order", f"order names {', '.join(names[:-1])} and {names[-1]} once each, met {', '.join(layout.order)}"
+        )
     if layout.placement and sorted(layout.placement) != sorted(cluster.free_devices):
         wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
         met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
@@ -101,21 +117,69 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
 
 
 def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    sizes: dict[str, int] = {}
-    for block in graph.blocks:
-        for operator in block.operators:
-            sizes |= {dim: size for dim, size in operator.dims if dim in TENSOR_DIMS}
-    if layout.sequence_parallel:
-        sizes["sequence"] = graph.sequence
+    sizes = _sizes(graph, TENSOR_DIMS)
     for dim, size in sizes.items():
         if size % layout.tensor:
             yield Violation(
                 "tensor", f"tensor divides {dim}({size}), met {layout.tensor}; nearest: {_nearest(size, layout.tensor)}"
             )
+    if layout.sequence_parallel and graph.sequence % (layout.tensor * layout.context):
+        context = f"context({layout.context}) * " if layout.context > 1 else ""
+        yield Violation(
+            "tensor",
+            f"{context}tensor divides sequence({graph.sequence}), met {layout.tensor}; "
+            f"nearest: {_nearest(graph.sequence, layout.tensor)}",
+        )
     if layout.sequence_parallel and layout.tensor == 1:
         yield Violation(
             "sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false"
         )
+
+
+def _sizes(graph: OperatorGraph, dims: Container[str]) -> dict[str, int]:
+    """Return the sizes of some dims of operators, of one that has several their greatest common divisor."""
+    sizes: dict[str, int] = {}
+    for block in graph.blocks:
+        for operator in block.operators:
+            for dim, size in operator.dims:
+                if dim in dims:
+                    sizes[dim] = gcd(sizes.get(dim, 0), size)
+    return sizes
+
+
+def _context_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
+    if layout.context == 1:
+        return
+    if graph.sequence % layout.context:
+        near = _nearest(graph.sequence, layout.context)
+        yield Violation("context", f"context divides sequence({graph.sequence}), met {layout.context}; nearest: {near}")
+    heads = _sizes(graph, ("heads",)).get("heads", 1)
+    if layout.attention is Attention.ULYSSES and heads % (layout.tensor * layout.context):
+        yield Violation(
+            "context",
+            f"ulysses: tensor({layout.tensor}) * context({layout.context}) divides the heads of keys({heads}); "
+            f"nearest context: {_nearest(heads // gcd(heads, layout.tensor), layout.context)}",
+        )
+    kinds = {operator.kind for block in graph.blocks for operator in block.operators}
+    if layout.attention is Attention.RING and OperatorKind.SOFTMAX in kinds:
+        yield Violation(
+            "attention",
+            "ring attention is one kernel over all parts, the model's keeps its scores; nearest: all_gather",
+        )
+
+
+def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
+    if layout.expert == 1:
+        return
+    experts = _sizes(graph, (EXPERTS,)).get(EXPERTS)
+    if experts is None:
+        yield Violation("expert", f"the model has no experts, met expert {layout.expert}; nearest: 1")
+    elif experts % layout.expert:
+        near = _nearest(experts, layout.expert)
+        yield Violation("expert", f"expert divides the experts({experts}), met {layout.expert}; nearest: {near}")
+    if layout.data % layout.expert:
+        near = _nearest(layout.data, layout.expert)
+        yield Violation("expert", f"expert divides data({layout.data}), met {layout.expert}; nearest: {near}")
 
 
 def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]:
@@ -185,14 +249,21 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     broken = next(violations(problem, layout), None)
     if broken is not None:
         raise ValueError(f"{broken.field}: {broken.message}")
-    sizes = {PIPELINE: layout.pipeline, DATA: layout.data, TENSOR: layout.tensor}
-    mesh = Mesh(tuple(Axis(name, sizes[name]) for name in layout.order))
+    sizes = {name: getattr(layout, name) for name in AXES} | {DATA: layout.data // layout.expert}
+    always = (PIPELINE, DATA, TENSOR)
+    mesh = Mesh(tuple(Axis(name, sizes[name]) for name in layout.order if name in always or sizes[name] > 1))
+    by = Parallelism(
+        tensor=layout.tensor > 1,
+        sequence_parallel=layout.sequence_parallel,
+        expert=layout.expert > 1,
+        attention=layout.attention if layout.context > 1 else None,
+    )
     free = problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         mesh=mesh,
         stages=partition(problem.graph, layout.pipeline * layout.chunks, layout.stages),
-        shardings=megatron(problem.graph, layout.sequence_parallel) if layout.tensor > 1 else (),
+        shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
         chunks=layout.chunks,
         microbatch=layout.microbatch,

@@ -7,7 +7,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-PIPELINE, DATA, TENSOR = "pipeline", "data", "tensor"
+PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
+AXES = (PIPELINE, DATA, EXPERT, CONTEXT, TENSOR)
+"""The axes of a mesh, in their usual order from the outermost."""
+
+EXPERT_DATA = "expert data"
+"""Kind of the groups of ranks that hold the same experts."""
+
+GROUPS = {
+    TENSOR: (TENSOR,),
+    CONTEXT: (CONTEXT,),
+    EXPERT: (EXPERT,),
+    DATA: (DATA, EXPERT, CONTEXT),
+    EXPERT_DATA: (DATA, CONTEXT),
+}
+"""Kinds of groups, by the axes that they span: along ``data`` lie all ranks that hold the same part of what is
+no expert, for experts and context are further ways to divide a batch (Megatron-LM's data and expert data groups)."""
 
 
 class Axis(NamedTuple):
@@ -54,18 +69,25 @@ class Mesh:
         """
         return rank // self.stride(name) % self.size(name) if self.size(name) > 1 else 0
 
-    def rows(self, name: str) -> NDArray[np.int64]:
-        """Return every group along an axis as a row of ranks, by first rank; none where groups have one member.
+    def group_size(self, kind: str) -> int:
+        """Return the ranks of a group of a kind of `GROUPS`."""
+        return prod(self.size(name) for name in GROUPS[kind])
 
-        >>> Mesh((Axis("data", 2), Axis("tensor", 2))).rows("data").tolist()
-        [[0, 2], [1, 3]]
+    def rows(self, *names: str) -> NDArray[np.int64]:
+        """Return every group along some axes as a row of ranks, by first rank; none where groups have one member.
+
+        >>> mesh = Mesh((Axis("data", 2), Axis("context", 2), Axis("tensor", 2)))
+        >>> mesh.rows("context").tolist()
+        [[0, 2], [1, 3], [4, 6], [5, 7]]
+        >>> mesh.rows("data", "context").tolist()
+        [[0, 2, 4, 6], [1, 3, 5, 7]]
         """
-        size = self.size(name)
+        size = prod(self.size(name) for name in names)
         if size == 1:
             return np.empty((0, 1), dtype=np.int64)
-        stride = self.stride(name)
-        ranks = np.arange(self.num_ranks).reshape(-1, size, stride)
-        return np.ascontiguousarray(ranks.transpose(0, 2, 1).reshape(-1, size))
+        ranks = np.arange(self.num_ranks).reshape([axis.size for axis in self.axes])
+        along = [index for index, axis in enumerate(self.axes) if axis.name in names]
+        return np.ascontiguousarray(np.moveaxis(ranks, along, range(-len(along), 0)).reshape(-1, size))
 
     def coordinates(self, name: str) -> NDArray[np.int64]:
         """Return where every rank lies along an axis."""

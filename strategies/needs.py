@@ -33,8 +33,9 @@ class Needs:
         """Return the bytes that stay for the whole step, by pipeline position."""
         key = (self.costs.division(plan), self.costs.blocks.cut(plan), plan.mesh.axes, plan.zero, plan.offload)
         if key not in self._resident:
-            counts = self.costs.held(plan).parameters
-            sizes = {n: resident(self.cluster.accelerator, self.training, plan, n, 0) for n in dict.fromkeys(counts)}
+            held = self.costs.held(plan)
+            counts = list(zip(held.parameters, held.experts, strict=True))
+            sizes = {n: resident(self.cluster.accelerator, self.training, plan, *n, 0) for n in dict.fromkeys(counts)}
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
         return self._resident[key]

@@ -13,6 +13,7 @@ from strategies.finish import Endings
 from strategies.lowering.classes import tied_kind
 from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import Machine, StageCosts
+from strategies.mesh import TENSOR
 from strategies.plan import Plan
 
 
@@ -65,7 +66,7 @@ class PathRows:
     def _gathers(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks in which each pass first gathers the slices that it is sent, a row a stage."""
         result = np.zeros((len(plan.stages), 2), np.int64)
-        tensor = machine.ranks[0][0].tensor
+        tensor = machine.ranks[0][0].groups.get(TENSOR)
         if plan.pipeline > 1 and tensor is not None and slices(plan):
             sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
             result[1:, 0] = result[:-1, 1] = _row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
 from strategies.schedule import Schedule, schedule
 from strategies.sharding import OperatorSharding
 
@@ -65,8 +65,28 @@ class Plan:
 
     @property
     def data(self) -> int:
-        """Data-parallel degree."""
-        return self.mesh.size(DATA)
+        """Data-parallel degree: ranks along which the batch is divided, those of expert groups too."""
+        return self.mesh.size(DATA) * self.mesh.size(EXPERT)
+
+    @property
+    def expert(self) -> int:
+        """Expert-parallel degree."""
+        return self.mesh.size(EXPERT)
+
+    @property
+    def context(self) -> int:
+        """Context-parallel degree."""
+        return self.mesh.size(CONTEXT)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of what is no expert."""
+        return self.mesh.group_size(DATA)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.mesh.group_size(EXPERT_DATA)
 
     @property
     def tensor(self) -> int:
@@ -88,7 +108,9 @@ class Plan:
 
         As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
         """
-        parts = [f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"]
+        degrees = f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"
+        parts = [degrees + (f" x context {self.context}" if self.context > 1 else "")]
+        parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")

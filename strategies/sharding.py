@@ -7,11 +7,9 @@ over the axes that cut dims which that input does not have.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from simulator.collective_kinds import Collective
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.mesh import TENSOR
+from simulator.operator_graph import Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,10 @@ class OperatorSharding:
 
     def of_gradient(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the backward pass leaves the gradient of the input ``tensor``."""
+        layout = self.of_input(tensor)
+        placed = {axis for _, axes in layout.cuts for axis in axes}
         partial = tuple(axis for dim, axes in self.cuts if dim not in tensor.dims for axis in axes)
-        return ShardingSpec(self.of_input(tensor).cuts, partial)
+        return ShardingSpec(layout.cuts, tuple(axis for axis in partial if axis not in placed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +90,3 @@ def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribu
         elif wanted[axis] != dim:
             steps.append(Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis]))
     return tuple(steps)
-
-
-_SEQUENCE_CUT = frozenset({OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE})
-
-
-@lru_cache(maxsize=64)
-def megatron(graph: OperatorGraph, sequence_parallel: bool) -> tuple[OperatorSharding, ...]:
-    """Return Megatron-LM's tensor parallelism of a transformer as operator shardings.
-
-    Every operator is cut along the one dim of ``TENSOR_DIMS`` that it has; operators between
-    tensor-parallel regions are replicated, or cut along ``sequence`` with sequence parallelism.
-
-    References
-    ----------
-    Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing activation
-    recomputation in large transformer models", section 4.2.
-    """
-    return tuple(
-        _megatron_operator(block, operator, sequence_parallel) for block in graph.blocks for operator in block.operators
-    )
-
-
-TENSOR_DIMS = ("heads", "ffn", "vocab")
-"""Dims of a transformer that tensor parallelism cuts: column first, row after."""
-
-
-def _megatron_operator(block: Block, operator: Operator, sequence_parallel: bool) -> OperatorSharding:
-    names = [dim for dim, _ in operator.dims]
-    cut = next((dim for dim in TENSOR_DIMS if dim in names), None)
-    if cut is None and sequence_parallel and operator.kind in _SEQUENCE_CUT and "sequence" in names:
-        cut = "sequence"
-    return OperatorSharding(f"{block.name}.{operator.name}", ((cut, (TENSOR,)),) if cut else ())

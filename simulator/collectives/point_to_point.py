@@ -1,4 +1,4 @@
-"""Collectives of messages between pairs of ranks: all-to-all, send, and a central server."""
+"""Collectives of messages between pairs of ranks: all-to-all, send, shift, and a central server."""
 
 from collections.abc import Iterator
 
@@ -51,6 +51,15 @@ def direct(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     edges = Edges(np.arange(len(groups)), groups[:, 0], groups[:, 1], np.ones(len(groups)))
     used = traffic(cluster, len(groups), [edges])
     return launched(cluster, phase(used, used.latency))
+
+
+def shift(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
+    """Return the one phase in which every rank of a group sends its buffer to the next one, the last to the first."""
+    num_groups, ranks = groups.shape
+    group = np.repeat(np.arange(num_groups), ranks)
+    target = np.roll(groups, -1, axis=1).ravel()
+    used = traffic(cluster, num_groups, [Edges(group, groups.ravel(), target, np.ones(len(group)))])
+    return launched(cluster, phase(used, used.longest))
 
 
 def parameter_server(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:

@@ -1,13 +1,13 @@
 """What one block costs one rank: its steps, what it holds, and its parameters."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
 from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
-from strategies.lowering.operator import BlockLayout, BlockSteps, Step, block_steps
+from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
+from strategies.lowering.step import chain_ticks
 from strategies.mesh import Axis
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
@@ -15,13 +15,14 @@ from strategies.sharding import OperatorSharding
 
 
 class BlockCost(NamedTuple):
-    """One block on one rank: its steps, their idle ticks, memory and local parameters."""
+    """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them."""
 
     steps: BlockSteps
     forward_ticks: int
     backward_ticks: int
     memory: BlockMemory
     parameters: int
+    experts: int
     parameter_tensors: int
 
 
@@ -32,7 +33,7 @@ class BlockCosts:
         self.problem = problem
         self.blocks = {block.name: block for block in problem.graph.blocks}
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
-        self._cuts: Numbers[tuple[int, int]] = Numbers()
+        self._cuts: Numbers[tuple[int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
         self._hows: Numbers[tuple[int, int, Recompute]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
@@ -55,7 +56,7 @@ class BlockCosts:
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
-                self._cut_of[key] = self._cuts.of((plan.tensor, key[1]))
+                self._cut_of[key] = self._cuts.of((plan.tensor, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute))
         return self._latest
@@ -67,10 +68,11 @@ class BlockCosts:
             steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), plan.recompute)
             self._costs[key] = BlockCost(
                 steps,
-                _ticks(steps.forward),
-                _ticks(steps.backward),
+                chain_ticks(steps.forward),
+                chain_ticks(steps.backward),
                 self.memory(plan, name),
                 self.parameters(plan, name),
+                self.experts(plan, name),
                 len(self.blocks[name].parameters),
             )
         return self._costs[key]
@@ -103,6 +105,10 @@ class BlockCosts:
             self._parameters[key] = self.layout(plan, name).parameter_elements()
         return self._parameters[key]
 
+    def experts(self, plan: Plan, name: str) -> int:
+        """Return how many of them only one expert uses."""
+        return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
+
     def layout(self, plan: Plan, name: str) -> BlockLayout:
         """Return a block under the plan's shardings."""
         return self._layout(plan, name, plan.microbatch)
@@ -118,9 +124,5 @@ class BlockCosts:
         """Return the steps of a block that recomputes nothing."""
         key = (name, self.cut(plan), plan.microbatch, rank.key)
         if key not in self._steps:
-            self._steps[key] = block_steps(self.layout(plan, name), rank.accelerator, rank.tensor)
+            self._steps[key] = block_steps(self.layout(plan, name), rank.accelerator, rank.groups)
         return self._steps[key]
-
-
-def _ticks(steps: Iterable[Step]) -> int:
-    return sum(step.ticks for step in steps)

@@ -20,15 +20,18 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.program import IntArray, RankClass
 from strategies.lowering.offload import HOST_KINDS, host_phases
 from strategies.lowering.refinement import Colours, FloatArray, Groups, Partition, combine, mix, quantised, refine
-from strategies.mesh import DATA, PIPELINE, TENSOR, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, TENSOR, Mesh
 
 BoolArray = NDArray[np.bool_]
 FORWARD, BACKWARD = "forward", "backward"
-"""Kinds of pairs of neighbouring pipeline ranks, sender first; `TENSOR` and `DATA` are the kinds of whole groups."""
+"""Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
 
 _USUAL = {
     TENSOR: Collective.ALL_REDUCE,
+    CONTEXT: Collective.ALL_GATHER,
+    EXPERT: Collective.ALL_TO_ALL,
     DATA: Collective.ALL_REDUCE,
+    EXPERT_DATA: Collective.ALL_REDUCE,
     FORWARD: Collective.SEND,
     BACKWARD: Collective.SEND,
 }
@@ -76,8 +79,10 @@ class Placed:
 
     def groups(self, kind: str) -> IntArray:
         """Return the groups of a kind, a row of ranks each; none where they would have one member."""
-        if kind in (TENSOR, DATA):
-            return self.mesh.rows(kind)
+        if kind == EXPERT_DATA and self.mesh.size(EXPERT) == 1:
+            return self.mesh.rows()  # the same groups as along data
+        if kind in GROUPS:
+            return self.mesh.rows(*GROUPS[kind])
         rows = self.mesh.rows(PIPELINE)
         if len(rows) == 0:
             return np.empty((0, 2), dtype=np.int64)
@@ -154,7 +159,7 @@ class ClassTable:
     def _add(self, kind: str, ranks: IntArray, devices: IntArray, colours: Colours, pattern: tuple[Phase, ...]) -> None:
         class_of, first = _numbered(colours)
         members = self.class_of[ranks[first]].tolist()
-        whole = kind in (TENSOR, DATA)
+        whole = kind in GROUPS
         classes = tuple(tuple(sorted(set(row))) if whole else tuple(row) for row in members)
         self._near[kind] = _near(first, pattern, self.network.num_links)
         quotient = tuple(self._quotient(class_of, first, phase) for phase in pattern)
@@ -197,9 +202,9 @@ class ClassTable:
 
     @cached_property
     def group_of(self) -> dict[str, tuple[int, ...]]:
-        """For the kinds ``tensor`` and ``data``, the group class of every rank class."""
+        """For the kinds of `GROUPS`, the group class of every rank class."""
         result = {}
-        for kind in (TENSOR, DATA):
+        for kind in GROUPS:
             if kind in self.tables:
                 table = self.tables[kind]
                 found = [-1] * len(self)

@@ -1,6 +1,6 @@
-"""What may disturb the collectives of a tensor group, and so how its passes become tasks."""
+"""What may disturb the collectives inside passes, and so how passes become tasks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -8,9 +8,12 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.classes import BACKWARD, FORWARD, tenant_kind, tied_kind
 from strategies.lowering.data import reduction
-from strategies.lowering.stage import Machine
-from strategies.mesh import DATA, TENSOR
+from strategies.lowering.machine import INSIDE, Machine
+from strategies.mesh import DATA, EXPERT_DATA, TENSOR
 from strategies.plan import Plan
+
+_Group = tuple[str, int]
+"""A class of groups, by kind and index."""
 
 
 class Passes(StrEnum):
@@ -33,38 +36,60 @@ def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[in
     """
     table = machine.table
     result = [Passes.RANK] * plan.pipeline
-    if plan.tensor == 1:
-        return tuple(result)
-    disturbed = _disturbed(machine, plan, overlaps, tied)
-    for index, members in enumerate(table.tables[TENSOR].classes):
-        position = table.positions[members[0]]
-        if result[position] is not Passes.APART:
-            if index in disturbed or len({machine.rank(member).key for member in members}) > 1:
+    inside = [kind for kind in INSIDE if kind in table.tables]
+    disturbed = _disturbed(machine, inside, plan, overlaps, tied)
+    for kind in inside:
+        for index, members in enumerate(table.tables[kind].classes):
+            position = table.positions[members[0]]
+            if (kind, index) in disturbed or len({machine.rank(member).key for member in members}) > 1:
                 result[position] = Passes.APART
-            elif len(members) > 1:
-                result[position] = Passes.GROUP
+            elif len(members) > 1 and result[position] is not Passes.APART:
+                result[position] = Passes.GROUP if inside == [TENSOR] else Passes.APART
     return tuple(result)
 
 
-def _disturbed(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]) -> frozenset[int]:
-    """Return the classes of tensor groups on whose links others may move bytes while their collectives do."""
-    table = machine.table
-    groups, links = table.users(TENSOR, Collective.ALL_REDUCE)
-    users = np.bincount(links, minlength=len(table.first_link))
-    later: dict[int, list[tuple[str, int]]] = {}
+def _disturbed(
+    machine: Machine, inside: Sequence[str], plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]
+) -> frozenset[_Group]:
+    """Return the classes of groups on whose links others may move bytes while their collectives do.
+
+    Two groups with a common member take turns, for it runs one collective after another.
+    """
+    own, others = _users(machine, [(kind, INSIDE[kind][0]) for kind in inside]), dict[int, list[_Group]]()
+    busy = np.zeros(len(machine.table.first_link), dtype=bool)
     for kind, collective, after in _others(machine, plan, overlaps, tied):
-        index, used = table.users(kind, collective)
-        if not after:
-            users += np.bincount(used, minlength=len(users))
-            continue
-        shared = users[used] > 0
-        for group, link in zip(index[shared].tolist(), used[shared].tolist(), strict=True):
-            later.setdefault(link, []).append((kind, group))
-    result = set(groups[users[links] > 1].tolist())
-    for group, link in zip(groups.tolist(), links.tolist(), strict=True):
-        if any(not _follows(machine, group, *other) for other in later.get(link, ())):
-            result.add(group)
+        if after:
+            for link, found in _users(machine, [(kind, collective)], own).items():
+                others.setdefault(link, []).extend(found)
+        else:
+            busy[machine.table.users(kind, collective)[1]] = True
+    result: set[_Group] = set()
+    for link, groups in own.items():
+        met = [*groups, *others.get(link, ())]
+        if busy[link]:
+            result.update(groups)
+        elif len(met) > 1:
+            result.update(group for group in groups if any(not _take_turns(machine, group, each) for each in met))
     return frozenset(result)
+
+
+def _users(
+    machine: Machine, runs: Iterable[tuple[str, Collective]], on: Container[int] | None = None
+) -> dict[int, list[_Group]]:
+    """Return for every link class the group classes that use it, as (kind, index)."""
+    result: dict[int, list[_Group]] = {}
+    for kind, collective in runs:
+        index, links = machine.table.users(kind, collective)
+        for group, link in zip(index.tolist(), links.tolist(), strict=True):
+            if on is None or link in on:
+                result.setdefault(link, []).append((kind, group))
+    return result
+
+
+def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
+    """Return whether two groups have a common member."""
+    tables = machine.table.tables
+    return not set(tables[first[0]].classes[first[1]]).isdisjoint(tables[second[0]].classes[second[1]])
 
 
 def _others(
@@ -73,12 +98,6 @@ def _others(
     """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
     kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD)]
     kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
-    kinds += [(DATA, reduction(plan), not overlaps)]
+    kinds += [(kind, reduction(plan), not overlaps) for kind in (DATA, EXPERT_DATA)]
     kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)
-
-
-def _follows(machine: Machine, tensor: int, kind: str, group: int) -> bool:
-    """Return whether a group starts after the passes of a tensor group: it has a member there."""
-    own = set(machine.table.tables[TENSOR].classes[tensor])
-    return bool(own & set(machine.table.tables[kind].classes[group]))

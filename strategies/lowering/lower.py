@@ -1,6 +1,6 @@
 """The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -13,17 +13,17 @@ from strategies.lowering.classes import tied_kind
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, buckets, overlaps, reduction
-from strategies.lowering.machine import Machine, Rank
+from strategies.lowering.machine import INSIDE, Machine, Rank
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_bytes, host_ticks, offloads_optimizer
-from strategies.lowering.operator import Step
-from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.skeleton import PartShape, Slot, StageShape, StepShape, skeleton
 from strategies.lowering.stage import StageCosts
+from strategies.lowering.step import Step, communication
 from strategies.lowering.tenants import background
-from strategies.mesh import DATA, TENSOR
+from strategies.mesh import DATA, EXPERT_DATA, TENSOR
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.schedule import ActionKind
@@ -131,7 +131,7 @@ class Lowering:
             cost = self.costs.stage(self.plan, stage, rank)
             kind = ActionKind.FORWARD if variant == FIRST else ActionKind.BACKWARD
             cut = self.cut(stage, variant)
-            names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.tensor)
+            names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.groups.get(TENSOR))
             self._parts[key] = known_parts(names, cost, stage, kind, cut, rank.launch, before)
         return self._parts[key]
 
@@ -141,8 +141,7 @@ class Lowering:
         if first or tensor is None or not slices(self.plan) or self.plan.pipeline == 1:
             return ()
         size = float(self.costs.boundary_bytes(self.plan, stage - 1 if variant == FIRST else stage))
-        ticks, label = tensor.ticks(Collective.ALL_GATHER, size), f"{Collective.ALL_GATHER} boundary along {TENSOR}"
-        return (Step(TaskKind.TENSOR_COMMUNICATION, ticks, label, 1, Collective.ALL_GATHER, size),)
+        return (communication(tensor, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)
 
     # the shape of the step
 
@@ -151,17 +150,15 @@ class Lowering:
         """What the skeleton depends on."""
         plan = self.plan
         positions = range(plan.pipeline)
-        late = plan.data > 1 and not self.overlaps
+        late = plan.replicas > 1 and not self.overlaps
         return StepShape(
             schedule=plan.schedule_name,
             ranks=plan.pipeline,
             microbatches=plan.num_microbatches,
             chunks=plan.chunks,
             stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
-            reductions=tuple(self._legs(DATA, p, self._all_gradients(p)) if late else 0 for p in positions),
-            gathers=tuple(
-                self._legs(DATA, p, self._updated(p)) if plan.zero and plan.data > 1 else 0 for p in positions
-            ),
+            reductions=tuple(self._ending(p, self._all_gradients) if late else () for p in positions),
+            gathers=tuple(self._ending(p, self._updated) if plan.zero else () for p in positions),
             host_chunks=CHUNKS if offloads_optimizer(plan) else 0,
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self._tied_sum(n))) for a, b, n in self.tied),
         )
@@ -170,24 +167,32 @@ class Lowering:
         first = self.table.by_position[stage % self.plan.pipeline][0]
         variants = [self.parts(stage, variant, first) for variant in (FIRST, MIDDLE, LAST)]
         shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
-        leaving: list[tuple[int, int]] = []
+        leaving: list[tuple[int, str, int]] = []
         if self.overlaps:
             ends = {part.completes: index for index, part in enumerate(variants[LAST])}
             for number, bucket in enumerate(self.buckets(stage)):
-                legs = self._legs(DATA, stage % self.plan.pipeline, self._gradients(stage, number))
-                leaving.append((ends[bucket.last], legs))
+                legs = self._legs(bucket.kind, stage % self.plan.pipeline, self._gradients(stage, number))
+                leaving.append((ends[bucket.last], bucket.kind, legs))
         return StageShape(shapes[FIRST], shapes[MIDDLE], shapes[LAST], tuple(leaving))
 
     def _part_shape(self, stage: int, part: Part) -> PartShape:
         step, legs = part.collective, 0
         if step is not None and step.collective is not None:
-            legs = self._legs(TENSOR, stage % self.plan.pipeline, (step.collective, step.size)) or 1
+            legs = self._legs(step.axis, stage % self.plan.pipeline, (step.collective, step.size)) or 1
         together = self.passes[stage % self.plan.pipeline] is Passes.GROUP and part.communicates and not legs
-        return PartShape(legs, part.communicates, together, part.lead > 0)
+        along = step.axis if step is not None else TENSOR
+        return PartShape(legs, part.communicates, together, part.lead > 0, along, part.beside)
+
+    def _ending(
+        self, position: int, what: Callable[[str, int], tuple[Collective, float]]
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the kinds of groups that run a collective at the end of the step, and its phases."""
+        found = ((kind, self._legs(kind, position, what(kind, position))) for kind in (DATA, EXPERT_DATA))
+        return tuple((kind, legs) for kind, legs in found if legs)
 
     def _legs(self, kind: str, position: int, what: tuple[Collective, float]) -> int:
         """Return the most phases that a communication has on the groups at a position."""
-        groups = self.table.groups_at(kind, position)
+        groups = self.table.groups_at(kind, position) if kind in self.table.tables else ()
         return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)
 
     # what communications move
@@ -195,17 +200,23 @@ class Lowering:
     def _gradients(self, stage: int, bucket: int) -> tuple[Collective, float]:
         return reduction(self.plan), float(self.buckets(stage)[bucket].parameters * self.training.gradient_bytes)
 
-    def _all_gradients(self, position: int) -> tuple[Collective, float]:
-        return reduction(self.plan), float(self._parameters(position) * self.training.gradient_bytes)
+    def _all_gradients(self, kind: str, position: int) -> tuple[Collective, float]:
+        return reduction(self.plan), float(self._shared(kind, position) * self.training.gradient_bytes)
 
-    def _updated(self, position: int) -> tuple[Collective, float]:
-        return Collective.ALL_GATHER, float(self._parameters(position) * self.training.parameter_bytes)
+    def _updated(self, kind: str, position: int) -> tuple[Collective, float]:
+        return Collective.ALL_GATHER, float(self._shared(kind, position) * self.training.parameter_bytes)
 
     def _tied_sum(self, elements: int) -> tuple[Collective, float]:
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
 
-    def _parameters(self, position: int) -> int:
-        return self.plan_costs.parameters[position]
+    def _shared(self, kind: str, position: int) -> int:
+        """Return the parameters of a position that the groups of a kind share."""
+        experts = self.plan_costs.experts[position]
+        return experts if kind == EXPERT_DATA else self.plan_costs.parameters[position] - experts
+
+    def _updates(self, position: int) -> int:
+        """Return how many parameters a rank's optimizer updates."""
+        return updated_parameters(self.plan, self.plan_costs.parameters[position], self.plan_costs.experts[position])
 
     # what tasks do
 
@@ -221,7 +232,7 @@ class Lowering:
         if slot.what == "host":
             return self._host(STEPS[key[0]], position, instance)
         if slot.what == "collective":
-            return self._collective(key, instance)
+            return self._collective(slot.site.kind, key, instance)
         if slot.what == "send":
             stage, backward = key
             size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage - backward))
@@ -240,9 +251,9 @@ class Lowering:
             blocks = self.buckets(key[0])[key[1]].blocks
             return key[0], key[2], self._gradients(key[0], key[1]), f"gradients of {blocks[-1]} .. {blocks[0]}"
         if slot.what == "reduce":
-            return -1, key[2], self._all_gradients(position), "gradients of all blocks"
+            return -1, key[2], self._all_gradients(slot.site.kind, position), "gradients of all blocks"
         if slot.what == "gather":
-            return -1, key[0], self._updated(position), "parameters"
+            return -1, key[0], self._updated(slot.site.kind, position), "parameters"
         return -1, key[1], self._tied_sum(self.tied[key[0]][2]), "tied gradients"
 
     def _own(self, what: str, key: tuple[int, ...], rank_class: int) -> Work:
@@ -257,26 +268,26 @@ class Lowering:
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
         costs = self.plan_costs
-        parameters, tensors = costs.parameters[position], costs.parameter_tensors[position]
-        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, parameters, tensors)
+        held = costs.parameters[position], costs.experts[position], costs.parameter_tensors[position]
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, *held)
         return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer")
 
     def _host(self, step: HostStep, position: int, group: int) -> Content:
         """Return one chunk of one stage of the host's update."""
-        parameters = self._parameters(position)
-        size = host_bytes(self.training, self.plan, parameters, step.kind)
+        updated = self._updates(position)
+        size = host_bytes(self.training, updated, step.kind)
         (leg,) = self.machine.communicator(step.kind, group).legs(Collective.SEND, size)
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
-            ticks = host_ticks(self.plan, parameters)
+            ticks = host_ticks(updated)
         work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
         return Content(work, leg.flow if leg.flow.usage else None)
 
-    def _collective(self, key: tuple[int, ...], group: int) -> Content:
-        """Return one phase of a collective of a tensor group; memory changes with the first and the last."""
+    def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
+        """Return one phase of a collective inside a pass; memory changes with the first and the last."""
         stage, variant, index, leg = key
-        communicator = self.machine.communicator(TENSOR, group)
-        part = self.parts(stage, variant, self.table.tables[TENSOR].classes[group][0])[index]
+        communicator = self.machine.communicator(kind, group)
+        part = self.parts(stage, variant, self.table.tables[kind].classes[group][0])[index]
         step, piece = part.collective, part.work.pieces[0]
         assert step is not None and step.collective is not None
         found = self._communication(
@@ -328,26 +339,27 @@ class Lowering:
     def _traffic(self) -> tuple[float, ...]:
         """Return the bytes on every link class of collectives inside parts of ranks."""
         total = [0.0] * len(self.table.first_link)
-        if self.plan.tensor == 1 or self.granularity is Granularity.OPERATOR:
+        if self.granularity is Granularity.OPERATOR:
             return tuple(total)
-        hidden: dict[tuple[object, ...], dict[tuple[Collective, float], int]] = {}
-        for group, members in enumerate(self.table.tables[TENSOR].classes):
-            position, rank = self.table.positions[members[0]], self.machine.rank(members[0])
-            if self.passes[position] is Passes.APART:
-                continue
-            key = (position, rank.key)
-            if key not in hidden:
-                hidden[key] = self._hidden(position, rank)
-            communicator = self.machine.communicator(TENSOR, group)
-            for (collective, size), count in hidden[key].items():
-                for leg in communicator.legs(collective, size):
-                    for link, moved in leg.flow.usage:
-                        total[link] += moved * count
+        hidden: dict[tuple[object, ...], dict[tuple[str, Collective, float], int]] = {}
+        for kind in (kind for kind in INSIDE if kind in self.table.tables):
+            for group, members in enumerate(self.table.tables[kind].classes):
+                position, rank = self.table.positions[members[0]], self.machine.rank(members[0])
+                if self.passes[position] is Passes.APART:
+                    continue
+                key = (position, rank.key)
+                if key not in hidden:
+                    hidden[key] = self._hidden(position, rank)
+                communicator = self.machine.communicator(kind, group)
+                for (axis, collective, size), count in hidden[key].items():
+                    for leg in communicator.legs(collective, size) if axis == kind else ():
+                        for link, moved in leg.flow.usage:
+                            total[link] += moved * count
         return tuple(total)
 
-    def _hidden(self, position: int, rank: Rank) -> dict[tuple[Collective, float], int]:
+    def _hidden(self, position: int, rank: Rank) -> dict[tuple[str, Collective, float], int]:
         """Return how often a step runs each collective inside parts of a rank."""
-        found: dict[tuple[Collective, float], int] = {}
+        found: dict[tuple[str, Collective, float], int] = {}
         every = self.plan.num_microbatches
         for stage in range(position, len(self.plan.stages), self.plan.pipeline):
             blocks = self.costs.stage(self.plan, stage, rank).blocks
@@ -357,9 +369,9 @@ class Lowering:
                 steps: Iterable[Step] = (
                     step for b in blocks for step in (b.steps.forward if variant == FIRST else b.steps.backward)
                 )
-                for step in (*self._before(stage, variant, rank.tensor), *steps):
+                for step in (*self._before(stage, variant, rank.groups.get(TENSOR)), *steps):
                     if step.collective is not None:
-                        key = (step.collective, step.size)
+                        key = (step.axis, step.collective, step.size)
                         found[key] = found.get(key, 0) + count
         return found
 
@@ -383,6 +395,7 @@ class Lowering:
             rank = self.machine.rank(index)
             key = (position, rank.key)
             if key not in known:
-                known[key] = resident(rank.accelerator, self.training, self.plan, self._parameters(position), 0)
+                held = self.plan_costs.parameters[position], self.plan_costs.experts[position]
+                known[key] = resident(rank.accelerator, self.training, self.plan, *held, 0)
             changes += [MemoryChange(index, *change[1:]) for change in known[key]]
         return tuple(changes)

@@ -10,22 +10,26 @@ from simulator.collective_kinds import Algorithm, Collective
 from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row, tied_kind
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
-from strategies.mesh import DATA, TENSOR
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR
 
-_OF_TENSOR = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-"""What tensor groups run inside passes."""
+INSIDE = {
+    TENSOR: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    CONTEXT: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
+    EXPERT: (Collective.ALL_TO_ALL,),
+}
+"""What groups run inside passes, by kind."""
 
 
 class Rank(NamedTuple):
-    """What a rank's costs depend on: its device, its host's launch time, and its tensor group.
+    """What a rank's costs depend on: its device, its host's launch time, and its ``groups`` inside passes, by axis.
 
     Ranks of equal ``key`` have equal costs.
     """
 
-    key: tuple[int, int, float]
+    key: tuple[int, tuple[int, ...], float]
     accelerator: Accelerator
     launch: float
-    tensor: Communicator | None
+    groups: dict[str, Communicator]
 
 
 class Machine:
@@ -38,7 +42,7 @@ class Machine:
         self.table = table
         self._costs = costs
         self._communicators: dict[tuple[str, int], Communicator] = {}
-        self._tensor: dict[int, tuple[Communicator, int]] = {}
+        self._inside: dict[tuple[str, int], tuple[Communicator, int]] = {}
         self._ranks: dict[int, Rank] = {}
         self._alike: dict[tuple[str, Collective], tuple[int, ...]] = {}
         self._different: dict[tuple[str, Collective], tuple[tuple[int, ...], ...]] = {}
@@ -50,7 +54,7 @@ class Machine:
         return self._communicators[kind, index]
 
     def group(self, kind: str, rank_class: int) -> Communicator | None:
-        """Return the communicator of a rank class's own tensor or data group, if it has one."""
+        """Return the communicator of a rank class's own group of a kind, if it has one."""
         groups = self.table.group_of.get(kind)
         return self.communicator(kind, groups[rank_class]) if groups else None
 
@@ -59,10 +63,11 @@ class Machine:
         if rank_class not in self._ranks:
             table = self.table
             device = int(table.placed.devices[table.first[rank_class]])
-            tensor, costs = self._tensor_of(rank_class) if TENSOR in table.tables else (None, -1)
+            inside = {kind: self._inside_of(kind, rank_class) for kind in INSIDE if kind in table.tables}
             launch = table.cluster.node_kind(device).host.launch
-            key = (table.device_kinds[rank_class], costs, launch)
-            self._ranks[rank_class] = Rank(key, table.cluster.accelerator_of(device), launch, tensor)
+            key = (table.device_kinds[rank_class], tuple(costs for _, costs in inside.values()), launch)
+            groups = {kind: group for kind, (group, _) in inside.items()}
+            self._ranks[rank_class] = Rank(key, table.cluster.accelerator_of(device), launch, groups)
         return self._ranks[rank_class]
 
     @cached_property
@@ -71,14 +76,14 @@ class Machine:
         rows = ((self.rank(index) for index in classes) for classes in self.table.by_position)
         return tuple(tuple({rank.key: rank for rank in row}.values()) for row in rows)
 
-    def _tensor_of(self, rank_class: int) -> tuple[Communicator, int]:
-        """Return the first tensor group that lies as the class's own does, and a number for its costs."""
-        group = self.table.group_of[TENSOR][rank_class]
-        signature = self.table.tables[TENSOR].signature[group]
-        if signature not in self._tensor:
-            depends = tuple(self._depends(TENSOR, collective, (group,)) for collective in _OF_TENSOR)
-            self._tensor[signature] = self.communicator(TENSOR, group), self._costs.of(depends)
-        return self._tensor[signature]
+    def _inside_of(self, kind: str, rank_class: int) -> tuple[Communicator, int]:
+        """Return the first group of a kind that lies as the class's own does, and a number for its costs."""
+        group = self.table.group_of[kind][rank_class]
+        key = (kind, self.table.tables[kind].signature[group])
+        if key not in self._inside:
+            depends = tuple(self._depends(kind, collective, (group,)) for collective in INSIDE[kind])
+            self._inside[key] = self.communicator(kind, group), self._costs.of((kind, depends))
+        return self._inside[key]
 
     def least_ticks(self, kind: str, groups: tuple[int, ...], collective: Collective, size: float) -> int:
         """Return the least ticks of a collective over some group classes of a kind."""
@@ -109,11 +114,12 @@ class Machine:
         if any(len(classes) > 1 for classes in table.by_position):
             return False
         tied = (tied_kind(first, second) for first, second in table.placed.tied)
-        kinds = [kind for kind in (TENSOR, DATA, FORWARD, BACKWARD, *tied) if kind in table.tables]
+        usual = (*INSIDE, DATA, EXPERT_DATA, FORWARD, BACKWARD)
+        kinds = [kind for kind in (*usual, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
-        tensor = (self.alike(TENSOR, collective) for collective in _OF_TENSOR if TENSOR in kinds)
-        return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, tensor))
+        inside = (self.alike(kind, each) for kind, all_of in INSIDE.items() if kind in kinds for each in all_of)
+        return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, inside))
 
     def _depends(self, kind: str, collective: Collective, groups: Iterable[int]) -> tuple[object, ...]:
         """Return for each of some group classes what the ticks of a collective depend on besides its size."""

@@ -16,10 +16,10 @@ from strategies.training import Training
 
 
 def resident(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: int, rank_class: int
+    accelerator: Accelerator, training: Training, plan: Plan, parameters: int, experts: int, rank_class: int
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host."""
-    states = updated_parameters(plan, parameters) * training.optimizer_bytes
+    states = updated_parameters(plan, parameters, experts) * training.optimizer_bytes
     on_host = offloads_optimizer(plan)
     sizes = {
         Category.PARAMETERS: parameters * training.parameter_bytes,

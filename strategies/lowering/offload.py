@@ -18,7 +18,6 @@ from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.routes import FloatArray, Routes
 from simulator.program import IntArray, StreamKind, TaskKind
 from simulator.units import to_ticks
-from strategies.lowering.optimizer import updated_parameters
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -61,19 +60,19 @@ def offloads_optimizer(plan: Plan) -> bool:
     return "optimizer" in plan.offload
 
 
-def host_bytes(training: Training, plan: Plan, parameters: int, kind: str) -> float:
-    """Return the bytes that one chunk of a rank's update moves."""
+def host_bytes(training: Training, updated: int, kind: str) -> float:
+    """Return the bytes that one chunk of a rank's update of so many parameters moves."""
     each = {
         TO_HOST: training.gradient_bytes,
         HOST: training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes,
         FROM_HOST: training.parameter_bytes,
     }
-    return updated_parameters(plan, parameters) * each[kind] / CHUNKS
+    return updated * each[kind] / CHUNKS
 
 
-def host_ticks(plan: Plan, parameters: int) -> int:
+def host_ticks(updated: int) -> int:
     """Return the ticks of one chunk of the host's step where its memory is not modelled."""
-    return to_ticks(updated_parameters(plan, parameters) * HOST_ADAM / CHUNKS)
+    return to_ticks(updated * HOST_ADAM / CHUNKS)
 
 
 def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, ...]:

@@ -10,31 +10,19 @@ from math import prod
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective
 from simulator.compute import Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
-from strategies.mesh import Mesh
+from strategies.lowering.ring_attention import ring_backward, ring_forward
+from strategies.lowering.step import Step, communication
+from strategies.mesh import CONTEXT, EXPERT, Mesh
+from strategies.parallelism import EXPERTS
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
 
 _DISTRIBUTED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY})
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
-
-
-class Step(NamedTuple):
-    """A stretch of work of one rank: compute, or a collective over its tensor group.
-
-    ``ticks`` are those where nothing contends; ``launches`` the kernels that the host starts for it.
-    """
-
-    kind: TaskKind
-    ticks: int
-    operators: str
-    launches: int = 1
-    collective: Collective | None = None
-    size: float = 0.0
 
 
 class BlockSteps(NamedTuple):
@@ -48,7 +36,8 @@ class BlockLayout:
     """A block under the shardings of a plan: local sizes, and layouts tensor by tensor."""
 
     def __init__(self, block: Block, mesh: Mesh, shardings: Mapping[str, OperatorSharding], microbatch: int) -> None:
-        self.block, self.mesh, self.microbatch = block, mesh, microbatch
+        self.block, self.mesh = block, mesh
+        self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators
         }
@@ -87,8 +76,33 @@ class BlockLayout:
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
                 cuts |= {d: axes for d, axes in self.shardings[operator.name].cuts if d in tensor.dims}
-        # a norm's weight stays whole where only the sequence is cut
-        return prod(size // self._ways(cuts.get(d, ())) for d, size in zip(tensor.dims, tensor.shape, strict=True))
+        # a norm's weight stays whole where only the sequence is cut, and the context axis cuts no parameter
+        ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
+        return prod(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
+
+    def expert_elements(self) -> int:
+        """Return the elements of one rank's share of parameters that only one expert uses."""
+        if self.mesh.size(EXPERT) == 1:
+            return 0
+        return sum(
+            self.parameter_share(tensor) for tensor in self.block.parameters if EXPERTS in self._cut_dims(tensor)
+        )
+
+    def rings(self, operator: Operator) -> bool:
+        """Return whether an operator meets the keys of a context group part by part, as they go round."""
+        return operator.kind is OperatorKind.ATTENTION and CONTEXT in dict(self.shardings[operator.name].cuts).get(
+            "key", ()
+        )
+
+    def passed_on(self, operator: Operator) -> float:
+        """Return the bytes of keys and values that one rank hands to the next."""
+        names = [name for name in operator.inputs if "key" in self.block.tensor[name].dims]
+        return float(sum(self.tensor_bytes(name, self.wanted(operator, name)) for name in names))
+
+    def _cut_dims(self, tensor: Tensor) -> set[str]:
+        """Return the dims of a parameter that some operator that uses it cuts."""
+        users = [operator for operator in self.block.operators if tensor.name in operator.parameters]
+        return {dim for user in users for dim, _ in self.shardings[user.name].cuts if dim in tensor.dims}
 
     def _scaled(self, dim: str, size: int) -> int:
         return size * self.microbatch if dim == BATCH else size
@@ -97,8 +111,8 @@ class BlockLayout:
         return prod(self.mesh.size(axis) for axis in axes)
 
 
-def block_steps(layout: BlockLayout, accelerator: Accelerator, tensor: Communicator | None) -> BlockSteps:
-    """Return forward and backward of a block, compute and collectives over its tensor group in order."""
+def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[str, Communicator]) -> BlockSteps:
+    """Return forward and backward of a block, compute and collectives over its ``groups`` by axis, in order."""
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
@@ -109,12 +123,18 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, tensor: Communica
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                forward += _collectives(layout, tensor, name, have, wanted)
+                forward += _collectives(layout, groups, name, have, wanted)
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
-                    returning += _collectives(layout, tensor, name, gradient, have.complete, "gradient of ")
-        forward.append(_compute(accelerator, layout, operator, Pass.FORWARD))
-        backward.append([_compute(accelerator, layout, operator, Pass.BACKWARD), *returning])
+                    returning += _collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+        compute = [_compute(accelerator, layout, operator, direction) for direction in Pass]
+        if layout.rings(operator) and CONTEXT in groups:
+            turns, size = layout.mesh.size(CONTEXT), layout.passed_on(operator)
+            forward += ring_forward(compute[0], turns, size, groups[CONTEXT])
+            backward.append([*ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
+        else:
+            forward.append(compute[0])
+            backward.append([compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
 
 
@@ -139,7 +159,7 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
 
 def _collectives(
     layout: BlockLayout,
-    tensor: Communicator | None,
+    groups: Mapping[str, Communicator],
     name: str,
     source: ShardingSpec,
     target: ShardingSpec,
@@ -147,10 +167,9 @@ def _collectives(
 ) -> list[Step]:
     steps = []
     for move in redistribute(source, target):
-        if layout.mesh.size(move.axis) == 1 or tensor is None:
+        if move.axis not in groups:
             continue
         whole = ShardingSpec(tuple((d, tuple(a for a in axes if a != move.axis)) for d, axes in source.cuts))
         size = float(layout.tensor_bytes(name, whole))
-        ticks, label = tensor.ticks(move.collective, size), f"{move.collective} {what}{name}"
-        steps.append(Step(TaskKind.TENSOR_COMMUNICATION, ticks, label, 1, move.collective, size))
+        steps.append(communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}"))
     return steps

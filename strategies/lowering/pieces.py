@@ -14,8 +14,8 @@ from typing import NamedTuple
 from simulator.deferred import Deferred
 from simulator.program import Category, Change, Piece, StreamKind, TaskKind, Work
 from simulator.units import to_ticks
-from strategies.lowering.operator import Step
 from strategies.lowering.stage import BlockCost, StageCost
+from strategies.lowering.step import Step, chain_ticks
 from strategies.schedule import ActionKind
 
 
@@ -69,6 +69,11 @@ class Part:
     rest: int
     communicates: bool
 
+    @property
+    def beside(self) -> bool:
+        """Whether the part starts with the next one, and what follows waits for both."""
+        return self.collective is not None and self.collective.beside
+
 
 class _Item(NamedTuple):
     """One step of a pass on its way into a part."""
@@ -105,7 +110,7 @@ def parts(
         return tuple(_part(chain, index, kind, launch) for chain in _chains(items(), cut))
     ticks = stage.forward_ticks if kind is ActionKind.FORWARD else stage.backward_ticks
     steps = [*before, *(step for cost in dict.fromkeys(stage.blocks) for step in _steps(cost, kind))]
-    whole = sum(step.ticks for step in before) + ticks
+    whole = chain_ticks(before) + ticks
     work = Work(_task_kind(kind), index, whole, Deferred(lambda: _pieces(items())))
     completes = None if not names else names[-1] if kind is ActionKind.FORWARD else names[0]
     return (Part(work, None, completes, 0, 0, any(step.collective is not None for step in steps)),)
@@ -147,22 +152,24 @@ def _changes(activations: int, buffers: int) -> tuple[Change, ...]:
 
 def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
     chain: list[_Item] = []
+    meets = False  # whether the next step meets one beside it
     for item in items:
         joint = item.step.collective is not None and (cut.collectives or cut.every)
         if chain and (cut.every or joint):
             yield chain
             chain = []
         chain.append(item)
-        if joint or item.completes in cut.blocks:
+        if joint or meets or item.completes in cut.blocks:
             yield chain
             chain = []
+        meets = joint and item.step.beside
     if chain:
         yield chain
 
 
 def _part(chain: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
     joint = len(chain) == 1 and chain[0].step.collective is not None
-    ticks = sum(item.step.ticks for item in chain)
+    ticks = chain[0].step.ticks if joint else chain_ticks(item.step for item in chain)
     work = Work(chain[0].step.kind if joint else _task_kind(kind), index, ticks, Deferred(lambda: _pieces(chain)))
     lead, rest = _launching(chain, launch) if launch else (0, 0)
     communicates = any(item.step.collective is not None for item in chain)
@@ -170,13 +177,19 @@ def _part(chain: list[_Item], index: int, kind: ActionKind, launch: float) -> Pa
 
 
 def _pieces(chain: list[_Item]) -> list[Piece]:
-    pieces, end = [], 0
+    pieces, start, end = [], 0, 0
     for item in chain:
-        step, start = item.step, end
-        end += step.ticks
-        stream = StreamKind.TENSOR if step.collective is not None else StreamKind.COMPUTE
-        pieces.append(Piece(step.kind, item.label, start, end, stream, item.acquired, item.released))
+        step = item.step
+        stream = stream_of(step) if step.collective is not None else StreamKind.COMPUTE
+        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, item.acquired, item.released))
+        end = max(end, start + step.ticks)
+        start = start if step.beside else end
     return pieces
+
+
+def stream_of(collective: Step) -> StreamKind:
+    """Return the stream of a collective inside a pass: one beside computing has its own."""
+    return StreamKind.CONTEXT if collective.beside else StreamKind.TENSOR
 
 
 def _launching(chain: list[_Item], launch: float) -> tuple[int, int]:
@@ -190,7 +203,7 @@ def _launching(chain: list[_Item], launch: float) -> tuple[int, int]:
     for item in chain:
         launched += to_ticks(launch * item.step.launches)
         lead = max(lead, launched - done)
-        done += item.step.ticks
+        done += 0 if item.step.beside else item.step.ticks
     return lead, launched - lead
 
 

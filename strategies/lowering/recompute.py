@@ -49,8 +49,10 @@ def with_recompute(block: Block, steps: BlockSteps, how: Recompute) -> BlockStep
     whole = len(again) == len(block.operators)
     repeated = tuple(
         step._replace(kind=TaskKind.RECOMPUTE) if not step.kind.communicates else step
-        for step in steps.forward
-        if step.operators in again or (whole and step.kind.communicates)
+        for step, after in zip(steps.forward, (*steps.forward[1:], None), strict=True)
+        if step.operators in again
+        or (whole and step.kind.communicates)
+        or (step.beside and after is not None and after.operators in again)
     )
     return BlockSteps(steps.forward, repeated + steps.backward)
 

@@ -16,7 +16,7 @@ from simulator.program import IntArray, StreamKind
 from strategies.lowering.classes import BACKWARD, FORWARD, tied_kind
 from strategies.lowering.offload import STEPS
 from strategies.lowering.pipeline import in_order
-from strategies.mesh import DATA, TENSOR
+from strategies.mesh import TENSOR
 from strategies.schedule import Action, ActionKind, schedule
 
 RANK = "rank"
@@ -42,28 +42,30 @@ class Slot(NamedTuple):
 
 
 class PartShape(NamedTuple):
-    """One part of a pass: how many phases where it is a collective of the group (0: a rank's own).
+    """One part of a pass: how many phases where it is a collective of a group ``along`` an axis (0: a rank's own).
 
     ``communicates`` says that a rank's own part holds the tensor stream too, ``together`` that the ranks of
-    a tensor group run it as one.
+    a tensor group run it as one, ``beside`` that it starts with the next part.
     """
 
     legs: int
     communicates: bool
     together: bool
     launched: bool
+    along: str = TENSOR
+    beside: bool = False
 
 
 class StageShape(NamedTuple):
     """The parts of a stage's passes; the last backward may be cut more finely than ``backward``.
 
-    ``buckets`` are (part of the last backward after which it leaves, phases of its reduction).
+    ``buckets`` are (part of the last backward after which it leaves, kind of groups that reduce it, phases).
     """
 
     forward: tuple[PartShape, ...]
     backward: tuple[PartShape, ...]
     last: tuple[PartShape, ...]
-    buckets: tuple[tuple[int, int], ...]
+    buckets: tuple[tuple[int, str, int], ...]
 
 
 class StepShape(NamedTuple):
@@ -72,9 +74,9 @@ class StepShape(NamedTuple):
     Parameters
     ----------
     reductions
-        Per position the phases of one reduction of all gradients after the last backward; 0 for none.
+        Per position the reductions of all gradients after the last backward: kind of groups and phases of each.
     gathers
-        Per position the phases of the gather of updated parameters; 0 for none.
+        Per position the gathers of updated parameters, in the same form.
     tied
         Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
     host_chunks
@@ -86,8 +88,8 @@ class StepShape(NamedTuple):
     microbatches: int
     chunks: int
     stages: tuple[StageShape, ...]
-    reductions: tuple[int, ...]
-    gathers: tuple[int, ...]
+    reductions: tuple[tuple[tuple[str, int], ...], ...]
+    gathers: tuple[tuple[tuple[str, int], ...], ...]
     tied: tuple[tuple[int, int, int], ...]
     host_chunks: int
 
@@ -121,8 +123,8 @@ def skeleton(shape: StepShape) -> Skeleton:
 class _Builder:
     """Abstract tasks while they are collected.
 
-    ``tail`` is each position's last task of its passes and ``held`` its streams, ``leaving`` its last task
-    on the data stream.
+    ``tail`` is each position's last task of its passes and ``held`` its streams, ``beside`` what runs beside
+    the next one and ``joined`` what ran beside the last; ``leaving`` is its last task on the data stream.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -134,21 +136,25 @@ class _Builder:
         self.edges: list[tuple[int, int, int]] = []
         self.tail: list[int | None] = [None] * shape.ranks
         self.held: list[tuple[StreamKind, ...]] = [()] * shape.ranks
+        self.beside: list[int | None] = [None] * shape.ranks
+        self.joined: list[int | None] = [None] * shape.ranks
         self.leaving: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
 
     def build(self) -> Skeleton:
         for action in in_order(self.order):
             self._action(action)
-        for position, legs in enumerate(self.shape.reductions):
-            self._chain(Site(DATA, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
+        for position, reductions in enumerate(self.shape.reductions):
+            for kind, legs in reductions:
+                self._chain(Site(kind, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
         for number, (first, second, legs) in enumerate(self.shape.tied):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)
         for position in range(self.shape.ranks):
             self._update(position)
-        for position, legs in enumerate(self.shape.gathers):
-            self._chain(Site(DATA, position), "gather", (), ((position, StreamKind.DATA),), legs)
+        for position, gathers in enumerate(self.shape.gathers):
+            for kind, legs in gathers:
+                self._chain(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), legs)
         edges = np.array(self.edges, dtype=np.int64).reshape(-1, 3)
         slot_of, microbatch_of = (np.array(c, dtype=np.int64) for c in (self.slot_of, self.microbatch_of))
         return Skeleton(tuple(self.slots), slot_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
@@ -204,34 +210,39 @@ class _Builder:
         for index, part in enumerate(chosen):
             self._part(position, (*variant, index), part, action.microbatch, arrived)
             arrived = None
-            for bucket, (ready, legs) in enumerate(stage.buckets if last else ()):
+            for bucket, (ready, kind, legs) in enumerate(stage.buckets if last else ()):
                 if ready == index:
-                    self._leave(position, action.stage, bucket, legs)
+                    self._leave(Site(kind, position), action.stage, bucket, legs)
         self._send(position, action)
 
     def _part(self, position: int, key: tuple[int, ...], part: PartShape, microbatch: int, arrived: int | None) -> None:
-        held = (StreamKind.TENSOR,) if part.legs else _HELD[part.communicates]
-        waits: list[tuple[int | None, int]] = [(arrived, position)]
+        held = _HELD[part.communicates] if not part.legs else _BESIDE if part.beside else (StreamKind.TENSOR,)
+        waits: list[tuple[int | None, int]] = [(arrived, position), (self.joined[position], position)]
         if not set(held) & set(self.held[position]):  # else the stream they share keeps their order
             waits.append((self.tail[position], position))
         rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         if part.launched:
             waits.append((self._add(rank, "lead", key, launch, microbatch, []), position))
-        site = Site(TENSOR, position) if part.legs or part.together else rank
+        site = Site(part.along, position) if part.legs or part.together else rank
         streams = tuple((position, kind) for kind in held)
         for leg in range(part.legs or 1):
             what, named = ("collective", (*key, leg)) if part.legs else ("pass", key)
             number = self._add(site, what, named, streams, microbatch, waits if leg == 0 else [])
         if part.launched:
             self._add(rank, "rest", key, launch, microbatch, [])
+        if part.beside:
+            self.beside[position] = number
+            return
+        self.joined[position], self.beside[position] = self.beside[position], None
         self.tail[position], self.held[position] = number, held
 
-    def _leave(self, position: int, stage: int, bucket: int, legs: int) -> None:
+    def _leave(self, site: Site, stage: int, bucket: int, legs: int) -> None:
         """Reduce a bucket of gradients that the last part has filled."""
+        position = site.position
         for leg in range(legs):
             waits = [(self.tail[position], position)] if leg == 0 else []
             streams = ((position, StreamKind.DATA),)
-            self.leaving[position] = self._add(Site(DATA, position), "reduce", (stage, bucket, leg), streams, -1, waits)
+            self.leaving[position] = self._add(site, "reduce", (stage, bucket, leg), streams, -1, waits)
 
     def _send(self, position: int, action: Action) -> None:
         """Send what an action made to the stage that waits for it."""
@@ -249,6 +260,7 @@ class _Builder:
 
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}
+_BESIDE = (StreamKind.CONTEXT,)
 _STREAMS = {
     ActionKind.FORWARD: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
     ActionKind.BACKWARD: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),

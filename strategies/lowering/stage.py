@@ -48,27 +48,36 @@ class StageCost:
         return sum(cost.parameters for cost in self.blocks)
 
     @property
+    def experts(self) -> int:
+        """How many of them only one expert uses."""
+        return sum(cost.experts for cost in self.blocks)
+
+    @property
     def parameter_tensors(self) -> int:
         """Parameter tensors on the rank."""
         return sum(cost.parameter_tensors for cost in self.blocks)
 
 
 class Held(NamedTuple):
-    """Parameters on one rank of each pipeline position: elements, tied ones once, and the tensors that hold them."""
+    """Parameters on one rank of each pipeline position: elements, tied ones once, and the tensors that hold them.
+
+    ``experts`` are those of them that only one expert uses.
+    """
 
     parameters: tuple[int, ...]
+    experts: tuple[int, ...]
     parameter_tensors: tuple[int, ...]
 
 
 class PlanCosts(NamedTuple):
     """The stages of one plan on the first rank class of each pipeline position.
 
-    ``parameters`` are the elements on a rank of each pipeline position, tied ones once;
-    ``parameter_tensors`` how many tensors hold them.
+    The other fields are those of `Held`.
     """
 
     stages: tuple[StageCost, ...]
     parameters: tuple[int, ...]
+    experts: tuple[int, ...]
     parameter_tensors: tuple[int, ...]
 
 
@@ -174,10 +183,11 @@ class StageCosts:
         if key not in self._held:
             tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
             elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
-            parameters, parameter_tensors = (_by_position(made, each, ranks) for each in (elements, tensors))
+            experts = {block: self.blocks.experts(plan, block) for block in made.blocks}
+            counts = [_by_position(made, each, ranks) for each in (elements, experts, tensors)]
             for position, share in self._kept_once(plan):
-                parameters[position] -= share
-            self._held[key] = Held(tuple(parameters), tuple(parameter_tensors))
+                counts[0][position] -= share
+            self._held[key] = Held(*map(tuple, counts))
         return self._held[key]
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, int]]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.accelerator import Accelerator, MatmulModel
 from simulator.catalog import accelerator
-from simulator.cluster import Accelerator, MatmulModel
 from simulator.compute import Matmul, Pass, matmul_time, operator_time, optimizer_time
 from simulator.models.transformer import Transformer, build
 

@@ -249,7 +249,7 @@ def test_one_rank_does_all_its_work_one_after_another() -> None:
     plan = complete(small, Layout())
     costs = StageCosts(small)
     stage = costs.of(plan).stages[0]
-    step = optimizer_ticks(IDEAL, small.training, plan, stage.parameters, stage.parameter_tensors)
+    step = optimizer_ticks(IDEAL, small.training, plan, stage.parameters, 0, stage.parameter_tensors)
     work = 3 * (stage.forward_ticks + stage.backward_ticks) + step
     assert step_time(lower(small, plan)) == to_seconds(work)
 

@@ -4,9 +4,10 @@ import pytest
 
 from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
-from strategies.lowering.operator import BlockLayout, GroupShape, block_steps
-from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
-from strategies.sharding import REPLICATED, ShardingSpec, megatron, redistribute
+from strategies.layout import Layout, complete
+from strategies.lowering import StageCosts
+from strategies.mesh import TENSOR
+from strategies.sharding import REPLICATED, ShardingSpec, redistribute
 
 from .problems import problem
 
@@ -36,10 +37,10 @@ def test_nothing_is_made_partial() -> None:
 
 def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str]:
     small = problem()
-    mesh = Mesh((Axis(PIPELINE, 1), Axis(DATA, 1), Axis(TENSOR, 8)))
-    shardings = {s.operator: s for s in megatron(small.graph, sequence_parallel)}
-    layout = BlockLayout(small.graph.blocks[block], mesh, shardings, 1)
-    steps = getattr(block_steps(small.cluster, layout, GroupShape((8,), 1.0)), direction)
+    plan = complete(small, Layout(tensor=8, sequence_parallel=sequence_parallel))
+    costs = StageCosts(small)
+    found = costs.blocks.cost(plan, small.graph.blocks[block].name, costs.machine(plan).rank(0))
+    steps = getattr(found.steps, direction)
     return [step.operators for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
 
 

@@ -1,0 +1,111 @@
+"""How tensor, context and expert parallelism cut the operators of a network."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind
+from strategies.mesh import CONTEXT, EXPERT, TENSOR
+from strategies.sharding import OperatorSharding
+
+
+class Attention(StrEnum):
+    """How the ranks of a context group, each with a part of the sequence, compute attention."""
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+    ULYSSES = "ulysses"
+
+
+TENSOR_DIMS = ("heads", "ffn", "expert_ffn", "vocab")
+"""Dims of a transformer that tensor parallelism cuts: column first, row after."""
+
+EXPERTS = "experts"
+"""The dim of experts; routed tokens have it, and the parameters that only one expert uses."""
+
+_SEQUENCE_CUT = frozenset({OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE})
+_ALONG_SEQUENCE = ("key", "capacity")
+"""Dims of tensors that an operator over ``sequence`` makes: keys and values, and tokens sent to experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """What cuts the operators of a network.
+
+    Parameters
+    ----------
+    tensor, expert
+        Whether those axes cut anything.
+    sequence_parallel
+        Whether operators between tensor-parallel regions are cut along ``sequence`` by the tensor axis.
+    attention
+        How attention is computed where the context axis cuts the sequence; ``None`` where none does.
+    """
+
+    tensor: bool = False
+    sequence_parallel: bool = False
+    expert: bool = False
+    attention: Attention | None = None
+
+    def __bool__(self) -> bool:
+        return self.tensor or self.expert or self.attention is not None
+
+
+@lru_cache(maxsize=64)
+def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, ...]:
+    """Return how every operator of a transformer is cut: by tensor, context and expert parallelism.
+
+    * tensor: along the one dim of `TENSOR_DIMS` that an operator has; others are replicated, or cut
+      along ``sequence`` with sequence parallelism [1]_ [2]_.
+    * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
+      `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
+    * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
+      layout to the other and back in all-to-alls [6]_.
+
+    References
+    ----------
+    .. [1] Shoeybi et al. 2019, "Megatron-LM".
+    .. [2] Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.
+    .. [3] Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context".
+    .. [4] Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.2 (context parallelism).
+    .. [5] Jacobs et al. 2023, "DeepSpeed Ulysses".
+    .. [6] Lepikhin et al. 2020, "GShard", section 3.
+    """
+    if not by:
+        return ()
+    return tuple(_operator(block, operator, by) for block in graph.blocks for operator in block.operators)
+
+
+def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorSharding:
+    cuts: dict[str, tuple[str, ...]] = {}
+    names = [dim for dim, _ in operator.dims]
+    tensor = next((dim for dim in TENSOR_DIMS if dim in names), None) if by.tensor else None
+    if tensor is not None:
+        cuts[tensor] = (TENSOR,)
+    if by.attention is not None:
+        cuts |= _context_cuts(block, operator, names, by.attention, cuts)
+    if tensor is None and by.sequence_parallel and operator.kind in _SEQUENCE_CUT and SEQUENCE in names:
+        cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
+    if by.expert:
+        cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
+    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()))
+
+
+def _context_cuts(
+    block: Block, operator: Operator, names: list[str], attention: Attention, cuts: dict[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return what the context axis cuts of an operator."""
+    if "key" in names and attention is Attention.ULYSSES:
+        return {"heads": (*cuts.get("heads", ()), CONTEXT)}
+    if "key" in names:
+        ring = attention is Attention.RING and operator.kind is OperatorKind.ATTENTION
+        return dict.fromkeys((SEQUENCE, "key") if ring else (SEQUENCE,), (CONTEXT,))
+    made = {dim for tensor in operator.inputs + operator.outputs for dim in block.tensor[tensor].dims}
+    dims = [dim for dim in (SEQUENCE, *_ALONG_SEQUENCE) if dim in names or dim in made]
+    return dict.fromkeys(dims, (CONTEXT,))
+
+
+def is_expert(block: Block, operator: Operator) -> bool:
+    """Return whether an operator is one of experts on the tokens sent to them: none of its tensors has all tokens."""
+    tensors = [block.tensor[name] for name in operator.inputs + operator.outputs]
+    return all(EXPERTS in tensor.dims and SEQUENCE not in tensor.dims for tensor in tensors)
