@@ -19,14 +19,18 @@ class Row(IntEnum):
 
     COMPUTE = 0
     TENSOR = 1
-    PIPELINE = 2
-    DATA = 3
-    HOST = 4
-    LAUNCH = 5
+    EXPERT = 2
+    CONTEXT = 3
+    PIPELINE = 4
+    DATA = 5
+    HOST = 6
+    LAUNCH = 7
 
 
 _ROW = {
     TaskKind.TENSOR_COMMUNICATION: Row.TENSOR,
+    TaskKind.EXPERT_COMMUNICATION: Row.EXPERT,
+    TaskKind.CONTEXT_COMMUNICATION: Row.CONTEXT,
     TaskKind.PIPELINE_COMMUNICATION: Row.PIPELINE,
     TaskKind.DATA_COMMUNICATION: Row.DATA,
     TaskKind.HOST_COPY: Row.HOST,

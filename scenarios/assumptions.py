@@ -12,6 +12,9 @@ from simulator.cluster import Cluster
 from simulator.interconnect.kinds import Crossbar
 from simulator.models.transformer import Transformer
 
+_WITHOUT = frozenset({"context", "expert"})
+"""Choices of a plan that, left out, mean that nothing of the kind is done."""
+
 
 def assumptions(table: ScenarioTable, spec: Transformer, plan: Any, cluster: Cluster) -> tuple[str, ...]:
     """Return every default and catalogue figure that a result of the scenario rests on."""
@@ -28,7 +31,8 @@ def assumptions(table: ScenarioTable, spec: Transformer, plan: Any, cluster: Clu
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
     if isinstance(plan, PlanTable):
-        result += _defaults("plan", plan)
+        without = _WITHOUT if plan.context > 1 else {*_WITHOUT, "attention"}
+        result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
     return tuple(result)
 
 

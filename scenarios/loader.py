@@ -28,6 +28,7 @@ from scenarios.schema import (
 from simulator.cluster import Cluster
 from simulator.models.transformer import Transformer, build
 from strategies.layout import Layout, complete, violations
+from strategies.parallelism import Attention
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.training import Training
@@ -167,8 +168,8 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
 
 def layout_in(table: PlanTable) -> Layout:
     """Return the layout that a plan table states."""
-    fields = table.model_dump(exclude={"context", "expert"})
-    return Layout(**fields | {"recompute": Recompute(table.recompute)})
+    choices = {"recompute": Recompute(table.recompute), "attention": Attention(table.attention)}
+    return Layout(**table.model_dump() | choices)
 
 
 def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
@@ -185,7 +186,14 @@ def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
     return list(violations(problem, layout))
 
 
-_DOCUMENT_FIELDS = {"data": "mesh", "tensor": "mesh", "pipeline": "mesh", "schedule": "schedule_name"}
+_DOCUMENT_FIELDS = {
+    "data": "mesh",
+    "tensor": "mesh",
+    "pipeline": "mesh",
+    "context": "mesh",
+    "expert": "mesh",
+    "schedule": "schedule_name",
+}
 
 
 def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.cluster import Cluster
 from simulator.models.transformer import Transformer
 from strategies.layout import Layout
+from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 
@@ -241,6 +242,9 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
         zero=plan.zero,
         sequence_parallel=plan.sequence_parallel,
         recompute=plan.recompute,
+        context=plan.context,
+        expert=plan.expert,
+        attention=plan.attention or Attention.RING,
         overlap_gradients=plan.overlap_gradients,
         scatter_gather=plan.scatter_gather,
         stages=tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages),

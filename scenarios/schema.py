@@ -23,7 +23,8 @@ from scenarios.errors import shown
 from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
 from scenarios.long_run_schema import RunTable
 from strategies.layout import OFFLOADS
-from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.mesh import AXES
+from strategies.parallelism import Attention
 from strategies.plan import PLAN_VERSION, Recompute
 from strategies.schedule import SCHEDULES
 from strategies.training import OPTIMIZERS, PRECISIONS
@@ -160,7 +161,7 @@ Devices = Annotated[
     tuple[Annotated[int, Count(MAX_DEVICES, least=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
 ]
 Offloads = Annotated[tuple[Annotated[str, OneOf(lambda: OFFLOADS)], ...], Strict(False), Field(max_length=1)]
-Axes = Annotated[str, OneOf(lambda: (PIPELINE, DATA, TENSOR))]
+AxisName = Annotated[str, OneOf(lambda: AXES)]
 
 
 class PlanTable(Table):
@@ -169,8 +170,11 @@ class PlanTable(Table):
     data: Degree = 1
     tensor: Degree = 1
     pipeline: Degree = 1
-    context: Annotated[Any, NotYet("context", 1)] = 1
-    expert: Annotated[Any, NotYet("expert", 1)] = 1
+    context: Degree = Field(default=1, description="Ranks that share the tokens of each sequence.")
+    attention: Annotated[str, OneOf(lambda: list(Attention))] = Field(
+        default="ring", description="How the ranks of a context group compute attention."
+    )
+    expert: Degree = Field(default=1, description="Ranks, of those along data, that share the experts.")
     sequence_parallel: bool = False
     microbatch: Annotated[int, Count(MAX_BATCH)] = Field(
         default=1, description="Sequences per microbatch and data-parallel rank."
@@ -184,8 +188,8 @@ class PlanTable(Table):
         default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
     )
     offload: Offloads = Field(default=(), description="What is kept in host memory.")
-    order: Annotated[tuple[Axes, Axes, Axes], Strict(False)] = Field(
-        default=(PIPELINE, DATA, TENSOR), description="Axes from the outermost to the innermost."
+    order: Annotated[tuple[AxisName, ...], Strict(False), Field(max_length=len(AXES))] = Field(
+        default=AXES, description="Axes from the outermost to the innermost; those of one rank may be left out."
     )
     placement: Devices = Field(default=(), description="The device of every rank, in order of rank.")
     stages: Annotated[Any, PlainValidator(_stages), WithJsonSchema(_STAGES_SCHEMA)] = "even"
@@ -229,6 +233,7 @@ class PlanDocument(Table):
     sequence_parallel: bool
     recompute: Annotated[str, OneOf(lambda: list(Recompute))]
     overlap_gradients: bool
+    attention: Annotated[str, OneOf(lambda: list(Attention))] | None = None
     scatter_gather: bool = False
     placement: Devices = ()
     offload: Offloads = ()

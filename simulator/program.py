@@ -41,20 +41,18 @@ class TaskKind(StrEnum):
         return self in _COMMUNICATION
 
     @property
+    def inside_passes(self) -> bool:
+        """Whether the task moves data between ranks of one stage while it runs a pass."""
+        return self in _INSIDE
+
+    @property
     def computes(self) -> bool:
         """Whether the task keeps the device's processors busy."""
         return self in _COMPUTE
 
 
-_COMMUNICATION = frozenset(
-    {
-        TaskKind.TENSOR_COMMUNICATION,
-        TaskKind.EXPERT_COMMUNICATION,
-        TaskKind.CONTEXT_COMMUNICATION,
-        TaskKind.PIPELINE_COMMUNICATION,
-        TaskKind.DATA_COMMUNICATION,
-    }
-)
+_INSIDE = frozenset({TaskKind.TENSOR_COMMUNICATION, TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION})
+_COMMUNICATION = _INSIDE | {TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION}
 _COMPUTE = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.OPTIMIZER})
 
 

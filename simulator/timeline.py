@@ -108,7 +108,7 @@ class Timeline:
     @cached_property
     def bubble(self) -> float:
         """Fraction of the ranks' step in which they neither compute nor communicate within a stage."""
-        working = [kind for kind in TaskKind if kind.computes or kind is TaskKind.TENSOR_COMMUNICATION]
+        working = [kind for kind in TaskKind if kind.computes or kind.inside_passes]
         total = int(self._ranks.sum()) * self.step_time
         used = float(self._seconds(working) @ self._ranks)
         return 1 - used / total if total else 0.0

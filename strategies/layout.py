@@ -272,6 +272,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         sequence_parallel=layout.sequence_parallel,
         recompute=layout.recompute,
         overlap_gradients=layout.overlap_gradients,
+        attention=by.attention,
         scatter_gather=layout.scatter_gather,
         placement=placement,
         offload=layout.offload,

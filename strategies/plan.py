@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.parallelism import Attention
 from strategies.schedule import Schedule, schedule
 from strategies.sharding import OperatorSharding
 
@@ -40,6 +41,8 @@ class Plan:
         Sequences per microbatch and data-parallel rank.
     overlap_gradients
         Whether gradients are reduced while backward still makes others.
+    attention
+        How the ranks of a context group compute attention; ``None`` where a sequence is on one rank.
     scatter_gather
         Whether a stage boundary crosses in one slice a tensor rank and is gathered behind it.
     placement
@@ -59,6 +62,7 @@ class Plan:
     sequence_parallel: bool
     recompute: Recompute
     overlap_gradients: bool
+    attention: Attention | None = None
     scatter_gather: bool = False
     placement: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
@@ -109,7 +113,7 @@ class Plan:
         As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
         """
         degrees = f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"
-        parts = [degrees + (f" x context {self.context}" if self.context > 1 else "")]
+        parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
@@ -130,7 +134,7 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional: dict[str, Any] = {"scatter_gather": False, "placement": (), "offload": ()}
+            optional: dict[str, Any] = {"attention": None, "scatter_gather": False, "placement": (), "offload": ()}
             fields = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
                 **fields
@@ -139,6 +143,7 @@ class Plan:
                     "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
                     "shardings": tuple(_sharding(item) for item in document["shardings"]),
                     "recompute": Recompute(document["recompute"]),
+                    "attention": fields["attention"] and Attention(fields["attention"]),
                     "placement": tuple(int(device) for device in fields["placement"]),
                     "offload": tuple(map(str, fields["offload"])),
                 }

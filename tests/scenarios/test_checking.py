@@ -94,8 +94,14 @@ def test_the_good_one_is_good() -> None:
             changed(precision="precision: bf16"),
             "s.yaml:12:3: training.precision: accelerator CPU core has no peak for bf16; known: fp32, fp64",
         ),
-        (changed(microbatch="context: 4"), "s.yaml:21:3: plan.context: not supported yet: context is 1, met 4"),
-        (changed(microbatch="expert: true"), "s.yaml:21:3: plan.expert: not supported yet: expert is 1, met true"),
+        (
+            changed(microbatch="context: true"),
+            "s.yaml:21:3: plan.context: holds a whole number, met true",
+        ),
+        (
+            changed(microbatch="expert: 2"),
+            "s.yaml:21:3: plan.expert: the model has no experts, met expert 2; nearest: 1",
+        ),
         (
             changed(microbatch="recompute: {full: 12}"),
             "s.yaml:21:3: plan.recompute: not supported yet: recompute is one of none, selective, full for all layers, "
