@@ -80,6 +80,25 @@ def operator_time(
     return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
 
 
+def weight_gradient_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]
+) -> float:
+    """Return the seconds of an operator's backward that make gradients of its parameters alone.
+
+    One of the two products of a matrix product, all of an embedding; 0 where they come with those of inputs.
+    """
+    if not operator.parameters:
+        return 0.0
+    if operator.kind is OperatorKind.EMBEDDING:
+        return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
+    if operator.kind is not OperatorKind.MATMUL:
+        return 0.0
+    product = _product(block, operator, sizes)
+    right = Matmul(product.count, product.k, product.n, product.m)
+    dtype = block.tensor[operator.inputs[0]].dtype
+    return accelerator.launch + matmul_time(accelerator, dtype, right) / accelerator.matmul.gradient
+
+
 def operator_launches(operator: Operator, direction: Pass) -> int:
     """Return how many kernels an operator launches: a product has two gradients."""
     products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)

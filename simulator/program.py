@@ -25,6 +25,7 @@ class TaskKind(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHT_GRADIENT = "weight gradient"
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
     TENSOR_COMMUNICATION = "tensor communication"
@@ -53,7 +54,9 @@ class TaskKind(StrEnum):
 
 _INSIDE = frozenset({TaskKind.TENSOR_COMMUNICATION, TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION})
 _COMMUNICATION = _INSIDE | {TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION}
-_COMPUTE = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.OPTIMIZER})
+_COMPUTE = frozenset(
+    {TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.RECOMPUTE, TaskKind.OPTIMIZER}
+)
 
 
 class StreamKind(StrEnum):

@@ -30,3 +30,23 @@ def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     stage, backward, microbatch = np.concatenate(rows).T
     start = np.cumsum([0, *map(len, rows)])
     return Orders(2 * stage + backward, np.ascontiguousarray(microbatch), start)
+
+
+class Actions(NamedTuple):
+    """The actions of all pipeline ranks, rank after rank: stage and number of the kind, and where each rank starts."""
+
+    stage: Order
+    kind: Order
+    start: Order
+
+
+@lru_cache(maxsize=512)
+def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
+    """Return the orders of any schedule by name, also of one that splits backward.
+
+    >>> actions("zb1p", 1, 1).kind.tolist()
+    [0, 2, 3]
+    """
+    rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
+    stage, kind, _ = np.concatenate(rows).T
+    return Actions(np.ascontiguousarray(stage), np.ascontiguousarray(kind), np.cumsum([0, *map(len, rows)]))

@@ -6,7 +6,8 @@ from typing import Any
 
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
 from strategies.parallelism import Attention
-from strategies.schedule import Schedule, schedule
+from strategies.schedule import SCHEDULES, Schedule, schedule
+from strategies.schedules.rule import Placement, place
 from strategies.sharding import OperatorSharding
 
 PLAN_VERSION = 1
@@ -34,7 +35,7 @@ class Plan:
     Parameters
     ----------
     stages
-        Blocks of every stage; stage ``s`` is on pipeline rank ``s % pipeline``.
+        Blocks of every stage; where it is the schedule says (`positions`).
     shardings
         Which dims of which operators the tensor axis cuts.
     microbatch
@@ -101,6 +102,25 @@ class Plan:
     def pipeline(self) -> int:
         """Pipeline-parallel degree."""
         return self.mesh.size(PIPELINE)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are apart from those of inputs, in places at least."""
+        return SCHEDULES[self.schedule_name].splits_backward
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The pipeline position of every stage."""
+        return place(SCHEDULES[self.schedule_name].placement, self.pipeline, self.chunks)
+
+    @property
+    def looped(self) -> bool:
+        """Whether the last pipeline rank sends to the first."""
+        return self.chunks > 1 and SCHEDULES[self.schedule_name].placement is Placement.LOOP
+
+    def stages_at(self, position: int) -> tuple[int, ...]:
+        """Return the stages at a pipeline position, first chunk first."""
+        return tuple(stage for stage, at in enumerate(self.positions) if at == position)
 
     @property
     def schedule(self) -> Schedule:

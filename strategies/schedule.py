@@ -1,27 +1,34 @@
 """The order of forward and backward passes on every pipeline rank.
 
-A schedule is data: per pipeline rank a tuple of actions, which print and parse as
-``2F0`` (stage 2, forward, microbatch 0), the form torch.distributed.pipelining reads too.
-Stage ``s`` of a looped placement lives on pipeline rank ``s % ranks``.
+A schedule is data: per pipeline rank a tuple of actions, which print and parse as ``2F0`` (stage 2, forward,
+microbatch 0), the form torch.distributed.pipelining prints and reads too. A backward is one action, ``2B0``, or two:
+``2I0`` for the gradients of inputs, which the stage before waits for, and later ``2W0`` for those of weights
+(Qi et al., "Zero bubble pipeline parallelism", ICLR 2024). ``(0F3;7B0)OVERLAP_F_B`` is a forward and a backward that
+run as one.
 
-References
-----------
-.. [1] Huang et al., "GPipe", NeurIPS 2019.
-.. [2] Narayanan et al., "PipeDream", SOSP 2019; the flushed 1F1B of "Memory-efficient
-   pipeline-parallel DNN training", ICML 2021.
-.. [3] Narayanan et al., "Efficient large-scale language model training on GPU clusters
-   using Megatron-LM", SC 2021, section 2.2 (interleaved 1F1B).
+The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from strategies.schedules.dualpipev import DUALPIPEV
+from strategies.schedules.gpipe import GPIPE
+from strategies.schedules.interleaved import INTERLEAVED
+from strategies.schedules.interleaved_zero_bubble import INTERLEAVED_ZERO_BUBBLE
+from strategies.schedules.looped_bfs import LOOPED_BFS
+from strategies.schedules.naive import NAIVE
+from strategies.schedules.one_f_one_b import ONE_F_ONE_B
+from strategies.schedules.order import Order as Order
+from strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
+from strategies.schedules.rule import ScheduleRule, place
+from strategies.schedules.zbv import ZBV
+from strategies.schedules.zero_bubble import ZB1P, ZB2P
 
 
 class ActionKind(StrEnum):
@@ -29,9 +36,15 @@ class ActionKind(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
 
 
-_ACTION = re.compile(r"(\d+)([FB])(\d+)")
+KINDS = tuple(ActionKind)
+"""The kinds by their numbers in an `Order`."""
+
+_ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
@@ -53,124 +66,212 @@ class Action(NamedTuple):
         """
         match = _ACTION.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"an action is a stage, F or B and a microbatch, as in 2F0; met {text!r}")
+            raise ValueError(f"an action is a stage, F, B, I or W and a microbatch, as in 2F0; met {text[:40]!r}")
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
-@dataclass(frozen=True)
+Pair = tuple[Action, Action]
+"""A forward and a backward that run as one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """Orders of actions, one tuple a pipeline rank."""
+    """Orders of actions, one tuple a pipeline rank.
+
+    Parameters
+    ----------
+    orders
+        The actions of every pipeline rank.
+    stage_ranks
+        The pipeline rank of every stage.
+    overlapped
+        The pairs that run as one; the forward of each stands just before its backward.
+
+    Raises
+    ------
+    ValueError
+        Where a stage is on no rank or another one than ``stage_ranks`` says, or a microbatch does not run forward
+        and backward once through it, or its gradients of weights come before those of inputs.
+    """
 
     name: str
     orders: tuple[tuple[Action, ...], ...]
-    num_stages: int
+    stage_ranks: tuple[int, ...]
     num_microbatches: int
+    overlapped: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.num_stages % len(self.orders):
-            raise ValueError(f"stages = chunks * ranks, met {self.num_stages} stages on {len(self.orders)} ranks")
         for rank, order in enumerate(self.orders):
-            expected = 2 * self.num_microbatches * (self.num_stages // len(self.orders))
-            misplaced = next((a for a in order if a.stage % len(self.orders) != rank), None)
-            if misplaced is not None:
-                raise ValueError(f"stage {misplaced.stage} is not on pipeline rank {rank}, met {misplaced}")
-            if len(order) != expected or len(set(order)) != expected:
-                raise ValueError(f"pipeline rank {rank} runs every action once: {expected} actions, met {len(order)}")
+            _check_placed(order, rank, self.stage_ranks)
+        for rank, order in enumerate(self.orders):
+            _check_once(order, self.stages_of(rank), self.num_microbatches)
+        if self.overlapped:
+            _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
 
     @property
     def num_ranks(self) -> int:
         """Pipeline ranks."""
         return len(self.orders)
 
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of all ranks."""
+        return len(self.stage_ranks)
+
     def rank_of(self, stage: int) -> int:
         """Return the pipeline rank that holds ``stage``."""
-        return stage % self.num_ranks
+        return self.stage_ranks[stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a pipeline rank holds, first chunk first."""
-        return tuple(range(rank, self.num_stages, self.num_ranks))
+        return tuple(stage for stage, holder in enumerate(self.stage_ranks) if holder == rank)
 
     def in_flight(self, rank: int) -> int:
-        """Return the most microbatch activations, summed over chunks, that a rank holds at once."""
+        """Return the most microbatch activations, summed over chunks, that a rank holds at once.
+
+        A backward gives them back; where it is split, its gradients of weights do.
+        """
         held = peak = 0
         for action in self.orders[rank]:
-            held += 1 if action.kind is ActionKind.FORWARD else -1
+            held += _HELD[action.kind]
             peak = max(peak, held)
         return peak
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(str(action) for action in order) for order in self.orders)
+        return "\n".join(" ".join(self._words(order)) for order in self.orders)
+
+    def _words(self, order: tuple[Action, ...]) -> Iterator[str]:
+        pairs = dict(self.overlapped)
+        backwards = {backward for _, backward in self.overlapped}
+        for action in order:
+            if action in pairs:
+                yield f"({action};{pairs[action]})OVERLAP_F_B"
+            elif action not in backwards:
+                yield str(action)
 
     @classmethod
     def parse(cls, text: str, name: str = "custom") -> "Schedule":
-        """Return the schedule that prints as ``text``: one line a pipeline rank."""
-        orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in text.strip().splitlines())
-        actions = [action for order in orders for action in order]
-        if not actions:
+        """Return the schedule that prints as ``text``: one line a pipeline rank.
+
+        >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
+        (0, 1, 1, 0)
+        """
+        lines = [[_parse_word(word) for word in line.split()] for line in text.strip().splitlines()]
+        orders = tuple(tuple(action for word in words for action in word) for words in lines)
+        holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
+        if not holders:
             raise ValueError("a schedule has at least one action")
-        return cls(name, orders, 1 + max(a.stage for a in actions), 1 + max(a.microbatch for a in actions))
+        missing = next((stage for stage in range(len(holders)) if stage not in holders), None)
+        if missing is not None:
+            raise ValueError(f"stages are 0 to {max(holders)} without a gap, stage {missing} has no action")
+        pairs = tuple((word[0], word[1]) for words in lines for word in words if len(word) == 2)
+        stage_ranks = tuple(holders[stage] for stage in range(len(holders)))
+        return cls(name, orders, stage_ranks, 1 + max(a.microbatch for order in orders for a in order), pairs)
 
 
-Order = NDArray[np.int64]
-"""The actions of one pipeline rank as rows: stage, 0 for forward or 1 for backward, microbatch."""
+_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
+"""By kind, how many microbatches' activations of a stage come to be held."""
 
 
-def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of GPipe [1]_: all forwards, then all backwards."""
-    _one_chunk("gpipe", chunks)
-    kinds = np.repeat([0, 1], microbatches)
-    return _merged(kinds, *[(np.full(microbatches, rank), np.arange(microbatches))] * 2)
+def _parse_word(word: str) -> tuple[Action, ...]:
+    """Return the action that ``word`` says, or the two of an overlapped pair."""
+    pair = _PAIR.fullmatch(word)
+    return (Action.parse(word),) if pair is None else (Action.parse(pair[1]), Action.parse(pair[2]))
 
 
-def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of flushed 1F1B [2]_: ``ranks - rank`` forwards, then by turns."""
-    _one_chunk("1f1b", chunks)
-    warmup = min(ranks - rank, microbatches)
-    turns = np.tile([1, 0], microbatches - warmup)
-    kinds = np.concatenate([np.zeros(warmup, np.int64), turns, np.ones(warmup, np.int64)])
-    return _merged(kinds, *[(np.full(microbatches, rank), np.arange(microbatches))] * 2)
+def _check_placed(order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...]) -> None:
+    """Raise where a rank has no stage, or runs an action of a stage that is none or elsewhere."""
+    for action in order:
+        if action.stage >= len(stage_ranks):
+            raise ValueError(f"stages are 0 to {len(stage_ranks) - 1}, met {action}")
+        home = stage_ranks[action.stage]
+        if home != rank:
+            where = f"stage {action.stage} is on rank {home}, met {action} on rank {rank}"
+            raise ValueError(f"every stage is on one pipeline rank: {where}")
+    if rank not in stage_ranks:
+        raise ValueError(f"every pipeline rank has a stage, rank {rank} has none")
 
 
-def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
-    """Return one rank's actions of interleaved 1F1B [3]_: rounds of ``ranks`` microbatches through each chunk."""
-    if microbatches % ranks:
-        raise ValueError(f"interleaved: microbatches are a multiple of pipeline({ranks}), met {microbatches}")
-    total = microbatches * chunks
-    turn = np.arange(total)
-    chunk, microbatch = turn // ranks % chunks, turn // (ranks * chunks) * ranks + turn % ranks
-    warmup = min((chunks - 1) * ranks + 2 * (ranks - rank - 1), total)
-    turns = np.tile([0, 1], total - warmup)
-    kinds = np.concatenate([np.zeros(warmup, np.int64), turns, np.ones(warmup, np.int64)])
-    forward, backward = (chunk * ranks + rank, microbatch), ((chunks - 1 - chunk) * ranks + rank, microbatch)
-    return _merged(kinds, forward, backward)
+def _check_once(order: tuple[Action, ...], stages: tuple[int, ...], num_microbatches: int) -> None:
+    """Raise where a microbatch does not run forward and backward once through every stage of a rank."""
+    place_of = {action: index for index, action in enumerate(order)}
+    if len(place_of) < len(order):
+        twice = next(action for index, action in enumerate(order) if place_of[action] != index)
+        raise ValueError(f"every action runs once, met {twice} twice")
+    found = 0
+    for stage in stages:
+        for microbatch in range(num_microbatches):
+            forward, backward, inputs, weights = (place_of.get(Action(stage, k, microbatch)) for k in KINDS)
+            if forward is None:
+                raise ValueError(
+                    f"every microbatch runs forward once through every stage, {stage}F{microbatch} is missing"
+                )
+            split = inputs is not None and weights is not None
+            if (backward is None) == (not split) or (inputs is None) != (weights is None):
+                met = [f"{stage}{k.value}{microbatch}" for k in KINDS[1:] if Action(stage, k, microbatch) in place_of]
+                raise ValueError(
+                    f"a backward is {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}; "
+                    f"met {' and '.join(met) or 'none of them'}"
+                )
+            if inputs is not None and weights is not None and weights < inputs:
+                raise ValueError(f"{stage}W{microbatch} comes after {stage}I{microbatch}, met it before")
+            found += 3 if split else 2
+    if found < len(order):
+        beyond = next(action for action in order if action.microbatch >= num_microbatches)
+        raise ValueError(f"microbatches are 0 to {num_microbatches - 1}, met {beyond}")
 
 
-def _merged(kinds: Order, forward: tuple[Order, Order], backward: tuple[Order, Order]) -> Order:
-    """Return rows in the order of ``kinds``, each kind's stages and microbatches in turn."""
-    rows = np.stack([kinds, kinds, kinds], axis=1)
-    for kind, (stages, microbatches) in enumerate((forward, backward)):
-        rows[kinds == kind, 0], rows[kinds == kind, 2] = stages, microbatches
-    return rows
+def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
+    """Raise where two actions cannot run as one."""
+    for forward, backward in pairs:
+        kinds = forward.kind is ActionKind.FORWARD and backward.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        if not kinds or forward.microbatch == backward.microbatch:
+            raise ValueError(
+                f"a forward and a backward of different microbatches overlap, met {forward} and {backward}"
+            )
+        if (forward, backward) not in neighbours:
+            raise ValueError(f"a backward that overlaps a forward comes next to it, met {forward} and {backward}")
 
 
-def _one_chunk(name: str, chunks: int) -> None:
-    if chunks != 1:
-        raise ValueError(f"{name}: chunks is 1, met {chunks}; the schedule with chunks is interleaved")
-
-
-SCHEDULES: dict[str, Callable[[int, int, int, int], Order]] = {
-    "gpipe": gpipe_order,
-    "1f1b": one_f_one_b_order,
-    "interleaved": interleaved_order,
+SCHEDULES: dict[str, ScheduleRule] = {
+    rule.name: rule
+    for rule in (
+        NAIVE,
+        GPIPE,
+        ONE_F_ONE_B,
+        INTERLEAVED,
+        LOOPED_BFS,
+        ZB1P,
+        ZB2P,
+        INTERLEAVED_ZERO_BUBBLE,
+        ZBV,
+        DUALPIPEV,
+        PIPEDREAM,
+        PIPEDREAM_2BW,
+    )
 }
-"""By name, the function that gives a rank's actions of a number of ranks, microbatches and chunks."""
+"""The published schedules by name."""
 
 
 def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
-    """Return the actions of one pipeline rank of a schedule by name."""
+    """Return the actions of one pipeline rank of a schedule by name.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such order; the message is the equation that does not hold.
+    """
+    rule = _rule(name, ranks, microbatches, chunks)
+    return rule.order(rank, ranks, microbatches, chunks)
+
+
+def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
     if name not in SCHEDULES:
         raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
-    return SCHEDULES[name](rank, ranks, microbatches, chunks)
+    undefined = SCHEDULES[name].undefined(ranks, microbatches, chunks)
+    if undefined is not None:
+        raise ValueError(undefined)
+    return SCHEDULES[name]
 
 
 @lru_cache(maxsize=256)
@@ -183,28 +284,12 @@ def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
     """
-    kinds = tuple(ActionKind)
-    orders = (rank_order(name, rank, ranks, microbatches, chunks).tolist() for rank in range(ranks))
-    actions = tuple(tuple(Action(stage, kinds[kind], microbatch) for stage, kind, microbatch in o) for o in orders)
-    return Schedule(name, actions, ranks * chunks, microbatches)
-
-
-def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return GPipe [1]_: all forwards, then all backwards; one chunk a rank."""
-    return schedule("gpipe", ranks, microbatches, chunks)
-
-
-def one_f_one_b(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return flushed 1F1B [2]_: rank r warms up with ``ranks - r`` forwards, then alternates; one chunk a rank."""
-    return schedule("1f1b", ranks, microbatches, chunks)
-
-
-def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """Return interleaved 1F1B [3]_: ``chunks`` model chunks a rank, rounds of ``ranks`` microbatches.
-
-    Raises
-    ------
-    ValueError
-        Where ``microbatches`` is no multiple of ``ranks``, as the published schedule asks.
-    """
-    return schedule("interleaved", ranks, microbatches, chunks)
+    rule = _rule(name, ranks, microbatches, chunks)
+    orders: list[tuple[Action, ...]] = []
+    pairs: list[Pair] = []
+    for rank in range(ranks):
+        rows = rule.order(rank, ranks, microbatches, chunks).tolist()
+        order = tuple(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in rows)
+        pairs += [(order[row], order[row + 1]) for row in rule.pairs(rank, ranks, microbatches, chunks)]
+        orders.append(order)
+    return Schedule(name, tuple(orders), place(rule.placement, ranks, chunks), microbatches, tuple(pairs))

@@ -7,6 +7,7 @@ from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
+from strategies.lowering.split import Split, split
 from strategies.lowering.step import chain_ticks
 from strategies.mesh import Axis
 from strategies.plan import Plan, Recompute
@@ -15,7 +16,10 @@ from strategies.sharding import OperatorSharding
 
 
 class BlockCost(NamedTuple):
-    """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them."""
+    """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
+
+    ``split`` is its backward in two, where the schedule runs it so.
+    """
 
     steps: BlockSteps
     forward_ticks: int
@@ -24,6 +28,7 @@ class BlockCost(NamedTuple):
     parameters: int
     experts: int
     parameter_tensors: int
+    split: Split | None = None
 
 
 class BlockCosts:
@@ -35,7 +40,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, int, Recompute]] = Numbers()
+        self._hows: Numbers[tuple[int, int, Recompute, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
@@ -58,7 +63,7 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute))
+            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
         return self._latest
 
     def cost(self, plan: Plan, name: str, rank: Rank) -> BlockCost:
@@ -74,6 +79,7 @@ class BlockCosts:
                 self.parameters(plan, name),
                 self.experts(plan, name),
                 len(self.blocks[name].parameters),
+                split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
             )
         return self._costs[key]
 

@@ -10,7 +10,7 @@ from simulator.program import Category, IntArray, MemoryChange
 from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.recompute import BlockMemory
-from strategies.orders import orders
+from strategies.orders import actions
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -40,11 +40,29 @@ class StageMemory(NamedTuple):
         Held from forward to backward.
     forward, backward
         Held beyond ``kept`` at the fullest moment of each pass.
+    deferred
+        Where backward is split, held from the gradients of inputs to those of weights.
+    inputs, weights
+        Held beyond ``kept`` and beyond ``deferred`` at the fullest moment of those passes.
     """
 
     kept: int
     forward: int
     backward: int
+    deferred: int = 0
+    inputs: int = 0
+    weights: int = 0
+
+    @property
+    def changes(self) -> tuple[int, int, int, int]:
+        """What each kind of action takes, or gives back."""
+        return self.kept, -self.kept, self.deferred - self.kept, -self.deferred
+
+    @property
+    def above(self) -> tuple[int, int, int, int]:
+        """What each kind of action holds at its fullest moment, beyond what is held after it."""
+        inputs = self.kept - self.deferred + self.inputs
+        return self.forward, self.kept + self.backward, inputs, self.deferred + self.weights
 
 
 def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
@@ -53,15 +71,42 @@ def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
     Forward keeps block after block and backward gives back the last one first, so that each run
     is fullest at its last block.
 
-    >>> stage_memory([(BlockMemory(kept=10, recomputed=5, working=20), 3), (BlockMemory(2, 0, 1), 1)])
-    StageMemory(kept=32, forward=18, backward=23)
+    >>> stage_memory([(BlockMemory(kept=10, recomputed=5, working=20), 3), (BlockMemory(2, 0, 1), 1)])[:3]
+    (32, 18, 23)
     """
     held = forward = backward = 0
-    for memory, count in runs:
+    listed = list(runs)
+    for memory, count in listed:
         held += count * memory.kept
         forward = max(forward, held + memory.working)
         backward = max(backward, held + memory.recomputed + memory.working)
-    return StageMemory(held, max(forward - held, 0), max(backward - held, 0))
+    deferred = sum(memory.deferred * count for memory, count in listed)
+    inputs, weights = _fullest_inputs(listed) - held, _fullest_weights(listed)
+    return StageMemory(held, max(forward - held, 0), max(backward - held, 0), deferred, inputs, weights)
+
+
+def _fullest_inputs(runs: Sequence[tuple[BlockMemory, int]]) -> int:
+    """Return the most bytes while a stage makes the gradients of its inputs, the last block first.
+
+    A block then gives back what it kept, and leaves what the gradients of its weights need.
+    """
+    held = sum(memory.kept * count for memory, count in runs)
+    most = held
+    for memory, count in reversed(runs):
+        step = memory.deferred - memory.kept
+        fullest = memory.recomputed + memory.gradients + memory.working
+        most = max(most, held + fullest, held + step * (count - 1) + fullest)
+        held += step * count
+    return most
+
+
+def _fullest_weights(runs: Sequence[tuple[BlockMemory, int]]) -> int:
+    """Return the most bytes above the first while a stage makes the gradients of its weights, the last block first."""
+    held = most = 0
+    for memory, count in reversed(runs):
+        most = max(most, held + memory.working)
+        held -= memory.deferred * count
+    return most
 
 
 def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
@@ -70,10 +115,10 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     Memory changes only on the ranks' compute streams, so that the order of actions gives the
     peak, whatever time they take.
     """
-    rows = orders(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
-    changes = np.array([(memory.kept, -memory.kept) for memory in stages], dtype=np.int64).ravel()
-    above = np.array([(memory.forward, memory.kept + memory.backward) for memory in stages], dtype=np.int64).ravel()
-    held = np.cumsum(changes[rows.passes])  # a rank gives back all it takes, so the next begins with nothing
-    held += above[rows.passes]
+    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    changes = np.array([memory.changes for memory in stages], dtype=np.int64)
+    above = np.array([memory.above for memory in stages], dtype=np.int64)
+    held = np.cumsum(changes[rows.stage, rows.kind])  # a rank gives back all it takes, so the next begins with nothing
+    held += above[rows.stage, rows.kind]
     result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
     return result

@@ -7,12 +7,17 @@ from strategies.schedule import Action, ActionKind, Schedule
 
 
 def requirement(schedule: Schedule, action: Action) -> Action | None:
-    """Return the action on another stage (or the same one's forward) that must come first."""
+    """Return the action on another stage (or the same one's forward) that must come first.
+
+    Gradients of weights follow those of inputs on the same rank; those of inputs are asked for as ``B``.
+    """
     stage, kind, microbatch = action
     if kind is ActionKind.FORWARD:
         return Action(stage - 1, kind, microbatch) if stage else None
+    if kind is ActionKind.WEIGHT:
+        return Action(stage, ActionKind.BACKWARD, microbatch)
     last = stage == schedule.num_stages - 1
-    return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, kind, microbatch)
+    return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, ActionKind.BACKWARD, microbatch)
 
 
 def in_order(schedule: Schedule) -> Iterator[Action]:
@@ -34,7 +39,7 @@ def in_order(schedule: Schedule) -> Iterator[Action]:
                 needed = requirement(schedule, action)
                 if needed is not None and needed not in done:
                     break
-                done.add(action)
+                done.add(action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action)
                 position[rank] += 1
                 yield action
         if len(done) == before:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from simulator.operator_graph import Block, Operator
 from simulator.program import TaskKind
 from strategies.lowering.operator import BlockLayout, BlockSteps
+from strategies.lowering.split import defers
 from strategies.plan import Recompute
 
 
@@ -25,11 +26,17 @@ class BlockMemory(NamedTuple):
         Made again at the start of backward and held until its end.
     working
         Inputs and outputs of the operator that has the most, while the block runs.
+    deferred
+        What the gradients of weights need, once those of inputs are made.
+    gradients
+        The part of it that only then exists: gradients of what operators with weights put out.
     """
 
     kept: int
     recomputed: int
     working: int
+    deferred: int = 0
+    gradients: int = 0
 
 
 def recomputed_operators(block: Block, how: Recompute) -> tuple[Operator, ...]:
@@ -66,7 +73,17 @@ def block_memory(layout: BlockLayout, how: Recompute) -> BlockMemory:
     kept = _saved(layout, rest) | _boundary(layout, block, again)
     total = sum((saved | kept).values())
     working = max(sum(_sizes(layout, operator).values()) for operator in block.operators)
-    return BlockMemory(sum(kept.values()), total - sum(kept.values()), working)
+    inputs, gradients = _deferred(layout)
+    return BlockMemory(
+        sum(kept.values()), total - sum(kept.values()), working, inputs + gradients, gradients
+    )
+
+
+def _deferred(layout: BlockLayout) -> tuple[int, int]:
+    """Return what operators with weight gradients of their own keep for them: what they read, and of what gradients."""
+    operators = [operator for operator in layout.block.operators if defers(operator)]
+    outputs = {name: _share(layout, operator, name) for operator in operators for name in operator.outputs}
+    return sum(_saved(layout, tuple(operators)).values()), sum(outputs.values())
 
 
 def _saved(layout: BlockLayout, operators: tuple[Operator, ...]) -> dict[str, int]:

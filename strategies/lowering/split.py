@@ -1,0 +1,54 @@
+"""Split backward: the gradients of inputs, for which another stage waits, apart from those of weights.
+
+References
+----------
+Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 and figure 1.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from simulator.accelerator import Accelerator
+from simulator.compute import weight_gradient_time
+from simulator.operator_graph import Operator, OperatorKind
+from simulator.program import TaskKind
+from simulator.units import to_ticks
+from strategies.lowering.operator import BlockLayout
+from strategies.lowering.step import Step
+
+_DEFERRED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING})
+
+
+class Split(NamedTuple):
+    """A backward in two: the steps of the gradients of inputs, and of weights."""
+
+    inputs: tuple[Step, ...]
+    weights: tuple[Step, ...]
+
+
+def defers(operator: Operator) -> bool:
+    """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
+    return bool(operator.parameters) and operator.kind in _DEFERRED
+
+
+def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step]) -> Split:
+    """Return the steps of a backward in two; together they take the same ticks.
+
+    Collectives and recomputation belong to the gradients of inputs.
+    """
+    operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
+    inputs: list[Step] = []
+    weights: list[Step] = []
+    for step in backward:
+        operator = operators.get(step.operators) if step.kind is TaskKind.BACKWARD else None
+        if operator is None:
+            inputs.append(step)
+            continue
+        seconds = weight_gradient_time(accelerator, layout.block, operator, layout.sizes(operator))
+        ticks = min(to_ticks(seconds), step.ticks)
+        weights.append(Step(TaskKind.WEIGHT_GRADIENT, ticks, step.operators))
+        if step.launches > 1:
+            inputs.append(step._replace(ticks=step.ticks - ticks, launches=step.launches - 1))
+        elif step.ticks > ticks:
+            inputs.append(step._replace(ticks=step.ticks - ticks))
+    return Split(tuple(inputs), tuple(weights))

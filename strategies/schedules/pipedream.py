@@ -1,0 +1,72 @@
+"""PipeDream and PipeDream-2BW: 1F1B without flush, on older versions of the weights.
+
+The pipeline never empties: the first forwards of a step run among the last backwards of the step before it. The
+orders here are those of a pipeline that starts empty and stops after the last microbatch; the orders of ``n`` steps
+are those of ``n m`` microbatches, of which step ``k`` has ``k m`` to ``(k + 1) m - 1``. A step in the steady state
+therefore takes what ``m`` more microbatches add.
+
+References
+----------
+.. [1] Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 (1F1B) and 3.3 (weight stashing).
+.. [2] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
+"""
+
+from strategies.schedules.one_f_one_b import one_f_one_b_order
+from strategies.schedules.order import Order, PassTimes
+from strategies.schedules.rule import AS_MANY_AS_RANKS, ScheduleRule
+
+
+def pipedream_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of PipeDream [1]_: as many forwards as ranks remain, then by turns without flush.
+
+    Weights are updated after every backward.
+    """
+    return one_f_one_b_order(rank, ranks, microbatches, chunks)
+
+
+def pipedream_2bw_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of PipeDream-2BW [2]_: those of PipeDream, weights updated once a step."""
+    return one_f_one_b_order(rank, ranks, microbatches, chunks)
+
+
+def weight_versions(rank: int, ranks: int) -> int:
+    """Return the versions of its weights that a rank of PipeDream keeps: ``p - rank`` [1]_.
+
+    One for every microbatch in flight, so that a backward sees the weights of its forward.
+    """
+    return ranks - rank
+
+
+def double_buffered(rank: int, ranks: int) -> int:
+    """Return the versions of its weights that a rank of PipeDream-2BW keeps: 2 [2]_."""
+    return 2
+
+
+def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step of the steady state: 0 ([1]_, section 3.2)."""
+    return 0.0
+
+
+def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+    """Return the most microbatches whose activations a rank holds: ``p - rank`` in the steady state [1]_.
+
+    Fewer where the pipeline stops after fewer microbatches.
+    """
+    return min(ranks - rank, microbatches)
+
+
+PIPEDREAM = ScheduleRule(
+    "pipedream",
+    pipedream_order,
+    'Narayanan et al., "PipeDream", SOSP 2019',
+    asynchronous=True,
+    weight_versions=weight_versions,
+)
+PIPEDREAM_2BW = ScheduleRule(
+    "pipedream_2bw",
+    pipedream_2bw_order,
+    'Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1',
+    condition=AS_MANY_AS_RANKS,
+    asynchronous=True,
+    weight_versions=double_buffered,
+)
