@@ -6,8 +6,8 @@ from enum import StrEnum
 import numpy as np
 
 from simulator.collective_kinds import Collective
-from strategies.lowering.classes import BACKWARD, FORWARD, tenant_kind, tied_kind
 from strategies.lowering.data import reduction
+from strategies.lowering.placed import BACKWARD, FORWARD, tenant_kind, tied_kind
 from strategies.lowering.stage import Machine
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Plan
@@ -62,7 +62,7 @@ def _disturbed(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tupl
             later.setdefault(link, []).append((kind, group))
     result = set(groups[users[links] > 1].tolist())
     for group, link in zip(groups.tolist(), links.tolist(), strict=True):
-        if any(not _follows(machine, group, *other) for other in later.get(link, ())):
+        if link in later and not all(_follows(machine, group, *other) for other in later[link]):
             result.add(group)
     return frozenset(result)
 

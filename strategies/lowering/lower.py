@@ -5,11 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
+from simulator.collection import no_collection
 from simulator.collective_kinds import Collective
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
 from strategies.lowering.assemble import Content, assemble
-from strategies.lowering.classes import tied_kind
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, buckets, overlaps, reduction
@@ -20,6 +20,7 @@ from strategies.lowering.operator import Step
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
+from strategies.lowering.placed import tied_kind
 from strategies.lowering.skeleton import PartShape, Slot, StageShape, StepShape, skeleton
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
@@ -58,7 +59,8 @@ def lower(
         Where the schedule's orders cannot finish.
     """
     costs = costs or StageCosts(problem)
-    return Lowering(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)).program()
+    with no_collection():
+        return Lowering(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)).program()
 
 
 class Lowering:
@@ -73,6 +75,7 @@ class Lowering:
         self.tied = costs.tied(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
+        self._boundaries: dict[int, tuple[Collective, float]] = {}
         self._work: dict[tuple[object, ...], Work] = {}
 
     def program(self) -> Program:
@@ -201,6 +204,12 @@ class Lowering:
     def _updated(self, position: int) -> tuple[Collective, float]:
         return Collective.ALL_GATHER, float(self._parameters(position) * self.training.parameter_bytes)
 
+    def _boundary(self, stage: int) -> tuple[Collective, float]:
+        if stage not in self._boundaries:
+            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage))
+            self._boundaries[stage] = Collective.SEND, size
+        return self._boundaries[stage]
+
     def _tied_sum(self, elements: int) -> tuple[Collective, float]:
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
 
@@ -224,11 +233,10 @@ class Lowering:
             return self._collective(key, instance)
         if slot.what == "send":
             stage, backward = key
-            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage - backward))
             name = "gradients" if backward else "activations"
             communicator = self.machine.communicator(slot.site.kind, instance)
-            kind = TaskKind.PIPELINE_COMMUNICATION
-            return self._communication(communicator, kind, stage, 0, (Collective.SEND, size), name)
+            kind, what = TaskKind.PIPELINE_COMMUNICATION, self._boundary(stage - backward)
+            return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self._at_the_end(slot)
         return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name)
@@ -255,11 +263,13 @@ class Lowering:
         return self._plain((what, key, self.machine.rank(rank_class).key), TaskKind.LAUNCH, stage, ticks, name)
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
-        rank = self.machine.rank(rank_class)
-        costs = self.plan_costs
+        rank, costs = self.machine.rank(rank_class), self.plan_costs
+        key = ("optimizer", position, rank.key)
+        if key in self._work:
+            return self._work[key]
         parameters, tensors = costs.parameters[position], costs.parameter_tensors[position]
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, parameters, tensors)
-        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
 
     def _host(self, step: HostStep, position: int, group: int) -> Content:
         """Return one chunk of one stage of the host's update."""
@@ -318,12 +328,8 @@ class Lowering:
     # what the program says besides its tasks
 
     def _links(self) -> tuple[LinkClass, ...]:
-        network = interconnect(self.cluster)
-        first, count = self.table.first_link.tolist(), self.table.link_count.tolist()
-        return tuple(
-            LinkClass(network.name(link), rate, many)
-            for link, rate, many in zip(first, self.table.bandwidth, count, strict=True)
-        )
+        names = interconnect(self.cluster).names(self.table.first_link)
+        return tuple(map(LinkClass, names, self.table.bandwidth, self.table.link_count.tolist()))
 
     def _traffic(self) -> tuple[float, ...]:
         """Return the bytes on every link class of collectives inside parts of ranks."""

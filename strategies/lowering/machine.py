@@ -7,9 +7,10 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective import measured_time
 from simulator.collective_kinds import Algorithm, Collective
-from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row, tied_kind
+from strategies.lowering.classes import ClassTable, Row
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
+from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
 from strategies.mesh import DATA, TENSOR
 
 _OF_TENSOR = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -74,7 +75,7 @@ class Machine:
     def _tensor_of(self, rank_class: int) -> tuple[Communicator, int]:
         """Return the first tensor group that lies as the class's own does, and a number for its costs."""
         group = self.table.group_of[TENSOR][rank_class]
-        signature = self.table.tables[TENSOR].signature[group]
+        signature = self.table.signatures(TENSOR)[group]
         if signature not in self._tensor:
             depends = tuple(self._depends(TENSOR, collective, (group,)) for collective in _OF_TENSOR)
             self._tensor[signature] = self.communicator(TENSOR, group), self._costs.of(depends)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.program import IntArray, StreamKind
-from strategies.lowering.classes import BACKWARD, FORWARD, tied_kind
 from strategies.lowering.offload import STEPS
 from strategies.lowering.pipeline import in_order
+from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
 from strategies.mesh import DATA, TENSOR
 from strategies.schedule import Action, ActionKind, schedule
 
@@ -118,6 +118,15 @@ def skeleton(shape: StepShape) -> Skeleton:
     return _Builder(shape).build()
 
 
+class _PartSlots(NamedTuple):
+    """The streams that a part holds and its slots: launching before, itself phase by phase, launching after."""
+
+    held: tuple[StreamKind, ...]
+    lead: int
+    legs: tuple[int, ...]
+    rest: int
+
+
 class _Builder:
     """Abstract tasks while they are collected.
 
@@ -129,6 +138,7 @@ class _Builder:
         self.shape = shape
         self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
         self.slots: dict[Slot, int] = {}
+        self.parts: dict[tuple[int, ...], _PartSlots] = {}
         self.slot_of: list[int] = []
         self.microbatch_of: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
@@ -162,9 +172,14 @@ class _Builder:
         microbatch: int,
         waits: list[tuple[int | None, int]],
     ) -> int:
-        slot = Slot(site, what, key, streams)
+        return self._task(self._slot(site, what, key, streams), microbatch, waits)
+
+    def _slot(self, site: Site, what: str, key: tuple[int, ...], streams: tuple[tuple[int, StreamKind], ...]) -> int:
+        return self.slots.setdefault(Slot(site, what, key, streams), len(self.slots))
+
+    def _task(self, slot: int, microbatch: int, waits: list[tuple[int | None, int]]) -> int:
         number = len(self.slot_of)
-        self.slot_of.append(self.slots.setdefault(slot, len(self.slots)))
+        self.slot_of.append(slot)
         self.microbatch_of.append(microbatch)
         self.edges += [(before, number, position) for before, position in waits if before is not None]
         return number
@@ -210,21 +225,33 @@ class _Builder:
         self._send(position, action)
 
     def _part(self, position: int, key: tuple[int, ...], part: PartShape, microbatch: int, arrived: int | None) -> None:
-        held = (StreamKind.TENSOR,) if part.legs else _HELD[part.communicates]
+        if key not in self.parts:
+            self.parts[key] = self._part_slots(position, key, part)
+        slots = self.parts[key]
         waits: list[tuple[int | None, int]] = [(arrived, position)]
-        if not set(held) & set(self.held[position]):  # else the stream they share keeps their order
+        if not any(kind in slots.held for kind in self.held[position]):  # else the stream they share keeps their order
             waits.append((self.tail[position], position))
-        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         if part.launched:
-            waits.append((self._add(rank, "lead", key, launch, microbatch, []), position))
+            waits.append((self._task(slots.lead, microbatch, []), position))
+        for slot in slots.legs:
+            number = self._task(slot, microbatch, waits)
+            waits = []
+        if part.launched:
+            self._task(slots.rest, microbatch, [])
+        self.tail[position], self.held[position] = number, slots.held
+
+    def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> "_PartSlots":
+        """Return the slots of a part, in the order of its tasks."""
+        held = (StreamKind.TENSOR,) if part.legs else _HELD[part.communicates]
+        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(TENSOR, position) if part.legs or part.together else rank
         streams = tuple((position, kind) for kind in held)
-        for leg in range(part.legs or 1):
-            what, named = ("collective", (*key, leg)) if part.legs else ("pass", key)
-            number = self._add(site, what, named, streams, microbatch, waits if leg == 0 else [])
-        if part.launched:
-            self._add(rank, "rest", key, launch, microbatch, [])
-        self.tail[position], self.held[position] = number, held
+        lead = self._slot(rank, "lead", key, launch) if part.launched else -1
+        if part.legs:
+            legs = tuple(self._slot(site, "collective", (*key, leg), streams) for leg in range(part.legs))
+        else:
+            legs = (self._slot(site, "pass", key, streams),)
+        return _PartSlots(held, lead, legs, self._slot(rank, "rest", key, launch) if part.launched else -1)
 
     def _leave(self, position: int, stage: int, bucket: int, legs: int) -> None:
         """Reduce a bucket of gradients that the last part has filled."""

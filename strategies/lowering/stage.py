@@ -7,12 +7,13 @@ from itertools import chain, repeat
 from typing import NamedTuple, TypeVar, cast
 
 from strategies.lowering.block import BlockCost, BlockCosts
-from strategies.lowering.classes import Placed, fold, unfolded
+from strategies.lowering.classes import fold, unfolded
 from strategies.lowering.division import Division, Runs, division, runs_of
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.placed import Placed
 from strategies.lowering.tied import tied_parameters
 from strategies.mesh import Axis
 from strategies.plan import Plan, Stage
