@@ -9,6 +9,7 @@ from strategies.plan import Plan
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
@@ -58,6 +59,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     order = [axis.name for axis in plan.mesh.axes]
     if order != [PIPELINE, DATA, TENSOR]:
         yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
+    if plan.schedule_name not in SCHEDULES:
+        yield f"schedule: the executor runs {', '.join(SCHEDULES)}, met {plan.schedule_name}"
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:

@@ -71,6 +71,19 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
         return ()
     if collective is Collective.SEND and groups.shape[1] != 2:
         raise ValueError(f"a send has 2 ranks, met {groups.shape[1]}")
+    if len(groups) == 1:
+        return _on_one(cluster, collective, algorithm, tuple(groups[0].tolist()))
+    return _phases(cluster, collective, algorithm, groups)
+
+
+@lru_cache(maxsize=256)
+def _on_one(
+    cluster: Cluster, collective: Collective, algorithm: Algorithm, group: tuple[int, ...]
+) -> tuple[Phase, ...]:
+    return _phases(cluster, collective, algorithm, np.array([group]))
+
+
+def _phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
     placement = place(cluster, groups)
     unable = np.flatnonzero(~_able(cluster, collective, algorithm, placement))
     if len(unable):

@@ -80,9 +80,7 @@ def operator_time(
     return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
 
 
-def weight_gradient_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]
-) -> float:
+def weight_gradient_time(accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]) -> float:
     """Return the seconds of an operator's backward that make gradients of its parameters alone.
 
     One of the two products of a matrix product, all of an embedding; 0 where they come with those of inputs.

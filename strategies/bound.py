@@ -22,13 +22,14 @@ class Bounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
-        self._loads: dict[tuple[Machine, Division, int], _Loads] = {}
+        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int], _Loads] = {}
 
     def ticks(self, plan: Plan) -> int:
         """Return the ticks of a path through the step.
 
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
-        last gradient runs back to the first stage, and the optimizer steps.
+        last gradient runs back to the first stage, and the optimizer steps. Where backward is
+        split, the last gradient has left before all work is done.
         """
         machine = self.costs.machine(plan)
         loads, sends = self._load(plan, machine), self.durations.sends(plan, machine)
@@ -38,19 +39,20 @@ class Bounds:
             if position:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
-            best = max(best, fill + plan.num_microbatches * work + max(tails[position], drain + tails[0]))
+            after = tails[position] if plan.splits_backward else max(tails[position], drain + tails[0])
+            best = max(best, fill + plan.num_microbatches * work + after)
         return best
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)
-        key = (machine, made, self.costs.blocks.how(plan))
+        key = (machine, made, plan.positions, self.costs.blocks.how(plan))
         if key not in self._loads:
             positions = [self._position(plan, machine, made, position) for position in range(plan.pipeline)]
             self._loads[key] = _Loads(*zip(*positions, strict=True))
         return self._loads[key]
 
     def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int]:
-        first, own = made.kind_of[position], made.kind_of[position :: plan.pipeline]
+        first, own = made.kind_of[position], [made.kind_of[stage] for stage in plan.stages_at(position)]
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
         work = max(sum(passes.forward[kind] + passes.backward[kind] for kind in own) for passes in found)
         return min(passes.forward[first] for passes in found), min(passes.backward[first] for passes in found), work

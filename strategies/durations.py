@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from simulator.collective_kinds import Collective
-from strategies.lowering.classes import BACKWARD, FORWARD
 from strategies.lowering.data import buckets, overlaps, reduction
 from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.pipeline import boundary_part, slices
+from strategies.lowering.placed import BACKWARD, FORWARD
 from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.mesh import DATA, EXPERT_DATA
 from strategies.plan import Plan
@@ -77,12 +77,12 @@ class Durations:
         return self._passes[key]
 
     def sends(self, plan: Plan, machine: Machine) -> Sends:
-        """Return the ticks of all transfers between stages."""
+        """Return the ticks of the transfers between stages that go round the pipeline ranks; of a V, of its way down."""
         made = self.costs.division(plan)
-        key = (machine, made, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
+        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
         if key not in self._sends:
             kinds = [boundary_part(plan, self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
-            sizes = [kinds[kind] for kind in made.kind_of[:-1]]
+            sizes = [kinds[kind] for kind in (made.kind_of if plan.looped else made.kind_of[: plan.pipeline])[:-1]]
             if plan.pipeline == 1:
                 self._sends[key] = Sends(*[(0,) * len(made.kind_of)] * 2)
             else:
@@ -128,8 +128,7 @@ class Durations:
         size = self.costs.problem.training.gradient_bytes
         ticks: dict[tuple[int, int], tuple[int, ...]] = {}
         result = []
-        for stage, kind in enumerate(self.costs.division(plan).kind_of):
-            position = stage % plan.pipeline
+        for position, kind in zip(plan.positions, self.costs.division(plan).kind_of, strict=True):
             if (kind, position) not in ticks:
                 ticks[kind, position] = tuple(
                     _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))

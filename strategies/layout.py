@@ -201,12 +201,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     if layout.schedule not in SCHEDULES:
         yield Violation("schedule", f"schedule is one of {', '.join(SCHEDULES)}, met {layout.schedule}")
         return
-    if layout.schedule == "interleaved" and (layout.chunks < 2 or layout.pipeline < 2):
-        yield Violation(
-            "chunks", f"interleaved has chunks and pipeline of at least 2, met {layout.chunks} and {layout.pipeline}"
-        )
-    if layout.schedule != "interleaved" and layout.chunks != 1:
-        yield Violation("chunks", f"{layout.schedule} has 1 chunk, met {layout.chunks}; nearest: schedule interleaved")
+    yield from _schedule_violations(problem, layout)
     if isinstance(layout.stages, tuple):
         if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
             yield Violation(
@@ -224,12 +219,25 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         )
     elif stages > layers:
         yield Violation("pipeline", f"pipeline * chunks = {stages} stages are at most layers({layers})")
-    if layout.schedule == "interleaved" and problem.training.global_batch % (layout.data * layout.microbatch) == 0:
-        count = problem.training.global_batch // (layout.data * layout.microbatch)
-        if count % layout.pipeline:
-            yield Violation(
-                "schedule", f"interleaved: microbatches({count}) are a multiple of pipeline({layout.pipeline})"
-            )
+
+
+def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    rule, each = SCHEDULES[layout.schedule], layout.data * layout.microbatch
+    if rule.asynchronous:
+        yield Violation(
+            "schedule", f"{rule.name} has no flush: a step is not simulated apart from the next one; nearest: 1f1b"
+        )
+        return
+    fewest, most = rule.chunks
+    if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
+        broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
+        yield Violation("chunks", str(broken))
+    elif fewest > 1 and layout.pipeline < 2:
+        yield Violation("pipeline", f"{rule.name}: pipeline(1) >= 2 does not hold; nearest: 2")
+    elif problem.training.global_batch % each == 0:
+        broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)
+        if broken is not None:
+            yield Violation("schedule", broken)
 
 
 def _nearest(whole: int, value: int) -> int:

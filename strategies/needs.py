@@ -31,7 +31,8 @@ class Needs:
 
     def _held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
-        key = (self.costs.division(plan), self.costs.blocks.cut(plan), plan.mesh.axes, plan.zero, plan.offload)
+        cut = self.costs.blocks.cut(plan)
+        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload)
         if key not in self._resident:
             held = self.costs.held(plan)
             counts = list(zip(held.parameters, held.experts, strict=True))

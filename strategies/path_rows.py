@@ -10,8 +10,8 @@ from simulator.engine.step_graph import LONGEST
 from simulator.program import IntArray
 from strategies.durations import Durations
 from strategies.finish import Endings
-from strategies.lowering.classes import tied_kind
 from strategies.lowering.pipeline import slices
+from strategies.lowering.placed import tied_kind
 from strategies.lowering.stage import Machine, StageCosts
 from strategies.mesh import TENSOR
 from strategies.plan import Plan

@@ -47,7 +47,7 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _Batch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or offloads_optimizer(plan):
+            if not machine.uniform or offloads_optimizer(plan) or plan.splits_backward:
                 result[index] = self._lowered(plan)
                 continue
             key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))

@@ -126,6 +126,13 @@ class Schedule:
         """Return the stages that a pipeline rank holds, first chunk first."""
         return tuple(stage for stage, holder in enumerate(self.stage_ranks) if holder == rank)
 
+    @property
+    def last_gradients(self) -> tuple[Action, ...]:
+        """For every stage the action that makes the last gradients of its weights."""
+        kinds = (ActionKind.BACKWARD, ActionKind.WEIGHT)
+        last = {action.stage: action for order in self.orders for action in order if action.kind in kinds}
+        return tuple(last[stage] for stage in range(self.num_stages))
+
     def in_flight(self, rank: int) -> int:
         """Return the most microbatch activations, summed over chunks, that a rank holds at once.
 

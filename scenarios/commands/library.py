@@ -109,7 +109,7 @@ def _origins(name: str) -> dict[str, Any]:
 def _schedules() -> list[tuple[str, str]]:
     from strategies.schedule import SCHEDULES
 
-    return [(name, _first_line(function)) for name, function in SCHEDULES.items()]
+    return [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()]
 
 
 def _algorithms() -> list[tuple[str, str]]:

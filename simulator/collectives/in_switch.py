@@ -32,12 +32,13 @@ def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tup
     ordered = np.sort(groups, axis=1)
     placement = place(cluster, ordered)
     reduces = switches_reduce(cluster, placement)
-    kinds = np.stack([placement.nodes > 1, reduces, placement.channels > 1], axis=1)
+    kinds = list(zip((placement.nodes > 1).tolist(), reduces.tolist(), (placement.channels > 1).tolist(), strict=True))
     parts = []
-    for kind in np.unique(kinds, axis=0):
-        chosen = np.flatnonzero((kinds == kind).all(axis=1))
-        part = place(cluster, ordered[chosen])
-        phases = _across(cluster, part, bool(kind[1])) if kind[0] else (_switched(cluster, part, collective),)
+    for kind in sorted(set(kinds)):
+        chosen = np.flatnonzero([each == kind for each in kinds])
+        part = placement if len(chosen) == len(groups) else place(cluster, ordered[chosen])
+        spans, reduced, _ = kind
+        phases = _across(cluster, part, reduced) if spans else (_switched(cluster, part, collective),)
         parts.append((chosen, launched(cluster, *phases)))
     return merged(len(groups), parts)
 
@@ -59,11 +60,11 @@ def fabric_reduces(cluster: Cluster) -> bool:
 
 def _switched(cluster: Cluster, placement: Placement, collective: Collective) -> Phase:
     """Return one collective on the switches inside nodes; one way through a switch is one latency."""
-    edges = inside(cluster, placement)
+    network, edges = interconnect(cluster), inside(cluster, placement)
     used = traffic(cluster, placement.num_groups, [edges])
-    routes = interconnect(cluster).routes(edges.source, edges.target)
-    sends = np.zeros(interconnect(cluster).num_links, dtype=bool)
-    sends[routes.link[np.unique(routes.pair, return_index=True)[1]]] = True  # a route starts with the sender's port
+    routes = network.routes(edges.source, edges.target)
+    sends = np.zeros(network.num_links, dtype=bool)
+    sends[routes.link[np.diff(routes.pair, prepend=-1) > 0]] = True  # a route starts with the sender's port
     part = 1.0 / placement.channels[used.group]
     sent = 1.0 * (collective is not Collective.ALL_GATHER) + part * (collective is not Collective.REDUCE_SCATTER)
     received = 1.0 * (collective is not Collective.REDUCE_SCATTER) + part * (collective is not Collective.ALL_GATHER)

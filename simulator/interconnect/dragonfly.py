@@ -17,6 +17,8 @@ class DragonflyWiring:
     of the group. Groups are complete even where the last has fewer nodes.
     """
 
+    parts: tuple[IntArray, ...] = ()
+
     def __init__(self, links: Links, fabric: Dragonfly, node: IntArray) -> None:
         self._router = node // fabric.nodes_per_router
         routers = int(self._router[-1]) + 1

@@ -15,7 +15,15 @@ from simulator.interconnect.routes import FloatArray, IntArray, Routes, along
 
 
 class SwitchingWiring(Protocol):
-    """What lies between NICs."""
+    """What lies between NICs.
+
+    Attributes
+    ----------
+    parts
+        For every kind of switch that has links of its own, the one above each NIC; numbers follow those of nodes.
+    """
+
+    parts: tuple[IntArray, ...]
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return the links from NICs ``source`` to NICs ``target`` in order, -1 where one is not on the way."""
@@ -29,6 +37,8 @@ class SwitchingWiring(Protocol):
 
 class CrossbarWiring:
     """Nothing that limits NICs."""
+
+    parts: tuple[IntArray, ...] = ()
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return no links."""
@@ -62,9 +72,14 @@ class NicWiring:
         latency = numbering.figures(lambda kind: kind.nic.latency)[node]
         launch = numbering.figures(lambda kind: kind.nic.launch)[node]
         nics = np.arange(len(node))
-        self._out = links.add("nic {} out", nics, bandwidth, latency, launch)
-        self._in = links.add("nic {} in", nics, bandwidth, launch=launch)
+        self._out = links.add("nic {} out", nics, bandwidth, latency, launch, node)
+        self._in = links.add("nic {} in", nics, bandwidth, launch=launch, owner=node)
         self._switches = _switches(links, fabric, node, bandwidth)
+
+    @property
+    def parts(self) -> tuple[IntArray, ...]:
+        """For every kind of switch that has links of its own, the one above each device."""
+        return tuple(of_nic[self._numbering.nic] for of_nic in self._switches.parts)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the routes between devices of different nodes."""

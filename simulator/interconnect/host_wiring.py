@@ -30,9 +30,9 @@ class HostWiring:
         has_slot = np.array([kind.host.pcie is not None for kind in numbering.kinds])[numbering.kind]
         slot = np.where(has_slot, np.arange(len(node)), -1)
         self.switch = _switches(numbering, trees)
-        self.slot_out, self.slot_in = _both_ways(links, "pcie {}", slot, numbering.figures(_slot_width)[node])
+        self.slot_out, self.slot_in = _both_ways(links, "pcie {}", slot, numbering.figures(_slot_width), node)
         self.uplink_out, self.uplink_in = _both_ways(
-            links, "pcie switch {}", self.switch, numbering.figures(_uplink_width)[node]
+            links, "pcie switch {}", self.switch, numbering.figures(_uplink_width), node
         )
         # Without slots the uplinks belong to a `PcieTree` alone.
         self._copy_out = np.where(has_slot, self.uplink_out, -1)
@@ -119,14 +119,19 @@ def _switches(numbering: Numbering, trees: bool) -> IntArray:
     return np.where(shared[numbering.node] > 0, switch, -1)
 
 
-def _both_ways(links: Links, part: str, part_of: IntArray, width: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return for every device the links out of and into its part, -1 where it has none; parts are shared."""
-    parts, first, index = np.unique(part_of, return_index=True, return_inverse=True)
-    used = parts >= 0
-    ways = np.full((2, len(parts)), -1)
-    ways[0, used] = links.add(f"{part} out", parts[used], width[first[used]])
-    ways[1, used] = links.add(f"{part} in", parts[used], width[first[used]])
-    return ways[0, index], ways[1, index]
+def _both_ways(
+    links: Links, name: str, of_device: IntArray, width: FloatArray, node: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Return for every device the links out of and into its slot or switch, as wide as its node says.
+
+    ``of_device`` is -1 where it has none, and so are the links; it rises where it is not.
+    """
+    first = np.flatnonzero((of_device >= 0) & (np.diff(of_device, prepend=-1) != 0))
+    part, owner = of_device[first], node[first]
+    ways = np.full((2, int(of_device.max()) + 2), -1)
+    for way, end in zip(ways, ("out", "in"), strict=True):
+        way[part] = links.add(f"{name} {end}", part, width[owner], owner=owner)
+    return ways[0, of_device], ways[1, of_device]
 
 
 def _numa_nodes(numbering: Numbering) -> IntArray:
@@ -149,6 +154,6 @@ def _memories(links: Links, numbering: Numbering, numa: IntArray) -> tuple[IntAr
     labels = host[linked], linked - first[host[linked]]
     ways = np.full((2, len(host)), -1)
     for way, pattern in zip(ways, ("memory {}.{} in", "memory {}.{} out"), strict=True):
-        way[linked] = links.add(pattern, labels, width[linked], latency[linked], launch[linked])
+        way[linked] = links.add(pattern, labels, width[linked], latency[linked], launch[linked], node[linked])
     memory = first[numbering.host] + numa
     return ways[0, memory], ways[1, memory]

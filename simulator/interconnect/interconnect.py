@@ -1,6 +1,6 @@
 """Links and routes of a cluster."""
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import networkx as nx
 import numpy as np
@@ -13,6 +13,7 @@ from simulator.interconnect.kinds import Graph, Torus
 from simulator.interconnect.links import Links
 from simulator.interconnect.node_wiring import NodeWiring, node_wiring
 from simulator.interconnect.numbering import numbering
+from simulator.interconnect.parts import Parts
 from simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
 from simulator.interconnect.torus import TorusWiring
 
@@ -34,12 +35,15 @@ class Interconnect:
         Seconds that a message pays when it enters the link; along a route they add up.
     launch
         Base cost in s of a collective that uses the link; of several links the largest counts.
+    parts
+        The nodes and switches that links belong to.
     """
 
     num_links: int
     bandwidth: FloatArray
     latency: FloatArray
     launch: FloatArray
+    parts: Parts
 
     def __init__(self, cluster: Cluster) -> None:
         self._links, self._numbering = Links(), numbering(cluster)
@@ -56,6 +60,8 @@ class Interconnect:
                 kinds = range(len(self._numbering.kinds))
                 self._inside = tuple(node_wiring(self._links, self._numbering, self._host, kind) for kind in kinds)
                 self._fabric = NicWiring(self._links, self._numbering, self._host, fabric)
+        of_fabric = self._fabric.parts if isinstance(self._fabric, NicWiring) else ()
+        self.parts = self._links.parts(np.stack([self._numbering.node, *of_fabric]))
         self.bandwidth, self.latency, self.launch = self._links.figures()
         self.num_links = len(self.bandwidth)
         self._apply(cluster.link_speeds)
@@ -82,6 +88,12 @@ class Interconnect:
                 parts.append(_some(wiring, together & (place.kind[source] == kind), source, target))
         return joined([*parts, _some(self._fabric, between, source, target)])
 
+    @cached_property
+    def place(self) -> IntArray:
+        """For every device a number for its kind of node and its place in it: equal numbers lie alike there."""
+        place = self._numbering
+        return place.kind * max(kind.devices for kind in place.kinds) + place.local
+
     def to_host(self, devices: IntArray) -> Routes:
         """Return the routes from ``devices`` to the memory of their hosts."""
         return self._host.to_host(self._devices(devices))
@@ -101,6 +113,10 @@ class Interconnect:
     def name(self, link: int) -> str:
         """Return the name of a link, as ``nic 3 out``."""
         return self._links.name(link)
+
+    def names(self, links: IntArray) -> list[str]:
+        """Return the names of many links."""
+        return self._links.names(links)
 
     def link(self, name: str) -> int:
         """Return the link of that name; ``ValueError`` tells the nearest."""

@@ -14,8 +14,8 @@ from simulator.interconnect.routes import FloatArray, IntArray, where
 class Tier:
     """Switches of one tier, each with one link up and one down; ``of_nic`` is the one above every NIC.
 
-    Traffic is spread evenly over the switches of the tier above, so that all uplinks of a
-    switch act as one pipe.
+    As parts of the cluster (`Parts`) they are numbered from ``first_part``. Traffic is spread evenly
+    over the switches of the tier above, so that all uplinks of a switch act as one pipe.
     """
 
     def __init__(
@@ -26,10 +26,12 @@ class Tier:
         of_nic: IntArray,
         capacity: FloatArray,
         hop: float,
+        first_part: int,
     ) -> None:
         self._pattern, self._labels, self.of_nic = pattern, labels, of_nic
-        self._up = links.add(f"{pattern} up", labels, capacity, hop)
-        self._down = links.add(f"{pattern} down", labels, capacity)
+        self.part_of_nic, owner = first_part + of_nic, first_part + np.arange(len(capacity))
+        self._up = links.add(f"{pattern} up", labels, capacity, hop, owner=owner)
+        self._down = links.add(f"{pattern} down", labels, capacity, owner=owner)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
         """Return the links up and down between NICs, -1 where one switch is above both."""
@@ -58,13 +60,16 @@ class LeafWiring:
     def __init__(self, links: Links, fabric: LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray) -> None:
         pattern, labels, leaf = _leaves(fabric, node)
         capacity = np.bincount(leaf, weights=bandwidth) / fabric.oversubscription
-        self._leaves = Tier(links, pattern, labels, leaf, capacity, fabric.hop)
+        nodes = int(node[-1]) + 1
+        self._leaves = Tier(links, pattern, labels, leaf, capacity, fabric.hop, nodes)
         self._pods: Tier | None = None
         if isinstance(fabric, FatTree):
             self._pod_of_leaf = np.arange(len(capacity)) // fabric.leaves_per_pod
             above = np.bincount(self._pod_of_leaf, weights=capacity) / fabric.core_oversubscription
             pods = (np.arange(len(above)),)
-            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], above, fabric.hop)
+            first_pod = nodes + len(capacity)
+            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], above, fabric.hop, first_pod)
+        self.parts = tuple(tier.part_of_nic for tier in (self._leaves, self._pods) if tier is not None)
 
     def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
         """Return up and down of every tier where no one switch is above both NICs."""

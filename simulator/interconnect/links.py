@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.interconnect.parts import Parts
 from simulator.interconnect.routes import FloatArray, IntArray
 
 _NUMBER = re.compile(r"\d+")
@@ -54,7 +55,8 @@ class Links:
 
     def __init__(self) -> None:
         self._families: list[Family] = []
-        self._figures: list[FloatArray] = [np.zeros((3, 0))]
+        self._figures: list[tuple[float | FloatArray, ...]] = []
+        self._owners: list[IntArray] = []
         self._count = 0
 
     def add(
@@ -64,24 +66,33 @@ class Links:
         bandwidth: float | FloatArray,
         latency: float | FloatArray = 0.0,
         launch: float | FloatArray = 0.0,
+        owner: IntArray | None = None,
     ) -> IntArray:
         """Return the numbers of new links, one for each row of labels.
 
-        Labels are a column of integers, several such columns, or rows of text.
+        Labels are a column of integers, several such columns, or rows of text. ``owner`` is the part
+        (`Parts`) that has each link, rising; ``None`` where they belong to none.
         """
         rows = _rows(labels)
-        figures = np.empty((3, len(rows)))
-        figures[0], figures[1], figures[2] = bandwidth, latency, launch
-        self._figures.append(figures)
         if len(rows):
+            self._figures.append((bandwidth, latency, launch))
             self._families.append(Family(self._count, pattern, rows))
+            self._owners.append(np.full(len(rows), -1) if owner is None else owner)
         self._count += len(rows)
         return np.arange(self._count - len(rows), self._count)
 
     def figures(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return bandwidth, latency and launch of every link."""
-        bandwidth, latency, launch = np.concatenate(self._figures, axis=1)
+        found = np.empty((3, self._count))
+        for family, figures in zip(self._families, self._figures, strict=True):
+            for column, figure in zip(found, figures, strict=True):
+                column[family.first : family.first + len(family.labels)] = figure
+        bandwidth, latency, launch = found
         return bandwidth, latency, launch
+
+    def parts(self, of_device: IntArray) -> Parts:
+        """Return which of the parts that each device is in has which links."""
+        return Parts(of_device, tuple(self._owners))
 
     def family(self, link: int) -> Family:
         """Return the family of ``link``; ``ValueError`` where there is no such link."""
@@ -93,6 +104,17 @@ class Links:
         """Return the name of ``link``."""
         family = self.family(link)
         return family.name(int(link) - family.first)
+
+    def names(self, links: IntArray) -> list[str]:
+        """Return the names of many links, a family at a time."""
+        found = [""] * len(links)
+        ends = [family.first for family in self._families[1:]] + [self._count]
+        for family, end in zip(self._families, ends, strict=True):
+            where = np.flatnonzero((links >= family.first) & (links < end))
+            rows = family.labels[links[where] - family.first].tolist()
+            for place, row in zip(where.tolist(), rows, strict=True):
+                found[place] = family.pattern.format(*row)
+        return found
 
     def link(self, name: str) -> int:
         """Return the number of the link called ``name``; ``ValueError`` tells the nearest name."""

@@ -14,8 +14,9 @@ class Ports:
     def __init__(self, links: Links, numbering: Numbering, kind: int, link: Link) -> None:
         self.devices = numbering.devices_of(kind)
         self._rank = numbering.rank
-        self._out = links.add("device {} out", self.devices, link.bandwidth, link.latency, link.launch)
-        self._in = links.add("device {} in", self.devices, link.bandwidth, launch=link.launch)
+        node = numbering.node[self.devices]
+        self._out = links.add("device {} out", self.devices, link.bandwidth, link.latency, link.launch, node)
+        self._in = links.add("device {} in", self.devices, link.bandwidth, launch=link.launch, owner=node)
 
     def out(self, devices: IntArray) -> IntArray:
         """Return the port out of every device."""

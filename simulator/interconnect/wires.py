@@ -31,7 +31,8 @@ class Wires:
         nodes, count = numbering.nodes_of(kind), len(self.tail)
         labels = np.repeat(nodes, count), np.tile(self.tail, len(nodes)), np.tile(self.head, len(nodes))
         bandwidth = link.bandwidth * np.tile(np.ones(count) if width is None else width, len(nodes))
-        self._links = links.add(pattern, labels, bandwidth, link.latency, link.launch).reshape(len(nodes), count)
+        added = links.add(pattern, labels, bandwidth, link.latency, link.launch, labels[0])
+        self._links = added.reshape(len(nodes), count)
 
     def of(self, devices: IntArray, wires: IntArray) -> IntArray:
         """Return for every device the link that is a wire of its node."""

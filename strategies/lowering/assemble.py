@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.program import Flow, IntArray, Stream, StreamKind, Work
-from strategies.lowering.classes import ClassTable
+from strategies.lowering.classes import ClassTable, each_once
 from strategies.lowering.skeleton import RANK, Site, Skeleton, Slot
 
 _KINDS = tuple(StreamKind)
@@ -169,18 +169,21 @@ def _contents(
 
 def _streams(skeleton: Skeleton, sites: Sites) -> tuple[IntArray, IntArray]:
     """Return how many streams every slot holds on every instance, and all of them in order, as numbers."""
-    widths, flats = [], []
-    for slot in skeleton.slots:
-        count = len(sites.instances(slot.site))
-        instance, stream = [], []
-        for position, kind in slot.streams:
-            found = sites.incidence(slot.site, position)
-            instance.append(found.instance)
-            stream.append(found.rank_class * len(_KINDS) + _NUMBER[kind])
-        where = np.concatenate(instance)
-        widths.append(np.bincount(where, minlength=count))
-        flats.append(np.concatenate(stream)[np.argsort(where, kind="stable")])
+    held = {key: _held(sites, *key) for key in {(slot.site, slot.streams) for slot in skeleton.slots}}
+    widths, flats = zip(*(held[slot.site, slot.streams] for slot in skeleton.slots), strict=True)
     return np.concatenate(widths), np.concatenate(flats)
+
+
+def _held(sites: Sites, site: Site, streams: tuple[tuple[int, StreamKind], ...]) -> tuple[IntArray, IntArray]:
+    """Return how many of some streams every instance of a site holds, and all of them in order, as numbers."""
+    instance, stream = [], []
+    for position, kind in streams:
+        found = sites.incidence(site, position)
+        instance.append(found.instance)
+        stream.append(found.rank_class * len(_KINDS) + _NUMBER[kind])
+    where = np.concatenate(instance)
+    width = np.bincount(where, minlength=len(sites.instances(site)))
+    return width, np.concatenate(stream)[np.argsort(where, kind="stable")]
 
 
 def _predecessors(skeleton: Skeleton, sites: Sites, base: IntArray) -> tuple[IntArray, IntArray]:
@@ -211,9 +214,10 @@ def _predecessors(skeleton: Skeleton, sites: Sites, base: IntArray) -> tuple[Int
 def _related(sites: Sites, first: Site, second: Site, position: int) -> tuple[IntArray, IntArray]:
     """Return the pairs of instances of two sites that share a rank class at a position."""
     left, right = sites.incidence(first, position), sites.incidence(second, position)
+    if np.array_equal(left.rank_class, right.rank_class) and (np.diff(left.instance) > 0).all():
+        return left.instance, right.instance
     order = np.argsort(left.rank_class, kind="stable")
     ordered = left.rank_class[order]
     low, high = np.searchsorted(ordered, right.rank_class), np.searchsorted(ordered, right.rank_class, side="right")
     matched = left.instance[order][ragged_index(low, high - low)]
-    pairs = np.unique(np.stack([matched, np.repeat(right.instance, high - low)], axis=1), axis=0)
-    return pairs[:, 0], pairs[:, 1]
+    return each_once([matched], [np.repeat(right.instance, high - low)], len(sites.instances(second)))

@@ -8,10 +8,11 @@ from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
 from strategies.lowering.split import Split, split
-from strategies.lowering.step import chain_ticks
+from strategies.lowering.step import Step, chain_ticks
 from strategies.mesh import Axis
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
+from strategies.schedule import ActionKind
 from strategies.sharding import OperatorSharding
 
 
@@ -29,6 +30,21 @@ class BlockCost(NamedTuple):
     experts: int
     parameter_tensors: int
     split: Split | None = None
+
+    def steps_of(self, kind: ActionKind) -> tuple[Step, ...]:
+        """Return the steps of a pass of a kind."""
+        if kind is ActionKind.FORWARD:
+            return self.steps.forward
+        if kind is ActionKind.BACKWARD:
+            return self.steps.backward
+        assert self.split is not None
+        return self.split.inputs if kind is ActionKind.INPUT else self.split.weights
+
+    def ticks(self, kind: ActionKind) -> int:
+        """Return the idle ticks of a pass of a kind."""
+        if kind is ActionKind.FORWARD:
+            return self.forward_ticks
+        return self.backward_ticks if kind is ActionKind.BACKWARD else chain_ticks(self.steps_of(kind))
 
 
 class BlockCosts:

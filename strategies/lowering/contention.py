@@ -6,9 +6,9 @@ from enum import StrEnum
 import numpy as np
 
 from simulator.collective_kinds import Collective
-from strategies.lowering.classes import BACKWARD, FORWARD, tenant_kind, tied_kind
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
+from strategies.lowering.placed import BACKWARD, FORWARD, tenant_kind, tied_kind
 from strategies.mesh import DATA, EXPERT_DATA, TENSOR
 from strategies.plan import Plan
 

@@ -1,15 +1,16 @@
 """The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 
+from simulator.collection import no_collection
 from simulator.collective_kinds import Collective
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
 from strategies.lowering.assemble import Content, assemble
-from strategies.lowering.classes import tied_kind
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, buckets, overlaps, reduction
@@ -19,7 +20,21 @@ from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_byte
 from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
-from strategies.lowering.skeleton import PartShape, Slot, StageShape, StepShape, skeleton
+from strategies.lowering.placed import tied_kind
+from strategies.lowering.skeleton import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    INPUTS,
+    LAST_BACKWARD,
+    LAST_WEIGHTS,
+    WEIGHTS,
+    PartShape,
+    Slot,
+    StageShape,
+    StepShape,
+    skeleton,
+    variant_of,
+)
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.step import Step, communication
 from strategies.lowering.tenants import background
@@ -28,8 +43,14 @@ from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.schedule import ActionKind
 
-FIRST, MIDDLE, LAST = 0, 1, 2
-"""Variants of a stage's passes: forward, backward, and the backward of the last microbatch."""
+_KIND = {
+    FORWARD_PASS: ActionKind.FORWARD,
+    BACKWARD_PASS: ActionKind.BACKWARD,
+    LAST_BACKWARD: ActionKind.BACKWARD,
+    INPUTS: ActionKind.INPUT,
+    WEIGHTS: ActionKind.WEIGHT,
+    LAST_WEIGHTS: ActionKind.WEIGHT,
+}
 
 
 def lower(
@@ -58,7 +79,8 @@ def lower(
         Where the schedule's orders cannot finish.
     """
     costs = costs or StageCosts(problem)
-    return Lowering(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)).program()
+    with no_collection():
+        return Lowering(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)).program()
 
 
 class Lowering:
@@ -73,6 +95,7 @@ class Lowering:
         self.tied = costs.tied(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
+        self._boundaries: dict[int, tuple[Collective, float]] = {}
         self._work: dict[tuple[object, ...], Work] = {}
 
     def program(self) -> Program:
@@ -80,7 +103,7 @@ class Lowering:
         columns = assemble(skeleton(self.shape), self.table, self.content)
         flows = background(self.table)
         return Program(
-            rank_classes=self.table.rank_classes(len(self.plan.stages)),
+            rank_classes=self.table.rank_classes(self.plan.positions),
             streams=columns.frame.streams,
             work=columns.work,
             flows=columns.flows,
@@ -110,9 +133,10 @@ class Lowering:
     def cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""
         slowed = self.cluster.overlap_slowdown > 1 and self.overlaps
-        every = slowed and (variant == LAST or (variant == MIDDLE and self.plan.chunks > 1))
-        ends = frozenset(b.last for b in self.buckets(stage)) if variant == LAST and self.overlaps else frozenset()
-        apart = self.passes[stage % self.plan.pipeline] is Passes.APART
+        last = variant in (LAST_BACKWARD, LAST_WEIGHTS)
+        every = slowed and (last or (variant != FORWARD_PASS and (self.plan.chunks > 1 or self.plan.splits_backward)))
+        ends = frozenset(b.last for b in self.buckets(stage)) if last and self.overlaps else frozenset()
+        apart = self.passes[self.positions[stage]] is Passes.APART
         return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
 
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
@@ -129,18 +153,19 @@ class Lowering:
         key = (stage, variant, rank.key)
         if key not in self._parts:
             cost = self.costs.stage(self.plan, stage, rank)
-            kind = ActionKind.FORWARD if variant == FIRST else ActionKind.BACKWARD
             cut = self.cut(stage, variant)
             names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.groups.get(TENSOR))
-            self._parts[key] = known_parts(names, cost, stage, kind, cut, rank.launch, before)
+            self._parts[key] = known_parts(names, cost, stage, _KIND[variant], cut, rank.launch, before)
         return self._parts[key]
 
     def _before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
-        first = stage == 0 if variant == FIRST else stage == len(self.plan.stages) - 1
-        if first or tensor is None or not slices(self.plan) or self.plan.pipeline == 1:
+        arrives = {FORWARD_PASS: stage - 1, BACKWARD_PASS: stage, LAST_BACKWARD: stage, INPUTS: stage}.get(variant, -1)
+        if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not slices(self.plan):
             return ()
-        size = float(self.costs.boundary_bytes(self.plan, stage - 1 if variant == FIRST else stage))
+        if self.positions[arrives] == self.positions[arrives + 1]:
+            return ()
+        size = float(self.costs.boundary_bytes(self.plan, arrives))
         return (communication(tensor, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)
 
     # the shape of the step
@@ -164,22 +189,37 @@ class Lowering:
         )
 
     def _stage_shape(self, stage: int) -> StageShape:
-        first = self.table.by_position[stage % self.plan.pipeline][0]
-        variants = [self.parts(stage, variant, first) for variant in (FIRST, MIDDLE, LAST)]
+        first = self.table.by_position[self.positions[stage]][0]
+        used = range(6) if self.plan.splits_backward else (FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD)
+        variants = [self.parts(stage, variant, first) for variant in used]
         shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
+        final = variants[self.last_gradients[stage]]
         leaving: list[tuple[int, str, int]] = []
         if self.overlaps:
-            ends = {part.completes: index for index, part in enumerate(variants[LAST])}
+            ends = {part.completes: index for index, part in enumerate(final)}
             for number, bucket in enumerate(self.buckets(stage)):
-                legs = self._legs(bucket.kind, stage % self.plan.pipeline, self._gradients(stage, number))
+                legs = self._legs(bucket.kind, self.positions[stage], self._gradients(stage, number))
                 leaving.append((ends[bucket.last], bucket.kind, legs))
-        return StageShape(shapes[FIRST], shapes[MIDDLE], shapes[LAST], tuple(leaving))
+        forward, backward, last, *split = shapes
+        return StageShape(forward, backward, last, tuple(leaving), tuple(split))
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The pipeline position of every stage."""
+        return self.plan.positions
+
+    @cached_property
+    def last_gradients(self) -> tuple[int, ...]:
+        """For every stage the variant of the pass that makes its last gradients."""
+        if not self.plan.splits_backward:
+            return (LAST_BACKWARD,) * len(self.plan.stages)
+        return tuple(variant_of(action, final=True) for action in self.plan.schedule.last_gradients)
 
     def _part_shape(self, stage: int, part: Part) -> PartShape:
         step, legs = part.collective, 0
         if step is not None and step.collective is not None:
-            legs = self._legs(step.axis, stage % self.plan.pipeline, (step.collective, step.size)) or 1
-        together = self.passes[stage % self.plan.pipeline] is Passes.GROUP and part.communicates and not legs
+            legs = self._legs(step.axis, self.positions[stage], (step.collective, step.size)) or 1
+        together = self.passes[self.positions[stage]] is Passes.GROUP and part.communicates and not legs
         along = step.axis if step is not None else TENSOR
         return PartShape(legs, part.communicates, together, part.lead > 0, along, part.beside)
 
@@ -205,6 +245,12 @@ class Lowering:
 
     def _updated(self, kind: str, position: int) -> tuple[Collective, float]:
         return Collective.ALL_GATHER, float(self._shared(kind, position) * self.training.parameter_bytes)
+
+    def _boundary(self, stage: int) -> tuple[Collective, float]:
+        if stage not in self._boundaries:
+            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage))
+            self._boundaries[stage] = Collective.SEND, size
+        return self._boundaries[stage]
 
     def _tied_sum(self, elements: int) -> tuple[Collective, float]:
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
@@ -235,11 +281,10 @@ class Lowering:
             return self._collective(slot.site.kind, key, instance)
         if slot.what == "send":
             stage, backward = key
-            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage - backward))
             name = "gradients" if backward else "activations"
             communicator = self.machine.communicator(slot.site.kind, instance)
-            kind = TaskKind.PIPELINE_COMMUNICATION
-            return self._communication(communicator, kind, stage, 0, (Collective.SEND, size), name)
+            kind, what = TaskKind.PIPELINE_COMMUNICATION, self._boundary(stage - backward)
+            return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self._at_the_end(slot)
         return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name)
@@ -266,11 +311,13 @@ class Lowering:
         return self._plain((what, key, self.machine.rank(rank_class).key), TaskKind.LAUNCH, stage, ticks, name)
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
-        rank = self.machine.rank(rank_class)
-        costs = self.plan_costs
+        rank, costs = self.machine.rank(rank_class), self.plan_costs
+        key = ("optimizer", position, rank.key)
+        if key in self._work:
+            return self._work[key]
         held = costs.parameters[position], costs.experts[position], costs.parameter_tensors[position]
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, *held)
-        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
 
     def _host(self, step: HostStep, position: int, group: int) -> Content:
         """Return one chunk of one stage of the host's update."""
@@ -329,12 +376,8 @@ class Lowering:
     # what the program says besides its tasks
 
     def _links(self) -> tuple[LinkClass, ...]:
-        network = interconnect(self.cluster)
-        first, count = self.table.first_link.tolist(), self.table.link_count.tolist()
-        return tuple(
-            LinkClass(network.name(link), rate, many)
-            for link, rate, many in zip(first, self.table.bandwidth, count, strict=True)
-        )
+        names = interconnect(self.cluster).names(self.table.first_link)
+        return tuple(map(LinkClass, names, self.table.bandwidth, self.table.link_count.tolist()))
 
     def _traffic(self) -> tuple[float, ...]:
         """Return the bytes on every link class of collectives inside parts of ranks."""
@@ -360,20 +403,26 @@ class Lowering:
     def _hidden(self, position: int, rank: Rank) -> dict[tuple[str, Collective, float], int]:
         """Return how often a step runs each collective inside parts of a rank."""
         found: dict[tuple[str, Collective, float], int] = {}
-        every = self.plan.num_microbatches
-        for stage in range(position, len(self.plan.stages), self.plan.pipeline):
+        for stage in self.plan.stages_at(position):
             blocks = self.costs.stage(self.plan, stage, rank).blocks
-            for variant, count in ((FIRST, every), (MIDDLE, every - 1), (LAST, 1)):
+            for variant, count in self._passes_of(stage):
                 if self.cut(stage, variant).every:
                     continue
-                steps: Iterable[Step] = (
-                    step for b in blocks for step in (b.steps.forward if variant == FIRST else b.steps.backward)
-                )
+                steps = (step for block in blocks for step in block.steps_of(_KIND[variant]))
                 for step in (*self._before(stage, variant, rank.groups.get(TENSOR)), *steps):
                     if step.collective is not None:
                         key = (step.axis, step.collective, step.size)
                         found[key] = found.get(key, 0) + count
         return found
+
+    def _passes_of(self, stage: int) -> tuple[tuple[int, int], ...]:
+        """Return how often a step runs each variant of a stage's passes."""
+        every = self.plan.num_microbatches
+        if not self.plan.splits_backward:
+            return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
+        order = self.plan.schedule.orders[self.positions[stage]]
+        last = self.plan.schedule.last_gradients[stage]
+        return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())
 
     def _hosts(self) -> tuple[HostClass, ...]:
         """Return the hosts of the classes' representatives, with the ranks that each holds of every class."""

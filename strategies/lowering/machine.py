@@ -7,9 +7,10 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective import measured_time
 from simulator.collective_kinds import Algorithm, Collective
-from strategies.lowering.classes import BACKWARD, FORWARD, ClassTable, Row, tied_kind
+from strategies.lowering.classes import ClassTable, Row
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
+from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR
 
 INSIDE = {
@@ -79,7 +80,7 @@ class Machine:
     def _inside_of(self, kind: str, rank_class: int) -> tuple[Communicator, int]:
         """Return the first group of a kind that lies as the class's own does, and a number for its costs."""
         group = self.table.group_of[kind][rank_class]
-        key = (kind, self.table.tables[kind].signature[group])
+        key = (kind, self.table.signatures(kind)[group])
         if key not in self._inside:
             depends = tuple(self._depends(kind, collective, (group,)) for collective in INSIDE[kind])
             self._inside[key] = self.communicator(kind, group), self._costs.of((kind, depends))

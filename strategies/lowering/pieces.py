@@ -8,7 +8,8 @@ ranks or share links, and where gradients are ready to leave.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from simulator.deferred import Deferred
@@ -76,13 +77,22 @@ class Part:
 
 
 class _Item(NamedTuple):
-    """One step of a pass on its way into a part."""
+    """One step of a pass on its way into a part: of a block, or of none."""
 
     step: Step
-    label: str
+    block: str | None
     acquired: tuple[Change, ...]
     released: tuple[Change, ...]
     completes: str | None
+
+    @property
+    def label(self) -> str:
+        """What its piece is called."""
+        return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
+
+
+_Block = tuple[str, BlockCost]
+"""A block of a stage by name, and its cost."""
 
 
 def parts(
@@ -105,28 +115,31 @@ def parts(
     before
         Collectives that run first, on what arrives from another stage.
     """
-    items = partial(_items, names, stage, kind, before)
-    if launch or cut.every or cut.collectives or cut.blocks:
-        return tuple(_part(chain, index, kind, launch) for chain in _chains(items(), cut))
-    ticks = stage.forward_ticks if kind is ActionKind.FORWARD else stage.backward_ticks
-    steps = [*before, *(step for cost in dict.fromkeys(stage.blocks) for step in _steps(cost, kind))]
-    whole = chain_ticks(before) + ticks
-    work = Work(_task_kind(kind), index, whole, Deferred(lambda: _pieces(items())))
-    completes = None if not names else names[-1] if kind is ActionKind.FORWARD else names[0]
-    return (Part(work, None, completes, 0, 0, any(step.collective is not None for step in steps)),)
-
-
-def _items(names: Sequence[str], stage: StageCost, kind: ActionKind, before: tuple[Step, ...]) -> "list[_Item]":
-    """Return every step of a pass in order."""
-    items = [_Item(step, step.operators, (), (), None) for step in before]
     blocks = list(zip(names, stage.blocks, strict=True))
-    for name, cost in blocks if kind is ActionKind.FORWARD else reversed(blocks):
+    if kind is not ActionKind.FORWARD:
+        blocks.reverse()
+    if launch or cut.every or cut.collectives:
+        return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
+    ends = [place for place, (name, _) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
+    rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
+    return tuple(_whole(row, index, kind, () if place else before) for place, row in enumerate(rows))
+
+
+def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
+    """Return a part of whole blocks, whose steps are looked at when its pieces are asked for."""
+    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost in blocks)
+    work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
+    steps = chain(before, *(cost.steps_of(kind) for _, cost in blocks))
+    communicates = any(step.collective is not None for step in steps)
+    return Part(work, None, blocks[-1][0] if blocks else None, 0, 0, communicates)
+
+
+def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
+    """Return every step of a pass in order."""
+    items = [_Item(step, None, (), (), None) for step in before]
+    for name, cost in blocks:
         items += _block(name, cost, kind)
-    return items or [_Item(Step(_task_kind(kind), 0, "empty stage", 0), "empty stage", (), (), None)]
-
-
-def _steps(cost: BlockCost, kind: ActionKind) -> tuple[Step, ...]:
-    return cost.steps.forward if kind is ActionKind.FORWARD else cost.steps.backward
+    return items or [_Item(Step(_TASK_KIND[kind], 0, "empty stage", 0), None, (), (), None)]
 
 
 known_parts = lru_cache(maxsize=1024)(parts)
@@ -134,15 +147,12 @@ known_parts = lru_cache(maxsize=1024)(parts)
 
 
 def _block(name: str, cost: BlockCost, kind: ActionKind) -> Iterator[_Item]:
-    memory, forward = cost.memory, kind is ActionKind.FORWARD
-    steps = _steps(cost, kind)
-    held = memory.kept if forward else memory.recomputed
-    back = 0 if forward else memory.recomputed + memory.kept
-    acquired, released = _changes(held, memory.working), _changes(back, memory.working)
+    memory, steps = cost.memory, cost.steps_of(kind)
+    taken, given = memory.changes(kind)
+    acquired, released = _changes(taken, memory.working), _changes(given, memory.working)
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
-        label = f"{name}: {step.operators}"
-        yield _Item(step, label, acquired if index == 0 else (), released if last else (), name if last else None)
+        yield _Item(step, name, acquired if index == 0 else (), released if last else (), name if last else None)
 
 
 def _changes(activations: int, buffers: int) -> tuple[Change, ...]:
@@ -151,48 +161,48 @@ def _changes(activations: int, buffers: int) -> tuple[Change, ...]:
 
 
 def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
-    chain: list[_Item] = []
+    found: list[_Item] = []
     meets = False  # whether the next step meets one beside it
     for item in items:
         joint = item.step.collective is not None and (cut.collectives or cut.every)
-        if chain and (cut.every or joint):
-            yield chain
-            chain = []
-        chain.append(item)
+        if found and (cut.every or joint):
+            yield found
+            found = []
+        found.append(item)
         if joint or meets or item.completes in cut.blocks:
-            yield chain
-            chain = []
+            yield found
+            found = []
         meets = joint and item.step.beside
-    if chain:
-        yield chain
+    if found:
+        yield found
 
 
-def _part(chain: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
-    joint = len(chain) == 1 and chain[0].step.collective is not None
-    ticks = chain[0].step.ticks if joint else chain_ticks(item.step for item in chain)
-    work = Work(chain[0].step.kind if joint else _task_kind(kind), index, ticks, Deferred(lambda: _pieces(chain)))
-    lead, rest = _launching(chain, launch) if launch else (0, 0)
-    communicates = any(item.step.collective is not None for item in chain)
-    return Part(work, chain[0].step if joint else None, chain[-1].completes, lead, rest, communicates)
+def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
+    joint = len(items) == 1 and items[0].step.collective is not None
+    ticks = items[0].step.ticks if joint else chain_ticks(item.step for item in items)
+    work = Work(items[0].step.kind if joint else _TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(items)))
+    lead, rest = _launching(items, launch) if launch else (0, 0)
+    communicates = any(item.step.collective is not None for item in items)
+    return Part(work, items[0].step if joint else None, items[-1].completes, lead, rest, communicates)
 
 
-def _pieces(chain: list[_Item]) -> list[Piece]:
+def _pieces(items: list[_Item]) -> list[Piece]:
     pieces, start, end = [], 0, 0
-    for item in chain:
+    for item in items:
         step = item.step
-        stream = stream_of(step) if step.collective is not None else StreamKind.COMPUTE
+        stream = StreamKind.COMPUTE if step.collective is None else _stream(step)
         pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, item.acquired, item.released))
         end = max(end, start + step.ticks)
         start = start if step.beside else end
     return pieces
 
 
-def stream_of(collective: Step) -> StreamKind:
+def _stream(collective: Step) -> StreamKind:
     """Return the stream of a collective inside a pass: one beside computing has its own."""
     return StreamKind.CONTEXT if collective.beside else StreamKind.TENSOR
 
 
-def _launching(chain: list[_Item], launch: float) -> tuple[int, int]:
+def _launching(items: list[_Item], launch: float) -> tuple[int, int]:
     """Return how long the host launches before a chain can run without a stop, and how long after that.
 
     With launches l_i and kernels d_i a chain that is reached at time t, its first launch begun at
@@ -200,12 +210,16 @@ def _launching(chain: list[_Item], launch: float) -> tuple[int, int]:
     at h + lead with lead = max_i(l_1 + .. + l_i - d_1 - .. - d_{i-1}).
     """
     launched = done = lead = 0
-    for item in chain:
+    for item in items:
         launched += to_ticks(launch * item.step.launches)
         lead = max(lead, launched - done)
         done += 0 if item.step.beside else item.step.ticks
     return lead, launched - lead
 
 
-def _task_kind(kind: ActionKind) -> TaskKind:
-    return TaskKind.FORWARD if kind is ActionKind.FORWARD else TaskKind.BACKWARD
+_TASK_KIND = {
+    ActionKind.FORWARD: TaskKind.FORWARD,
+    ActionKind.BACKWARD: TaskKind.BACKWARD,
+    ActionKind.INPUT: TaskKind.BACKWARD,
+    ActionKind.WEIGHT: TaskKind.WEIGHT_GRADIENT,
+}

@@ -20,8 +20,8 @@ def requirement(schedule: Schedule, action: Action) -> Action | None:
     return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, ActionKind.BACKWARD, microbatch)
 
 
-def in_order(schedule: Schedule) -> Iterator[Action]:
-    """Yield every action after the one it requires, each pipeline rank's in its own order.
+def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
+    """Yield every action after the one it requires, each pipeline rank's in its own order; those that overlap together.
 
     Raises
     ------
@@ -29,26 +29,49 @@ def in_order(schedule: Schedule) -> Iterator[Action]:
         Where the orders wait for each other for ever; the message names what each rank waits for.
     """
     done: set[Action] = set()
+    orders = _together(schedule)
     position = [0] * schedule.num_ranks
-    total = sum(map(len, schedule.orders))
-    while len(done) < total:
-        before = len(done)
-        for rank, order in enumerate(schedule.orders):
+    found, total = 0, sum(map(len, orders))
+    while found < total:
+        before = found
+        for rank, order in enumerate(orders):
             while position[rank] < len(order):
-                action = order[position[rank]]
-                needed = requirement(schedule, action)
-                if needed is not None and needed not in done:
+                actions = order[position[rank]]
+                if any(needed is not None and needed not in done for needed in _needed(schedule, actions)):
                     break
-                done.add(action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action)
+                done.update(map(_unsplit, actions))
                 position[rank] += 1
-                yield action
-        if len(done) == before:
-            raise ValueError(f"schedule {schedule.name} cannot finish: {_waits(schedule, position)}")
+                found += 1
+                yield actions
+        if found == before:
+            raise ValueError(f"schedule {schedule.name} cannot finish: {_waits(schedule, orders, position, done)}")
 
 
-def _waits(schedule: Schedule, position: list[int]) -> str:
-    stuck = [(r, order[position[r]]) for r, order in enumerate(schedule.orders) if position[r] < len(order)]
-    return "; ".join(f"rank {rank} at {action} waits for {requirement(schedule, action)}" for rank, action in stuck)
+def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+    """Return the order of every rank, with the two actions of a pair as one item."""
+    pairs = dict(schedule.overlapped)
+    seconds = set(pairs.values())
+    return tuple(
+        tuple((action, pairs[action]) if action in pairs else (action,) for action in order if action not in seconds)
+        for order in schedule.orders
+    )
+
+
+def _needed(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
+    return (requirement(schedule, action) for action in actions)
+
+
+def _unsplit(action: Action) -> Action:
+    """Return the action that others wait for: where gradients come from inputs alone, as of a whole backward."""
+    return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
+
+
+def _waits(
+    schedule: Schedule, orders: tuple[tuple[tuple[Action, ...], ...], ...], position: list[int], done: set[Action]
+) -> str:
+    stuck = [(rank, order[position[rank]]) for rank, order in enumerate(orders) if position[rank] < len(order)]
+    waits = ((r, a, n) for r, actions in stuck for a, n in zip(actions, _needed(schedule, actions), strict=True))
+    return "; ".join(f"rank {r} at {a} waits for {n}" for r, a, n in waits if n is not None and n not in done)
 
 
 def boundary_part(plan: Plan, size: float) -> float:

@@ -13,6 +13,7 @@ from simulator.program import TaskKind
 from strategies.lowering.operator import BlockLayout, BlockSteps
 from strategies.lowering.split import defers
 from strategies.plan import Recompute
+from strategies.schedule import ActionKind
 
 
 class BlockMemory(NamedTuple):
@@ -37,6 +38,17 @@ class BlockMemory(NamedTuple):
     working: int
     deferred: int = 0
     gradients: int = 0
+
+    def changes(self, kind: ActionKind) -> tuple[int, int]:
+        """Return what a pass of a kind takes at its start, and what it gives back at its end, besides ``working``."""
+        if kind is ActionKind.FORWARD:
+            return self.kept, 0
+        if kind is ActionKind.WEIGHT:
+            return 0, self.deferred
+        if kind is ActionKind.BACKWARD:
+            return self.recomputed, self.recomputed + self.kept
+        taken = self.recomputed + self.gradients
+        return taken, taken + self.kept - self.deferred
 
 
 def recomputed_operators(block: Block, how: Recompute) -> tuple[Operator, ...]:
@@ -74,9 +86,7 @@ def block_memory(layout: BlockLayout, how: Recompute) -> BlockMemory:
     total = sum((saved | kept).values())
     working = max(sum(_sizes(layout, operator).values()) for operator in block.operators)
     inputs, gradients = _deferred(layout)
-    return BlockMemory(
-        sum(kept.values()), total - sum(kept.values()), working, inputs + gradients, gradients
-    )
+    return BlockMemory(sum(kept.values()), total - sum(kept.values()), working, inputs + gradients, gradients)
 
 
 def _deferred(layout: BlockLayout) -> tuple[int, int]:

@@ -6,18 +6,21 @@ every class there. Skeletons depend on the schedule and on how passes are cut al
 serves many plans; they are kept.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.program import IntArray, StreamKind
-from strategies.lowering.classes import BACKWARD, FORWARD, tied_kind
 from strategies.lowering.offload import STEPS
 from strategies.lowering.pipeline import in_order
+from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
 from strategies.mesh import TENSOR
-from strategies.schedule import Action, ActionKind, schedule
+from strategies.schedule import SCHEDULES, Action, ActionKind, schedule
+from strategies.schedules.rule import Placement
 
 RANK = "rank"
 
@@ -41,6 +44,23 @@ class Slot(NamedTuple):
     streams: tuple[tuple[int, StreamKind], ...]
 
 
+FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD, INPUTS, WEIGHTS, LAST_WEIGHTS = range(6)
+"""Variants of a stage's passes: what makes its last gradients is apart."""
+
+
+def variant_of(action: Action, final: bool) -> int:
+    """Return the variant of a pass that an action runs; ``final`` for that which makes a stage's last gradients."""
+    match action.kind:
+        case ActionKind.FORWARD:
+            return FORWARD_PASS
+        case ActionKind.BACKWARD:
+            return LAST_BACKWARD if final else BACKWARD_PASS
+        case ActionKind.INPUT:
+            return INPUTS
+        case _:
+            return LAST_WEIGHTS if final else WEIGHTS
+
+
 class PartShape(NamedTuple):
     """One part of a pass: how many phases where it is a collective of a group ``along`` an axis (0: a rank's own).
 
@@ -57,15 +77,21 @@ class PartShape(NamedTuple):
 
 
 class StageShape(NamedTuple):
-    """The parts of a stage's passes; the last backward may be cut more finely than ``backward``.
+    """The parts of a stage's passes; those of the last gradients may be cut more finely than the others of their kind.
 
-    ``buckets`` are (part of the last backward after which it leaves, kind of groups that reduce it, phases).
+    ``buckets`` are (part of the last gradients after which it leaves, kind of groups that reduce it, phases);
+    ``split`` are the parts of `INPUTS`, `WEIGHTS` and `LAST_WEIGHTS`, where the schedule has such.
     """
 
     forward: tuple[PartShape, ...]
     backward: tuple[PartShape, ...]
     last: tuple[PartShape, ...]
     buckets: tuple[tuple[int, str, int], ...]
+    split: tuple[tuple[PartShape, ...], ...] = ()
+
+    def parts(self, variant: int) -> tuple[PartShape, ...]:
+        """Return the parts of one of the variants of a pass."""
+        return (self.forward, self.backward, self.last, *self.split)[variant]
 
 
 class StepShape(NamedTuple):
@@ -120,30 +146,56 @@ def skeleton(shape: StepShape) -> Skeleton:
     return _Builder(shape).build()
 
 
+class _PartSlots(NamedTuple):
+    """The streams that a part holds and its slots: launching before, itself phase by phase, launching after."""
+
+    held: tuple[StreamKind, ...]
+    lead: int
+    legs: tuple[int, ...]
+    rest: int
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The end of what runs one after another: the last task, the streams it holds, and others that must end too.
+
+    ``beside`` is what runs beside the next task.
+    """
+
+    tail: int | None = None
+    held: tuple[StreamKind, ...] = ()
+    beside: int | None = None
+    joined: int | None = None
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """All that has to end."""
+        return self.tail, self.joined
+
+
 class _Builder:
     """Abstract tasks while they are collected.
 
-    ``tail`` is each position's last task of its passes and ``held`` its streams, ``beside`` what runs beside
-    the next one and ``joined`` what ran beside the last; ``leaving`` is its last task on the data stream.
+    ``chain`` is each position's end of its passes, ``leaving`` its last task on the data stream.
     """
 
     def __init__(self, shape: StepShape) -> None:
         self.shape = shape
         self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+        self.loops = SCHEDULES[shape.schedule].placement is Placement.LOOP
+        self.final = self.order.last_gradients
         self.slots: dict[Slot, int] = {}
+        self.parts: dict[tuple[int, ...], _PartSlots] = {}
         self.slot_of: list[int] = []
         self.microbatch_of: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
-        self.tail: list[int | None] = [None] * shape.ranks
-        self.held: list[tuple[StreamKind, ...]] = [()] * shape.ranks
-        self.beside: list[int | None] = [None] * shape.ranks
-        self.joined: list[int | None] = [None] * shape.ranks
+        self.chain = [_Chain() for _ in range(shape.ranks)]
         self.leaving: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
 
     def build(self) -> Skeleton:
-        for action in in_order(self.order):
-            self._action(action)
+        for actions in in_order(self.order):
+            self._actions(actions)
         for position, reductions in enumerate(self.shape.reductions):
             for kind, legs in reductions:
                 self._chain(Site(kind, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
@@ -168,9 +220,14 @@ class _Builder:
         microbatch: int,
         waits: list[tuple[int | None, int]],
     ) -> int:
-        slot = Slot(site, what, key, streams)
+        return self._task(self._slot(site, what, key, streams), microbatch, waits)
+
+    def _slot(self, site: Site, what: str, key: tuple[int, ...], streams: tuple[tuple[int, StreamKind], ...]) -> int:
+        return self.slots.setdefault(Slot(site, what, key, streams), len(self.slots))
+
+    def _task(self, slot: int, microbatch: int, waits: list[tuple[int | None, int]]) -> int:
         number = len(self.slot_of)
-        self.slot_of.append(self.slots.setdefault(slot, len(self.slots)))
+        self.slot_of.append(slot)
         self.microbatch_of.append(microbatch)
         self.edges += [(before, number, position) for before, position in waits if before is not None]
         return number
@@ -181,7 +238,9 @@ class _Builder:
         """Add the phases of a communication at the end of the step; the streams keep them in order."""
         positions = [position for position, _ in streams]
         for leg in range(legs):
-            waits = [(task, p) for p in positions for task in (self.tail[p], self.leaving[p])] if leg == 0 else []
+            waits = (
+                [(task, p) for p in positions for task in (*self.chain[p].ends, self.leaving[p])] if leg == 0 else []
+            )
             number = self._add(site, what, (*key, leg), streams, -1, waits)
         if legs:
             for position in positions:
@@ -189,79 +248,120 @@ class _Builder:
 
     def _update(self, position: int) -> None:
         """Update the parameters, on the device or chunk by chunk on the host."""
-        waits = [(self.leaving[position], position), (self.tail[position], position)]
+        chain = self.chain[position]
+        waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
         if not self.shape.host_chunks:
             streams = ((position, StreamKind.COMPUTE),)
-            self.tail[position] = self._add(Site(RANK, position), "optimizer", (), streams, -1, waits)
+            chain.tail = self._add(Site(RANK, position), "optimizer", (), streams, -1, waits)
         for chunk in range(self.shape.host_chunks):
             before = waits if chunk == 0 else []
             for number, step in enumerate(STEPS):
                 streams, site = ((position, step.stream),), Site(step.kind, position)
-                self.tail[position] = self._add(site, "host", (number,), streams, -1, before)
-                before = [(self.tail[position], position)]
+                chain.tail = self._add(site, "host", (number,), streams, -1, before)
+                before = [(chain.tail, position)]
 
-    def _action(self, action: Action) -> None:
+    def _actions(self, actions: tuple[Action, ...]) -> None:
+        """Add an action, or two that overlap: part by part in turn, so that one computes while the other waits."""
+        chain = self.chain[self.order.rank_of(actions[0].stage)]
+        chains = [chain, *(replace(chain) for _ in actions[1:])]
+        runs = [self._action(action, own) for action, own in zip(actions, chains, strict=True)]
+        for _ in zip_longest(*runs):
+            pass
+        for other in chains[1:]:
+            chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
+
+    def _action(self, action: Action, chain: _Chain) -> Iterator[None]:
+        """Add the tasks of an action, one part at a time."""
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
-        forward = action.kind is ActionKind.FORWARD
-        last = not forward and action.microbatch == self.shape.microbatches - 1
-        chosen = stage.forward if forward else stage.last if last else stage.backward
-        variant = (action.stage, 0 if forward else 2 if last else 1)
-        arrived = self.arrived.pop(action, None)
-        for index, part in enumerate(chosen):
-            self._part(position, (*variant, index), part, action.microbatch, arrived)
+        final = action == self.final[action.stage]
+        variant = variant_of(action, final)
+        arrived = self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None) if variant < WEIGHTS else None
+        for index, part in enumerate(stage.parts(variant)):
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, arrived)
             arrived = None
-            for bucket, (ready, kind, legs) in enumerate(stage.buckets if last else ()):
+            for bucket, (ready, kind, legs) in enumerate(stage.buckets if final else ()):
                 if ready == index:
-                    self._leave(Site(kind, position), action.stage, bucket, legs)
-        self._send(position, action)
+                    self._leave(chain, Site(kind, position), action.stage, bucket, legs)
+            yield
+        if action.kind is not ActionKind.WEIGHT:
+            self._send(chain, position, action)
 
-    def _part(self, position: int, key: tuple[int, ...], part: PartShape, microbatch: int, arrived: int | None) -> None:
-        held = _HELD[part.communicates] if not part.legs else _BESIDE if part.beside else (StreamKind.TENSOR,)
-        waits: list[tuple[int | None, int]] = [(arrived, position), (self.joined[position], position)]
-        if not set(held) & set(self.held[position]):  # else the stream they share keeps their order
-            waits.append((self.tail[position], position))
-        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
+    def _part(
+        self,
+        chain: _Chain,
+        position: int,
+        key: tuple[int, ...],
+        part: PartShape,
+        microbatch: int,
+        arrived: int | None,
+    ) -> None:
+        if key not in self.parts:
+            self.parts[key] = self._part_slots(position, key, part)
+        slots = self.parts[key]
+        waits: list[tuple[int | None, int]] = [(arrived, position), (chain.joined, position)]
+        if not any(kind in slots.held for kind in chain.held):  # else the stream they share keeps their order
+            waits.append((chain.tail, position))
         if part.launched:
-            waits.append((self._add(rank, "lead", key, launch, microbatch, []), position))
+            waits.append((self._task(slots.lead, microbatch, []), position))
+        for slot in slots.legs:
+            number = self._task(slot, microbatch, waits)
+            waits = []
+        if part.launched:
+            self._task(slots.rest, microbatch, [])
+        if part.beside:
+            chain.beside = number
+            return
+        chain.joined, chain.beside = chain.beside, None
+        chain.tail, chain.held = number, slots.held
+
+    def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> "_PartSlots":
+        """Return the slots of a part, in the order of its tasks."""
+        held = _HELD[part.communicates] if not part.legs else _BESIDE if part.beside else (StreamKind.TENSOR,)
+        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(part.along, position) if part.legs or part.together else rank
         streams = tuple((position, kind) for kind in held)
-        for leg in range(part.legs or 1):
-            what, named = ("collective", (*key, leg)) if part.legs else ("pass", key)
-            number = self._add(site, what, named, streams, microbatch, waits if leg == 0 else [])
-        if part.launched:
-            self._add(rank, "rest", key, launch, microbatch, [])
-        if part.beside:
-            self.beside[position] = number
-            return
-        self.joined[position], self.beside[position] = self.beside[position], None
-        self.tail[position], self.held[position] = number, held
+        lead = self._slot(rank, "lead", key, launch) if part.launched else -1
+        if part.legs:
+            legs = tuple(self._slot(site, "collective", (*key, leg), streams) for leg in range(part.legs))
+        else:
+            legs = (self._slot(site, "pass", key, streams),)
+        return _PartSlots(held, lead, legs, self._slot(rank, "rest", key, launch) if part.launched else -1)
 
-    def _leave(self, site: Site, stage: int, bucket: int, legs: int) -> None:
+    def _leave(self, chain: _Chain, site: Site, stage: int, bucket: int, legs: int) -> None:
         """Reduce a bucket of gradients that the last part has filled."""
         position = site.position
         for leg in range(legs):
-            waits = [(self.tail[position], position)] if leg == 0 else []
+            waits = [(chain.tail, position)] if leg == 0 else []
             streams = ((position, StreamKind.DATA),)
             self.leaving[position] = self._add(site, "reduce", (stage, bucket, leg), streams, -1, waits)
 
-    def _send(self, position: int, action: Action) -> None:
-        """Send what an action made to the stage that waits for it."""
+    def _send(self, chain: _Chain, position: int, action: Action) -> None:
+        """Send what an action made to the stage that waits for it, if it is on another rank."""
         forward = action.kind is ActionKind.FORWARD
         stage = action.stage + (1 if forward else -1)
-        if not 0 <= stage < self.order.num_stages or self.shape.ranks == 1:
+        if not 0 <= stage < self.order.num_stages:
             return
         target = self.order.rank_of(stage)
-        out, into = _STREAMS[action.kind]
-        site = Site(FORWARD if forward else BACKWARD, position)
+        if target == position:
+            return
+        ahead = forward if self.loops else target > position
+        out, into = _STREAMS[ahead]
+        site = Site(FORWARD if ahead else BACKWARD, position)
         streams = ((position, out), (target, into))
-        waits = [(self.tail[position], position)]
+        waits = [(chain.tail, position)]
         sent = self._add(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
-        self.arrived[Action(stage, action.kind, action.microbatch)] = sent
+        self.arrived[Action(stage, _AWAITED[action.kind], action.microbatch)] = sent
 
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}
 _BESIDE = (StreamKind.CONTEXT,)
 _STREAMS = {
-    ActionKind.FORWARD: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
-    ActionKind.BACKWARD: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
+    True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
+    False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
 }
+_AWAITED = {
+    ActionKind.FORWARD: ActionKind.FORWARD,
+    ActionKind.BACKWARD: ActionKind.BACKWARD,
+    ActionKind.INPUT: ActionKind.BACKWARD,
+}
+"""What the next stage waits for, by what makes it."""

@@ -1,18 +1,19 @@
 """What one pipeline stage costs one rank: steps block by block, and what they hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar, cast
 
 from strategies.lowering.block import BlockCost, BlockCosts
-from strategies.lowering.classes import Placed, fold, unfolded
+from strategies.lowering.classes import fold, unfolded
 from strategies.lowering.division import Division, Runs, division, runs_of
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.placed import Placed
 from strategies.lowering.tied import tied_parameters
 from strategies.mesh import Axis
 from strategies.plan import Plan, Stage
@@ -90,7 +91,9 @@ class StageCosts:
         self._occurrences = dict(problem.graph.occurrences)
         self._machines: dict[tuple[object, ...], Machine] = {}
         self._folded: dict[Placed, Machine] = {}
-        self._pairs: dict[tuple[tuple[Axis, ...], int], list[tuple[tuple[int, int], tuple[str, str]]]] = {}
+        self._pairs: dict[
+            tuple[tuple[Axis, ...], tuple[int, ...], int], list[tuple[tuple[int, int], tuple[str, str]]]
+        ] = {}
         self._tensor_costs: Numbers[object] = Numbers()
         self._stages: Numbers[tuple[Stage, ...]] = Numbers()
         self._divisions: dict[int, Division] = {}
@@ -98,7 +101,7 @@ class StageCosts:
         self._made: dict[tuple[Runs, ...], Division] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
         self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
-        self._held: dict[tuple[Division, int, int], Held] = {}
+        self._held: dict[tuple[Division, int, tuple[int, ...]], Held] = {}
         self._memories: dict[tuple[Division, int], tuple[StageMemory, ...]] = {}
         self._boundaries: dict[tuple[str, int, int], int] = {}
         self._shares: dict[tuple[str, str, int], int] = {}
@@ -113,13 +116,11 @@ class StageCosts:
     def machine(self, plan: Plan, *, folded: bool = True) -> Machine:
         """Return the rank classes that a plan makes of the cluster."""
         stages = self._stages.of_same(plan.stages)
-        known = (plan.mesh.axes, plan.placement, plan.chunks > 1, plan.offload, stages)
+        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        placed = Placed(
-            self.problem.cluster, plan.mesh, plan.placement, plan.chunks > 1, offloads_optimizer(plan), tied
-        )
+        placed = Placed(self.problem.cluster, plan.mesh, plan.placement, plan.looped, offloads_optimizer(plan), tied)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:
@@ -132,7 +133,7 @@ class StageCosts:
         return tuple((*pair, self.parameter_share(plan, parameter)) for pair, parameter in self._tied(plan))
 
     def _tied(self, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
-        key = (plan.mesh.axes, self._stages.of_same(plan.stages))
+        key = (plan.mesh.axes, plan.positions, self._stages.of_same(plan.stages))
         if key not in self._pairs:
             self._pairs[key] = tied_parameters(self.problem.graph, plan)
         return self._pairs[key]
@@ -141,10 +142,9 @@ class StageCosts:
         """Return the costs of all stages of a plan, on the first class of each position."""
         machine = self.machine(plan)
         ranks = [machine.rank(classes[0]) for classes in machine.table.by_position]
-        key = (self.division(plan), self.blocks.how(plan), tuple(rank.key for rank in ranks))
+        key = (self.division(plan), plan.positions, self.blocks.how(plan), tuple(rank.key for rank in ranks))
         if key not in self._plan_costs:
-            count = len(plan.stages)
-            stages = tuple(self.stage(plan, stage, ranks[stage % plan.pipeline]) for stage in range(count))
+            stages = tuple(self.stage(plan, stage, ranks[at]) for stage, at in enumerate(plan.positions))
             self._plan_costs[key] = PlanCosts(stages, *self.held(plan))
         return self._plan_costs[key]
 
@@ -178,13 +178,13 @@ class StageCosts:
 
     def held(self, plan: Plan) -> Held:
         """Return the parameters on a rank of each pipeline position."""
-        made, ranks = self.division(plan), plan.pipeline
-        key = (made, self.blocks.cut(plan), ranks)
+        made, positions = self.division(plan), plan.positions
+        key = (made, self.blocks.cut(plan), positions)
         if key not in self._held:
             tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
             elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
             experts = {block: self.blocks.experts(plan, block) for block in made.blocks}
-            counts = [_by_position(made, each, ranks) for each in (elements, experts, tensors)]
+            counts = [_by_position(made, each, positions) for each in (elements, experts, tensors)]
             for position, share in self._kept_once(plan):
                 counts[0][position] -= share
             self._held[key] = Held(*map(tuple, counts))
@@ -192,7 +192,7 @@ class StageCosts:
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, int]]:
         """Return the positions that have both ends of a tied parameter, and its elements there."""
-        placed = {block: stage % plan.pipeline for stage, each in enumerate(plan.stages) for block in each.blocks}
+        placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
         tied = [(first, second) for first, second in self.problem.graph.tied if first[0] in placed]
         return [
             (placed[first[0]], self.parameter_share(plan, second))
@@ -221,7 +221,10 @@ class StageCosts:
         return self._shares[key]
 
 
-def _by_position(made: Division, of_block: dict[str, int], ranks: int) -> list[int]:
-    """Return what blocks have, summed over the stages of each of ``ranks`` pipeline positions."""
+def _by_position(made: Division, of_block: dict[str, int], positions: Sequence[int]) -> list[int]:
+    """Return what blocks have, summed over the stages at each pipeline position."""
     kinds = [sum(of_block[block] * count for block, count in runs) for runs in made.kinds]
-    return [sum(kinds[kind] for kind in made.kind_of[position::ranks]) for position in range(ranks)]
+    result = [0] * (max(positions) + 1)
+    for kind, position in zip(made.kind_of, positions, strict=True):
+        result[position] += kinds[kind]
+    return result

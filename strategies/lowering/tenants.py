@@ -2,8 +2,9 @@
 
 from simulator.program import Background, Flow
 from simulator.units import to_ticks
-from strategies.lowering.classes import ClassTable, tenant_kind
+from strategies.lowering.classes import ClassTable
 from strategies.lowering.communicator import Communicator
+from strategies.lowering.placed import tenant_kind
 
 
 def background(table: ClassTable) -> tuple[Background, ...]:

@@ -12,6 +12,6 @@ def tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, i
     """Return the pairs of pipeline positions that keep one parameter each, and it by block and name."""
     if not graph.tied or plan.pipeline == 1:
         return []
-    placed = {block: index % plan.pipeline for index, stage in enumerate(plan.stages) for block in stage.blocks}
+    placed = {block: at for stage, at in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks}
     found = [((placed.get(first[0], -1), placed.get(second[0], -1)), second) for first, second in graph.tied]
     return [(pair, parameter) for pair, parameter in found if pair[0] != pair[1] and min(pair) >= 0]

@@ -15,6 +15,7 @@ from strategies.layout import Layout, violations
 from strategies.partition import num_layers
 from strategies.plan import Recompute
 from strategies.problem import Problem
+from strategies.schedule import SCHEDULES
 
 FLAT_SCHEDULES = ("1f1b", "gpipe")
 """Schedules with one model chunk a pipeline rank."""
@@ -193,10 +194,12 @@ def _schedules(
     problem: Problem, space: Space, data: int, pipeline: int, microbatch: int
 ) -> tuple[tuple[str, int], ...]:
     """Return the names and chunks that a pipeline may have."""
-    flat = [(name, 1) for name in FLAT_SCHEDULES if _allowed(space.schedule, name) and _allowed(space.chunks, 1)]
+    count = problem.training.global_batch // (data * microbatch)
+    names = (name for name in FLAT_SCHEDULES if SCHEDULES[name].violation(pipeline, count, 1) is None)
+    flat = [(name, 1) for name in names if _allowed(space.schedule, name) and _allowed(space.chunks, 1)]
     if pipeline == 1:
         return tuple(flat[:1])
-    if problem.training.global_batch // (data * microbatch) % pipeline:
+    if count % pipeline:
         return tuple(flat)
     looped = [name for name in LOOPED_SCHEDULES if _allowed(space.schedule, name)]
     return tuple(flat) + tuple(product(looped, _chunks(problem, space, pipeline)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulator.engine.compiled import installed
 from strategies.lowering.pipeline import requirement
 from strategies.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
+from strategies.schedules.rule import ScheduleRule
 from strategies.walk import BLOCK, LANES, arrangement, walk
 
 from .test_schedule import schedules
@@ -98,7 +99,7 @@ def test_orders_that_wait_for_ever_are_named(numba: bool, monkeypatch: pytest.Mo
         return np.array([[rank, 1 - rank, 0], [rank, rank, 0]])  # rank 0 runs its backward first
 
     monkeypatch.setattr("strategies.walk.pays", lambda tasks: numba)
-    monkeypatch.setitem(SCHEDULES, "hopeless", backwards)
+    monkeypatch.setitem(SCHEDULES, "hopeless", ScheduleRule("hopeless", backwards, "none"))
     with pytest.raises(ValueError, match="schedule hopeless cannot finish: rank 0 at 0B0 waits for 1B0; rank 1"):
         arrangement("hopeless", 2, 1)
     schedule.cache_clear()

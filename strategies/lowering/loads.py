@@ -1,0 +1,155 @@
+"""What the groups of a placed mesh put on links, by the algorithms that they may choose."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.collective import Phase, able, candidates, fastest, phases
+from simulator.collective_kinds import Algorithm, Collective
+from simulator.collectives.alike import Alike
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import Crossbar
+from simulator.interconnect.parts import Parts
+from simulator.program import IntArray
+from strategies.lowering.offload import HOST_KINDS, host_phases
+from strategies.lowering.placed import BACKWARD, FORWARD, USUAL, Placed, tenant_kind, tied_kind
+from strategies.lowering.refinement import Groups, combine, joined, quantised
+
+BoolArray = NDArray[np.bool_]
+
+
+class Loads:
+    """What the groups of every kind put on links, computed once for groups that lie alike."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.placed, self.cluster = placed, placed.cluster
+        self.kinds: dict[str, Collective] = {}
+        self.ranks: dict[str, IntArray] = {}
+        self.groups: dict[str, Alike] = {}
+        self._even: dict[str, bool] = {}
+        self._able: dict[tuple[str, Collective, Algorithm], BoolArray] = {}
+        tenants = {tenant_kind(number): t.collective for number, t in enumerate(placed.cluster.tenants)}
+        copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
+        tied = {tied_kind(first, second): Collective.ALL_REDUCE for first, second in placed.tied}
+        for kind, collective in (USUAL | tenants | copies | tied).items():
+            ranks, devices = placed.group_devices(kind)
+            if len(ranks):
+                self.add(kind, collective, ranks, devices)
+
+    def add(self, kind: str, collective: Collective, ranks: IntArray, devices: IntArray) -> None:
+        """Make a kind of groups known, and what they usually run."""
+        self.kinds[kind], self.ranks[kind], self.groups[kind] = collective, ranks, Alike(self.cluster, devices)
+
+    def algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
+        """Return the algorithms to choose from for a group: the one that the user has fixed, where it can run."""
+        shape = self.groups[kind].shape[group]
+        found = tuple(a for a in self.candidates(kind, collective) if self._runs(kind, collective, a)[shape])
+        fixed = dict(self.cluster.algorithms).get(collective)
+        return (fixed,) if fixed in found else found
+
+    def phases(self, kind: str, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+        """Return the phases of a collective on some groups of a kind; those that cannot run it have no rows."""
+        alike = self.groups[kind].among(groups)
+        return tuple(alike.spread(each) for each in self._phases(kind, collective, algorithm, alike))
+
+    def _phases(self, kind: str, collective: Collective, algorithm: Algorithm, alike: Alike) -> tuple[Phase, ...]:
+        """Return the phases of a collective on the representatives of some groups of a kind."""
+        if kind in HOST_KINDS:
+            return host_phases(self.cluster, kind, alike.representatives)
+        runs = self._runs(kind, collective, algorithm)[alike.numbers]
+        some = phases(self.cluster, collective, algorithm, alike.representatives[runs])
+        return tuple(_placed(phase, np.flatnonzero(runs), len(runs)) for phase in some)
+
+    def coloured(self) -> tuple[tuple[Groups, ...], tuple[tuple[slice, slice], ...]]:
+        """Return all kinds of groups for refinement, and the twins of links: families that load as others do.
+
+        Twins are (twin, the family that stands for it), and are left out of what groups load: the NICs of
+        devices, say, where all that crosses a device's slot goes through its NIC.
+        """
+        usual = {kind: self._usual(kind) for kind in self.kinds}
+        network = interconnect(self.cluster)
+        families, first = network.parts.families, _twins(network.parts, list(chain.from_iterable(usual.values())))
+        kept = np.ones(network.num_links, dtype=np.bool_)
+        for number, other in enumerate(first):
+            kept[families[number]] = number == other
+        groups = tuple(self._coloured(number, kind, usual[kind], kept) for number, kind in enumerate(self.kinds))
+        return groups, tuple((families[n], families[other]) for n, other in enumerate(first) if n != other)
+
+    def _usual(self, kind: str) -> list[Phase]:
+        """Return the phases of what a kind usually runs, by every algorithm that may be chosen, on representatives."""
+        collective, alike = self.kinds[kind], self.groups[kind]
+        every = (self._phases(kind, collective, a, alike) for a in self.candidates(kind, collective))
+        return list(chain.from_iterable(every))
+
+    def _coloured(self, number: int, kind: str, usual: list[Phase], kept: BoolArray) -> Groups:
+        """Return groups whose first colours say their kind and their latencies."""
+        alike = self.groups[kind]
+        colour = np.full(len(alike.representatives), number, dtype=np.uint64)
+        rows, weights = [], []
+        for index, phase in enumerate(usual):
+            colour = combine(colour, quantised(phase.latency))
+            chosen = np.flatnonzero(kept[phase.link])
+            some = Phase(phase.latency, phase.group[chosen], phase.link[chosen], phase.load[chosen])
+            rows.append(alike.rows(some))
+            weights.append(joined(quantised(some.load), np.uint64(index))[rows[-1].row])
+        group, link = _column([each.group for each in rows]), _column([each.link for each in rows])
+        ordered = kind in (FORWARD, BACKWARD)
+        return Groups(self.ranks[kind], ordered, group, link, _column(weights), colour[alike.shape])
+
+    def candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:
+        """Return the algorithms that may be chosen for some group of a kind."""
+        if kind in HOST_KINDS:
+            return (Algorithm.DIRECT,)
+        if self._alike(kind):
+            return fastest(self.cluster, collective, self.groups[kind].representatives[0])
+        every = candidates(self.cluster, collective)
+        return tuple(algorithm for algorithm in every if self._runs(kind, collective, algorithm).any())
+
+    def _alike(self, kind: str) -> bool:
+        """Return whether all groups of a kind have as many ranks on each of their nodes, of equal nodes."""
+        if kind not in self._even:
+            nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
+            turns = np.diff(nodes, axis=1) != 0
+            equal = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
+            self._even[kind] = equal and isinstance(self.cluster.fabric, Crossbar) and bool((turns == turns[0]).all())
+        return self._even[kind]
+
+    def _runs(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
+        """Return for every shape of groups of a kind whether it can run a collective by an algorithm."""
+        key = (kind, collective, algorithm)
+        if key not in self._able:
+            devices = self.groups[kind].representatives
+            copies = kind in HOST_KINDS
+            every = np.ones(len(devices), dtype=np.bool_)
+            self._able[key] = every if copies else able(self.cluster, collective, algorithm, devices)
+        return self._able[key]
+
+
+def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
+    """Return for every family of links the first whose parts have theirs loaded by the same groups in the same way."""
+    first: dict[tuple[bytes, ...], int] = {}
+    found = []
+    for number, links in enumerate(parts.families):
+        mark = [parts.owners(number).tobytes()]
+        for phase in usual:
+            rows = np.flatnonzero((phase.link >= links.start) & (phase.link < links.stop))
+            columns = phase.group[rows], phase.link[rows] - links.start, phase.load[rows]
+            mark += [column.tobytes() for column in columns]
+        found.append(first.setdefault(tuple(mark), number))
+    return found
+
+
+def _column(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
+    """Return a phase of some groups as one of all ``count`` of them."""
+    if len(groups) == count:
+        return phase
+    latency = np.zeros(count)
+    latency[groups] = phase.latency
+    return Phase(latency, groups[phase.group], phase.link, phase.load)

@@ -1,0 +1,80 @@
+"""A mesh on a machine: which ranks and devices form groups of every kind."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.collective_kinds import Collective
+from simulator.program import IntArray
+from strategies.lowering.offload import HOST_KINDS
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, TENSOR, Mesh
+
+FORWARD, BACKWARD = "forward", "backward"
+"""Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
+
+USUAL = {
+    TENSOR: Collective.ALL_REDUCE,
+    CONTEXT: Collective.ALL_GATHER,
+    EXPERT: Collective.ALL_TO_ALL,
+    DATA: Collective.ALL_REDUCE,
+    EXPERT_DATA: Collective.ALL_REDUCE,
+    FORWARD: Collective.SEND,
+    BACKWARD: Collective.SEND,
+}
+
+
+def tied_kind(first: int, second: int) -> str:
+    """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
+    return f"tied {first} {second}"
+
+
+def tenant_kind(number: int) -> str:
+    """Return the kind of group that a tenant of the cluster is."""
+    return f"tenant {number}"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
+    ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
+    one parameter.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    placement: tuple[int, ...]
+    looped: bool
+    offloads: bool = False
+    tied: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def devices(self) -> IntArray:
+        """The device of every rank."""
+        return np.array(self.placement or range(self.mesh.num_ranks), dtype=np.int64)
+
+    def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
+        """Return the groups of a kind as rows of ranks and of devices; a tenant's devices are no ranks."""
+        if kind in HOST_KINDS:
+            return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
+        pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
+        if kind in USUAL or kind in pairs:
+            ranks = self.groups(kind) if kind in USUAL else self.mesh.rows(PIPELINE)[:, pairs[kind]]
+            return ranks, self.devices[ranks]
+        tenant = next(t for number, t in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
+        return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
+
+    def groups(self, kind: str) -> IntArray:
+        """Return the groups of a kind, a row of ranks each; none where they would have one member."""
+        if kind == EXPERT_DATA and self.mesh.size(EXPERT) == 1:
+            return self.mesh.rows()  # the same groups as along data
+        if kind in GROUPS:
+            return self.mesh.rows(*GROUPS[kind])
+        rows = self.mesh.rows(PIPELINE)
+        if len(rows) == 0:
+            return np.empty((0, 2), dtype=np.int64)
+        after = np.roll(rows, -1, axis=1)
+        keep = rows.shape[1] if self.looped else rows.shape[1] - 1
+        pairs = np.stack([rows[:, :keep].ravel(), after[:, :keep].ravel()], axis=1)
+        return pairs if kind == FORWARD else pairs[:, ::-1].copy()
