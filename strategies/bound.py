@@ -5,7 +5,7 @@ from typing import NamedTuple
 from strategies.durations import Durations
 from strategies.lowering.division import Division
 from strategies.lowering.offload import offloads_optimizer
-from strategies.lowering.stage import Machine, StageCosts
+from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.plan import Plan
 
 
@@ -54,8 +54,17 @@ class Bounds:
     def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int]:
         first, own = made.kind_of[position], [made.kind_of[stage] for stage in plan.stages_at(position)]
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
-        work = max(sum(passes.forward[kind] + passes.backward[kind] for kind in own) for passes in found)
+        if plan.overlaps_passes:
+            work = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
+        else:
+            work = max(sum(passes.forward[kind] + passes.backward[kind] for kind in own) for passes in found)
         return min(passes.forward[first] for passes in found), min(passes.backward[first] for passes in found), work
+
+    def _computing(self, plan: Plan, position: int, rank: Rank) -> int:
+        """Return the ticks in which a rank computes for one microbatch, without collectives that others may hide."""
+        blocks = [block for stage in plan.stages_at(position) for block in self.costs.stage(plan, stage, rank).blocks]
+        steps = (step for block in blocks for step in (*block.steps.forward, *block.steps.backward))
+        return sum(step.ticks for step in steps if step.collective is None)
 
     def _tails(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks after each rank's last backward: its last reduction, the optimizer, ZeRO's gather."""

@@ -77,7 +77,7 @@ class Durations:
         return self._passes[key]
 
     def sends(self, plan: Plan, machine: Machine) -> Sends:
-        """Return the ticks of the transfers between stages that go round the pipeline ranks; of a V, of its way down."""
+        """Return the ticks of the transfers between stages; of a V, those on its way down."""
         made = self.costs.division(plan)
         key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
         if key not in self._sends:

@@ -1,10 +1,14 @@
 """The memory that plans need on every pipeline position, and whether the devices there have it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.engine import simulate
+from simulator.memory import MemoryProfile
 from simulator.program import IntArray
-from strategies.lowering import StageCosts
+from strategies.lowering import StageCosts, lower
 from strategies.lowering.division import Division
 from strategies.lowering.memory import peak_activations, resident
 from strategies.mesh import PIPELINE, Axis
@@ -22,12 +26,19 @@ class Needs:
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
+        if _interleaves(plan):
+            return int(max(profile.peak for profile in self._simulated(plan)))
         return int((self._held(plan) + self._peaks(plan)).max())
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
+        if _interleaves(plan):
+            return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
         held, capacity = self._held(plan), self._capacity(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
+
+    def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
+        return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
 
     def _held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
@@ -60,3 +71,8 @@ class Needs:
             np.minimum.at(least, plan.mesh.coordinates(PIPELINE), of_device)
             self._capacities[key] = least
         return self._capacities[key]
+
+
+def _interleaves(plan: Plan) -> bool:
+    """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
+    return plan.overlaps_passes and plan.tensor * plan.context * plan.expert > 1

@@ -7,7 +7,7 @@ from typing import Any
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
 from strategies.parallelism import Attention
 from strategies.schedule import SCHEDULES, Schedule, schedule
-from strategies.schedules.rule import Placement, place
+from strategies.schedules.rule import Placement, no_pairs, place
 from strategies.sharding import OperatorSharding
 
 PLAN_VERSION = 1
@@ -107,6 +107,11 @@ class Plan:
     def splits_backward(self) -> bool:
         """Whether gradients of weights are apart from those of inputs, in places at least."""
         return SCHEDULES[self.schedule_name].splits_backward
+
+    @property
+    def overlaps_passes(self) -> bool:
+        """Whether the schedule runs passes in pairs, one beneath the communication of the other."""
+        return SCHEDULES[self.schedule_name].pairs is not no_pairs
 
     @property
     def positions(self) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[in
     table = machine.table
     result = [Passes.RANK] * plan.pipeline
     inside = [kind for kind in INSIDE if kind in table.tables]
+    if inside and plan.overlaps_passes:
+        return (Passes.APART,) * plan.pipeline
     disturbed = _disturbed(machine, inside, plan, overlaps, tied)
     for kind in inside:
         for index, members in enumerate(table.tables[kind].classes):

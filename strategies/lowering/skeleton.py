@@ -261,7 +261,7 @@ class _Builder:
                 before = [(chain.tail, position)]
 
     def _actions(self, actions: tuple[Action, ...]) -> None:
-        """Add an action, or two that overlap: part by part in turn, so that one computes while the other waits."""
+        """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
         chain = self.chain[self.order.rank_of(actions[0].stage)]
         chains = [chain, *(replace(chain) for _ in actions[1:])]
         runs = [self._action(action, own) for action, own in zip(actions, chains, strict=True)]
@@ -271,7 +271,7 @@ class _Builder:
             chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
 
     def _action(self, action: Action, chain: _Chain) -> Iterator[None]:
-        """Add the tasks of an action, one part at a time."""
+        """Add the tasks of an action, up to its next collective at a time."""
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final = action == self.final[action.stage]
         variant = variant_of(action, final)
@@ -282,7 +282,8 @@ class _Builder:
             for bucket, (ready, kind, legs) in enumerate(stage.buckets if final else ()):
                 if ready == index:
                     self._leave(chain, Site(kind, position), action.stage, bucket, legs)
-            yield
+            if part.legs and not part.beside:
+                yield
         if action.kind is not ActionKind.WEIGHT:
             self._send(chain, position, action)
 
