@@ -1,0 +1,143 @@
+"""Schedules that split backward, place stages in a V or run passes in pairs: the laws of all others hold for them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.engine import simulate, step_time
+from simulator.program import TaskKind
+from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout, complete, violations
+from strategies.lowering import Granularity, StageCosts, lower
+from strategies.plan import Plan, Recompute, Stage
+from strategies.problem import Problem
+from strategies.schedule import SCHEDULES, ActionKind
+
+from .problems import problem
+
+SIMULATED = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
+
+
+def equal_stages(name: str, ranks: int, microbatches: int) -> tuple[Problem, Plan]:
+    """Return a pipeline of one equal layer a stage, with transfers that cost nothing."""
+    chunks = SCHEDULES[name].chunks[0]
+    small = problem(devices=ranks, layers=ranks * chunks, batch=microbatches, bandwidth=1e30)
+    plan = complete(small, Layout(pipeline=ranks, schedule=name, chunks=chunks))
+    return small, replace(plan, stages=tuple(Stage((f"layers.{index}",)) for index in range(ranks * chunks)))
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_backward_in_two_takes_the_ticks_of_a_whole_one(name: str) -> None:
+    small, plan = equal_stages(name, 4, 8)
+    stage = StageCosts(small).of(plan).stages[0]
+    if plan.splits_backward:
+        parts = (sum(block.ticks(kind) for block in stage.blocks) for kind in (ActionKind.INPUT, ActionKind.WEIGHT))
+        assert sum(parts) == stage.backward_ticks
+    program = lower(small, plan)
+    work = sum(program.work[index].duration for index in program.work_of if program.work[index].stage == 0)
+    moved = sum(
+        program.work[index].duration
+        for index in program.work_of
+        if program.work[index].stage == 0 and program.work[index].kind is TaskKind.PIPELINE_COMMUNICATION
+    )
+    assert work - moved == 8 * (stage.forward_ticks + stage.backward_ticks)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 12), (8, 16)])
+def test_zero_bubble_schedules_order_the_step_as_their_papers_say(ranks: int, microbatches: int) -> None:
+    # Qi et al. 2024, table 2: the bubble of 1F1B is (p - 1) (F + B + W), of ZB-H1 (p - 1) (F + B - W), so that
+    # ZB-H1 ends 2 (p - 1) W earlier; ZB-H2 is no slower
+    def taken(name: str) -> float:
+        program = lower(*equal_stages(name, ranks, microbatches))
+        free = (TaskKind.OPTIMIZER, TaskKind.PIPELINE_COMMUNICATION)
+        work = tuple(w._replace(duration=0) if w.kind in free else w for w in program.work)
+        return step_time(replace(program, work=work, flow_of=np.full(program.num_tasks, -1)))
+
+    small, plan = equal_stages("zb1p", ranks, microbatches)
+    block = StageCosts(small).of(plan).stages[0].blocks[0]
+    weight = block.ticks(ActionKind.WEIGHT) / 1e12
+    assert block.ticks(ActionKind.INPUT) >= block.ticks(ActionKind.WEIGHT)
+    assert taken("1f1b") - taken("zb1p") == pytest.approx(2 * (ranks - 1) * weight, rel=1e-9)
+    assert taken("zb2p") <= taken("zb1p") * (1 + 1e-9)
+    assert taken("naive") > taken("gpipe")
+
+
+def test_gradients_of_weights_keep_what_they_need_and_no_more() -> None:
+    # a whole backward gives everything back; in two, inputs of the products and the gradients of what they put out
+    # stay until the gradients of the weights are made
+    small, plan = equal_stages("zb1p", 4, 8)
+    memory = StageCosts(small).memories(plan)[1]
+    assert memory.deferred > 0
+    assert memory.changes[0] == memory.kept
+    assert sum(memory.changes[2:]) == memory.changes[1] == -memory.kept
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+@settings(max_examples=8, deadline=None)
+@given(
+    pipeline=st.sampled_from([2, 4]),
+    tensor=st.sampled_from([1, 2]),
+    data=st.sampled_from([1, 2]),
+    rounds=st.integers(2, 3),
+    nics=st.sampled_from([1, 4]),
+    bandwidth=st.sampled_from([1e8, 1e10]),
+    zero=st.integers(0, 1),
+    recompute=st.sampled_from(Recompute),
+    overlap=st.booleans(),
+    tied=st.booleans(),
+    launch=st.sampled_from([0.0, 1e-6]),
+)
+def test_every_way_to_time_and_memory_agrees(
+    name: str,
+    pipeline: int,
+    tensor: int,
+    data: int,
+    rounds: int,
+    nics: int,
+    bandwidth: float,
+    zero: int,
+    recompute: Recompute,
+    overlap: bool,
+    tied: bool,
+    launch: float,
+) -> None:
+    ranks = pipeline * tensor * data
+    nodes = max(ranks // 4, 1)
+    small = problem(
+        nodes=nodes,
+        devices=ranks // nodes,
+        nics=min(nics, ranks // nodes),
+        layers=2 * pipeline,
+        batch=pipeline * data * rounds,
+        bandwidth=bandwidth,
+        tied=tied,
+        launch=launch,
+    )
+    layout = Layout(
+        pipeline=pipeline,
+        tensor=tensor,
+        data=data,
+        zero=zero,
+        schedule=name,
+        chunks=max(SCHEDULES[name].chunks[0], 1),
+        recompute=recompute,
+        overlap_gradients=overlap,
+    )
+    assert not list(violations(small, layout))
+    plan = complete(small, layout)
+    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
+    fine, chained, apart = (step_time(program) for program in (operators, chains, lower(small, plan, folded=False)))
+    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
+    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
+    cost = SimulatedCost(small)
+    assert cost.bound(plan) <= step_time(chains, "longest_path") * (1 + 1e-9)
+    timeline = simulate(chains)
+    assert cost.peak_memory(plan) == max(profile.peak for profile in timeline.memory)
+    held = [
+        sum(change.size for change in chains.resident if change.rank_class == index)
+        for index in range(len(chains.rank_classes))
+    ]
+    assert [profile.totals[-1] for profile in timeline.memory] == held
