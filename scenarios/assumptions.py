@@ -1,6 +1,7 @@
 """What a result rests on that the scenario's author did not write down."""
 
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,19 +11,24 @@ from scenarios.schema import FileCluster, PlanTable, PresetCluster, ScenarioTabl
 from simulator.catalog import assumed
 from simulator.cluster import Cluster
 from simulator.interconnect.kinds import Crossbar
-from simulator.models.transformer import Transformer
+from simulator.models.model import Model
 
 _WITHOUT = frozenset({"context", "expert"})
 """Choices of a plan that, left out, mean that nothing of the kind is done."""
 
 
-def assumptions(table: ScenarioTable, spec: Transformer, plan: Any, cluster: Cluster) -> tuple[str, ...]:
+def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) -> tuple[str, ...]:
     """Return every default and catalogue figure that a result of the scenario rests on."""
     result = list(_machine(cluster))
     if table.model.preset is not None:
         result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
+    elif table.model.hf_config is not None:
+        result.append(f"model.hf_config {table.model.hf_config} means {_sizes(spec)}")
     elif table.model.transformer is not None:
-        result += _defaults("model.transformer", table.model.transformer, {"kv_heads": spec.kv_heads})
+        written = table.model.transformer
+        result += _defaults("model.transformer", written, {"kv_heads": written.heads})
+        if written.experts is not None:
+            result += _defaults("model.transformer.experts", written.experts)
     result += _defaults("training", table.training)
     if isinstance(table.cluster, PresetCluster):
         result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
@@ -50,21 +56,26 @@ def _machine(cluster: Cluster) -> Iterator[str]:
         yield "hosts launch kernels as fast as devices run them"
 
 
-def _sizes(spec: Transformer) -> str:
+def _sizes(spec: Any) -> str:
+    """Return the fields of a dataclass that are not None as words."""
     fields = ((name, getattr(spec, name)) for name in spec.__dataclass_fields__ if name != "name")
-    return ", ".join(f"{name} {_text(value)}" for name, value in fields)
+    return ", ".join(f"{name} {_text(value)}" for name, value in fields if value is not None)
 
 
 def _defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
-    """Return one line for each field that was left out and matters."""
+    """Return one line for each field that was left out and matters: one that means nothing when left out does not."""
     lines = []
     for name, info in type(table).model_fields.items():
         neutral = any(isinstance(mark, NotYet) for mark in info.metadata)
         if name not in table.model_fields_set and not neutral:
             value = (derived or {}).get(name, getattr(table, name))
+            if value is None:
+                continue
             lines.append(f"{section}.{name} is {_text(value)} (default)")
     return lines
 
 
 def _text(value: Any) -> str:
+    if is_dataclass(value):
+        return f"({_sizes(value)})"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,21 +3,23 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scenarios.assumptions import assumptions
 from scenarios.checking import check, sound_sections
 from scenarios.cluster_file import FieldError, load_cluster, resized, to_cluster, with_conditions
 from scenarios.errors import Fault, ScenarioError, shown
+from scenarios.fields import Table
 from scenarios.library import find
 from scenarios.long_run_schema import RunTable
+from scenarios.model_file import load_model
+from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.reader import Document, FieldPath, read
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
     MAX_ACTIONS,
     MAX_MICROBATCHES,
     FileCluster,
-    ModelTable,
     PlanDocument,
     PlanTable,
     PresetCluster,
@@ -26,7 +28,10 @@ from scenarios.schema import (
     TrainingTable,
 )
 from simulator.cluster import Cluster
-from simulator.models.transformer import Transformer, build
+from simulator.models.experts import Experts
+from simulator.models.latent_attention import LatentAttention
+from simulator.models.model import Model, build
+from simulator.models.transformer import Transformer
 from strategies.layout import Layout, complete, violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan, Recompute
@@ -36,6 +41,7 @@ from strategies.training import Training
 if TYPE_CHECKING:
     from scenarios.long_run import RunSettings
 
+T = TypeVar("T")
 Faults = list[Fault]
 
 
@@ -72,7 +78,7 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
     problem = plan = None
     if spec and training and cluster:
         problem = _problem(spec, training, cluster, document, faults)
-        if plan_table is not None:
+        if problem is not None and plan_table is not None:
             plan = _plan(plan_table, problem, plan_document or document, plan_path, faults)
     if faults or spec is None or problem is None or table is None or search is None:
         raise ScenarioError(tuple(faults))
@@ -96,31 +102,51 @@ def _blame(document: Document, path: FieldPath, fields: Any, error: ValueError) 
     return document.fault((*path, word) if word else path, str(error))
 
 
-def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Transformer | None:
+def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model | None:
     if table is None:
         return None
     if table.preset is not None:
-        from simulator.models.presets import PRESETS
+        from simulator.models.presets import MODELS
 
-        return PRESETS[table.preset]
-    assert table.transformer is not None  # the schema asks for one of the two
-    fields = table.transformer.model_dump(exclude={"experts"})
-    fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
+        return MODELS[table.preset]
+    if table.transformer is not None:
+        return _transformer(table.transformer, document, faults)
+    assert table.hf_config is not None  # the schema asks for one of the three
     try:
-        return Transformer(**fields)
+        return load_model(Path(document.file).parent / table.hf_config)
+    except ScenarioError as error:
+        faults.extend(error.faults)
+        return None
+
+
+def _transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:
+    path: FieldPath = ("model", "transformer")
+    before = len(faults)
+    experts = _part(Experts, table.experts, document, (*path, "experts"), faults)
+    latent = _part(LatentAttention, table.latent, document, (*path, "latent"), faults)
+    if len(faults) > before:
+        return None
+    parts = {"kv_heads": table.kv_heads or table.heads, "experts": experts, "latent": latent}
+    return _made(Transformer, dict(table) | parts, document, path, faults)
+
+
+def _part(kind: type[T], table: Table | None, document: Document, path: FieldPath, faults: Faults) -> T | None:
+    return None if table is None else _made(kind, dict(table), document, path, faults)
+
+
+def _made(kind: type[T], fields: dict[str, Any], document: Document, path: FieldPath, faults: Faults) -> T | None:
+    """Return a value of its fields; where its constructor refuses them, add to ``faults`` and return None."""
+    try:
+        return kind(**fields)
     except ValueError as error:
-        faults.append(_blame(document, ("model", "transformer"), fields, error))
+        faults.append(_blame(document, path, fields, error))
         return None
 
 
 def _training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
     if table is None:
         return None
-    try:
-        return Training(**table.model_dump())
-    except ValueError as error:
-        faults.append(_blame(document, ("training",), TrainingTable.model_fields, error))
-        return None
+    return _made(Training, table.model_dump(), document, ("training",), faults)
 
 
 def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
@@ -149,12 +175,21 @@ def _named_cluster(table: Any, document: Document) -> Cluster:
     return to_cluster(table)
 
 
-def _problem(spec: Transformer, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem:
+def _problem(spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem | None:
     try:
         cluster.accelerator.peak(training.precision)
     except ValueError as error:
         faults.append(document.fault(("training", "precision"), str(error)))
-    return Problem(build(spec, training.sequence, training.precision), cluster, training)
+    try:
+        graph = build(spec, training.sequence, training.precision)
+    except ValueError as error:
+        faults.append(document.fault(("training", "sequence"), str(error)))
+        return None
+    if graph.sequence != training.sequence:
+        message = f"sequence is {graph.sequence} for samples of {spec.name}, met {training.sequence}"
+        faults.append(document.fault(("training", "sequence"), f"{message}; nearest: {graph.sequence}"))
+        return None
+    return Problem(graph, cluster, training)
 
 
 def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:

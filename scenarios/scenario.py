@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cluster import Cluster
+from simulator.models.model import Model
 from simulator.models.transformer import Transformer
 from strategies.layout import Layout
 from strategies.parallelism import Attention
@@ -99,7 +100,7 @@ class Scenario:
     name: str
     file: str
     problem: Problem
-    spec: Transformer
+    spec: Model
     plan: Plan | None
     search_settings: SearchSettings
     measured: Measured | None
@@ -197,7 +198,7 @@ class Scenario:
         self.check_executable(chosen)
         with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
             return execute(
-                self.spec,
+                self._executable_spec(),
                 self.problem.training,
                 chosen,
                 steps=steps,
@@ -215,7 +216,13 @@ class Scenario:
         if chosen.mesh.num_ranks > MAX_PROCESSES:
             met = f"the plan has {chosen.mesh.num_ranks}"
             raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
-        refuse(self.spec, self.problem.training, chosen)
+        refuse(self._executable_spec(), self.problem.training, chosen)
+
+    def _executable_spec(self) -> Transformer:
+        if not isinstance(self.spec, Transformer):
+            met = f"met {self.spec.name}: {self.spec.summary}"
+            raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")
+        return self.spec
 
 
 def layout_of(problem: Problem, plan: Plan) -> Layout:

@@ -15,13 +15,14 @@ from pydantic import (
     Strict,
     Tag,
     WithJsonSchema,
-    model_validator,
 )
 
 from scenarios.cluster_schema import ClusterTable, ConditionsTable, MixedClusterTable
 from scenarios.errors import shown
 from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
 from scenarios.long_run_schema import RunTable
+from scenarios.model_schema import ModelTable
+from simulator.models.hugging_face import MAX_LAYERS
 from strategies.layout import OFFLOADS
 from strategies.mesh import AXES
 from strategies.parallelism import Attention
@@ -29,8 +30,6 @@ from strategies.plan import PLAN_VERSION, Recompute
 from strategies.schedule import SCHEDULES
 from strategies.training import OPTIMIZERS, PRECISIONS
 
-MAX_LAYERS = 10_000
-MAX_WIDTH = 10_000_000
 MAX_SEQUENCE = 10**8
 MAX_BATCH = 10**7
 MAX_DEVICES = 1_000_000
@@ -38,15 +37,7 @@ MAX_MICROBATCHES = 100_000
 MAX_ACTIONS = 1_000_000
 """Stages times microbatches of one plan."""
 
-Layers = Annotated[int, Count(MAX_LAYERS)]
-Width = Annotated[int, Count(MAX_WIDTH)]
 Degree = Annotated[int, Count(MAX_DEVICES)]
-
-
-def _model_names() -> list[str]:
-    from simulator.models.presets import PRESETS
-
-    return list(PRESETS)
 
 
 def _cluster_names() -> list[str]:
@@ -68,39 +59,6 @@ def _shape(*keys: str) -> Callable[[Any], str]:
         return next((f"<{key}>" for key in keys if isinstance(value, dict) and key in value), "<written>")
 
     return choose
-
-
-class TransformerTable(Table):
-    """A decoder transformer, written out."""
-
-    layers: Layers
-    hidden: Annotated[int, Count(1_000_000)]
-    heads: Annotated[int, Count(100_000)]
-    kv_heads: Annotated[int, Count(100_000)] | None = Field(default=None, description="Default: heads.")
-    ffn: Width
-    vocab: Width
-    ffn_kind: Literal["gelu", "swiglu"] = "gelu"
-    tied_embeddings: bool = True
-    attention: Literal["flash", "unfused"] = "flash"
-    dropout: bool = False
-    positions: Literal["learned", "rotary"] = "learned"
-    experts: Annotated[Any, NotYet("experts", None)] = None
-
-
-class ModelTable(Table):
-    """The network: one of ``preset`` and ``transformer``."""
-
-    preset: Annotated[str, OneOf(_model_names)] | None = None
-    transformer: TransformerTable | None = None
-    hf_config: Annotated[Any, NotYet("hf_config", None)] = None
-    graph: Annotated[Any, NotYet("graph", None)] = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "ModelTable":
-        if (self.preset is None) == (self.transformer is None):
-            met = "neither" if self.preset is None else "both"
-            raise ValueError(f"holds one of preset and transformer, met {met}")
-        return self
 
 
 class TrainingTable(Table):

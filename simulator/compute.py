@@ -1,7 +1,10 @@
 """Time of an operator on an accelerator: a roofline with measured efficiency.
 
 A matrix multiplication takes ``2 m n k`` FLOP at the rate `MatmulModel` says, and never
-less than its memory traffic; every other operator is bound by memory traffic.
+less than its memory traffic; every other operator is bound by memory traffic. A
+convolution is the product that an implicit GEMM computes: output points times channels
+out, reduced over channels in and the kernel (Chetlur et al. 2014, "cuDNN", section 3).
+Experts are a batch of products, one an expert.
 """
 
 from collections.abc import Mapping
@@ -11,6 +14,11 @@ from math import ceil, prod
 
 from simulator.accelerator import Accelerator
 from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
+
+PRODUCTS = frozenset(
+    {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
+)
+"""Kinds that are matrix products: their time follows `MatmulModel`, and backward does two."""
 
 
 class Pass(StrEnum):
@@ -42,8 +50,13 @@ class Matmul:
         return 2.0 * self.count * self.m * self.n * self.k
 
 
-def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul) -> float:
+def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: int | None = None) -> float:
     """Return seconds of a batch of matrix products, without launch.
+
+    Parameters
+    ----------
+    traffic
+        Elements read and written; by default both operands and the result once.
 
     >>> from simulator.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
@@ -56,7 +69,8 @@ def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul) -> float:
     if model.units:
         tiles = product.count * ceil(product.m / model.tile[0]) * ceil(product.n / model.tile[1])
         area = ceil(tiles / model.units) * model.units * model.tile[0] * model.tile[1]
-    traffic = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
+    if traffic is None:
+        traffic = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
     memory = traffic * ITEMSIZE[dtype] / accelerator.bandwidth(OperatorKind.MATMUL)
     return max(2.0 * area * product.k / rate, memory)
 
@@ -72,7 +86,9 @@ def operator_time(
         Local size of every dim of the operator's iteration space: cut dims divided, the
         batch multiplied.
     """
-    if operator.kind in (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL):
+    if operator.imbalance != 1:
+        sizes = {**sizes, "capacity": _largest_capacity(operator, sizes)}
+    if operator.kind in PRODUCTS:
         return _matmul_operator_time(accelerator, block, operator, sizes, direction)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
@@ -99,8 +115,7 @@ def weight_gradient_time(accelerator: Accelerator, block: Block, operator: Opera
 
 def operator_launches(operator: Operator, direction: Pass) -> int:
     """Return how many kernels an operator launches: a product has two gradients."""
-    products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)
-    return 2 if operator.kind in products and direction is Pass.BACKWARD else 1
+    return 2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1
 
 
 def optimizer_time(
@@ -128,7 +143,7 @@ def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], directi
     }
     written = sum(size[name] for name in operator.outputs)
     if operator.kind is OperatorKind.EMBEDDING:
-        return 2.0 * written  # gathers, or scatters, the rows it needs and no others
+        return float(_gathered(block, operator, sizes) + written)
     read = sum(size[name] for name in operator.inputs)
     saved = [name for name in operator.saved if name not in operator.inputs + operator.outputs]
     masks = sum(size[name] for name in saved)
@@ -137,34 +152,63 @@ def _traffic(block: Block, operator: Operator, sizes: Mapping[str, int], directi
     return sum(size[name] for name in operator.saved) + written + read
 
 
+def _gathered(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of the rows of a table that are gathered or, backward, scattered: no others are touched."""
+    table = block.tensor[operator.parameters[0]]
+    rows = table.dims[0]
+    return prod(sizes[dim] for dim, _ in operator.dims if dim != rows) * ITEMSIZE[table.dtype]
+
+
+def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
+    """Return the tokens an expert of the most loaded rank takes: one expert is loaded most, the others share the rest.
+
+    >>> experts = Operator("up", OperatorKind.GROUPED_MATMUL, (("experts", 8),), (), (), imbalance=2.0)
+    >>> [_largest_capacity(experts, {"experts": local, "capacity": 100}) for local in (1, 2, 8)]
+    [200, 143, 100]
+    """
+    total, local = dict(operator.dims)["experts"], sizes["experts"]
+    others = (total - operator.imbalance) / max(total - 1, 1)
+    load = (operator.imbalance + (local - 1) * others) / local
+    return ceil(round(sizes["capacity"] * load, 6))
+
+
 def _matmul_operator_time(
     accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
 ) -> float:
     product = _product(block, operator, sizes)
+    traffic = _image_traffic(block, operator, sizes)
     dtype = block.tensor[operator.inputs[0]].dtype
+    launches = operator_launches(operator, direction) * accelerator.launch
     if direction is Pass.FORWARD:
-        return operator_launches(operator, direction) * accelerator.launch + matmul_time(accelerator, dtype, product)
+        return launches + matmul_time(accelerator, dtype, product, traffic)
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    launches = operator_launches(operator, direction) * accelerator.launch
-    return launches + sum(matmul_time(accelerator, dtype, p) for p in (left, right)) / accelerator.matmul.gradient
+    seconds = sum(matmul_time(accelerator, dtype, each, traffic) for each in (left, right))
+    return launches + seconds / accelerator.matmul.gradient
+
+
+def _image_traffic(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int | None:
+    """Return the elements that a convolution moves: an implicit GEMM reads the image, not its patches."""
+    if operator.kind is not OperatorKind.CONVOLUTION:
+        return None
+    names = (*operator.inputs, *operator.parameters[:1], *operator.outputs)
+    return sum(local_size(block.tensor[name], sizes) for name in names)
 
 
 def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:
-    """Return the matrix product: k is reduced, m is only in the first operand, n only in the second."""
+    """Return the matrix product: k is reduced, n is only in the second operand, count in both, m is the rest."""
     first = set(block.tensor[operator.inputs[0]].dims)
-    second = (operator.parameters or operator.inputs[1:])[0]
-    shared = first & set(block.tensor[second].dims) - set(operator.reduced)
+    second = set(block.tensor[(operator.parameters or operator.inputs[1:])[0]].dims)
     count = m = n = k = 1
     for dim, _ in operator.dims:
         if dim in operator.reduced:
             k *= sizes[dim]
-        elif dim in shared:
+        elif dim in first & second:
             count *= sizes[dim]
-        elif dim in first:
-            m *= sizes[dim]
-        else:
+        elif dim in second:
             n *= sizes[dim]
+        else:
+            m *= sizes[dim]
     return Matmul(count, m, n, k)
 
 

@@ -30,6 +30,12 @@ class OperatorKind(StrEnum):
     DROPOUT = "dropout"
     EMBEDDING = "embedding"
     CROSS_ENTROPY = "cross_entropy"
+    GROUPED_MATMUL = "grouped_matmul"
+    CONVOLUTION = "convolution"
+    TOP_K = "top_k"
+    PERMUTE = "permute"
+    POOLING = "pooling"
+    INTERACTION = "interaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,14 @@ class Operator:
     flops_per_point
         FLOP for one point of the iteration space (2 for a multiply and add).
     saved
-        Names of tensors that the backward pass reads.
+        Names of tensors that the backward pass reads. One that leaves the block is kept by the
+        block that reads it; one that is carried through blocks is the same storage in all of them.
     recompute_selectively
         Whether selective recompute drops what this operator saves (the attention core).
     executed_fraction
         Part of ``flops`` that the kernel really executes: causal flash attention skips half.
+    imbalance
+        Tokens of the most loaded expert over the mean, where the operator works on routed tokens.
     """
 
     name: str
@@ -89,6 +98,7 @@ class Operator:
     saved: tuple[str, ...] = ()
     recompute_selectively: bool = False
     executed_fraction: float = 1.0
+    imbalance: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -101,7 +111,14 @@ class Block:
     """Operators in execution order that occur ``repeat`` times in a row.
 
     ``inputs`` and ``outputs`` name the tensors that cross the block's boundary; the outputs
-    of one block are, in order, the inputs of the next.
+    of one block are, in order, the inputs of the next. A tensor that is only carried through
+    is named in both.
+
+    Parameters
+    ----------
+    layer
+        Whether the block is one of the layers that pipeline stages divide and recompute works
+        on; one that repeats always is.
     """
 
     name: str
@@ -110,8 +127,10 @@ class Block:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     repeat: int = 1
+    layer: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layer", self.layer or self.repeat > 1)
         known = {tensor.name for tensor in self.tensors}
         for operator in self.operators:
             names = operator.inputs + operator.outputs + operator.parameters + operator.saved
@@ -152,7 +171,7 @@ class OperatorGraph:
     Parameters
     ----------
     sequence
-        Tokens in one sample.
+        Tokens in one sample; 1 where a sample is not a sequence.
     tied
         Pairs ``(block, parameter)`` that are one parameter: counted once, kept twice
         when they fall on different stages.

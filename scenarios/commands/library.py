@@ -57,12 +57,9 @@ def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_jso
 
 
 def _models() -> list[tuple[str, str]]:
-    from simulator.models.presets import PRESETS
+    from simulator.models.presets import MODELS
 
-    return [
-        (name, f"{s.layers} layers, hidden {s.hidden}, {s.heads} heads, ffn {s.ffn} {s.ffn_kind}, vocab {s.vocab}")
-        for name, s in PRESETS.items()
-    ]
+    return [(name, spec.summary) for name, spec in MODELS.items()]
 
 
 def _accelerators() -> list[tuple[str, str]]:

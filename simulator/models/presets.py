@@ -1,6 +1,15 @@
-"""Published decoder transformers by name."""
+"""Published models by name."""
 
+from simulator.models.bert import Bert
+from simulator.models.dlrm import Dlrm
+from simulator.models.experts import Experts
+from simulator.models.latent_attention import LatentAttention
+from simulator.models.model import Model
+from simulator.models.resnet import ResNet
+from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer
+from simulator.models.unet import UNet
+from simulator.models.vit import VisionTransformer
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> Transformer:
@@ -10,7 +19,19 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) ->
 
 
 def _llama(
-    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    *,
+    experts: Experts | None = None,
+    latent: LatentAttention | None = None,
+    kv_channels: int | None = None,
+    qk_norm: bool = False,
+    window: int | None = None,
 ) -> Transformer:
     return Transformer(
         layers=layers,
@@ -20,10 +41,23 @@ def _llama(
         ffn=ffn,
         vocab=vocab,
         ffn_kind="swiglu",
-        tied_embeddings=tied,
+        tied_embeddings=False,
         positions="rotary",
+        kv_channels=kv_channels,
+        qk_norm=qk_norm,
+        window=window,
+        experts=experts,
+        latent=latent,
         name=name,
     )
+
+
+def _deepseek_experts(count: int, top_k: int, ffn: int, shared: int, dense: int, score_bias: bool = False) -> Experts:
+    return Experts(count, top_k, ffn, shared=shared, dense_layers=dense, score_bias=score_bias)
+
+
+def _latent(q_rank: int | None) -> LatentAttention:
+    return LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=q_rank)
 
 
 PRESETS: dict[str, Transformer] = {
@@ -47,10 +81,123 @@ PRESETS: dict[str, Transformer] = {
         _llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
         _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
         _llama("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
+        # Jiang et al. 2023, "Mistral 7B", table 1.
+        _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, window=4096),
+        # Jiang et al. 2024, "Mixtral of experts", table 1; the released configuration of Mixtral-8x22B-v0.1.
+        _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, experts=Experts(8, 2, 14336)),
+        _llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, experts=Experts(8, 2, 16384)),
+        # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2 and appendix B (Lite); "DeepSeek-V3", section 4.2,
+        # without the layer that predicts a second token.
+        _llama(
+            "deepseek-v2-lite",
+            27,
+            2048,
+            16,
+            16,
+            10944,
+            102400,
+            experts=_deepseek_experts(64, 6, 1408, shared=2, dense=1),
+            latent=_latent(None),
+        ),
+        _llama(
+            "deepseek-v2",
+            60,
+            5120,
+            128,
+            128,
+            12288,
+            102400,
+            experts=_deepseek_experts(160, 6, 1536, shared=2, dense=1),
+            latent=_latent(1536),
+        ),
+        _llama(
+            "deepseek-v3",
+            61,
+            7168,
+            128,
+            128,
+            18432,
+            129280,
+            experts=_deepseek_experts(256, 8, 2048, shared=1, dense=3, score_bias=True),
+            latent=_latent(1536),
+        ),
+        # Yang et al. 2025, "Qwen3 technical report", tables 1 and 2; widths from the released configurations.
+        _llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, kv_channels=128, qk_norm=True),
+        _llama(
+            "qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936, experts=Experts(128, 8, 768), kv_channels=128, qk_norm=True
+        ),
+        _llama(
+            "qwen3-235b-a22b",
+            94,
+            4096,
+            64,
+            4,
+            12288,
+            151936,
+            experts=Experts(128, 8, 1536),
+            kv_channels=128,
+            qk_norm=True,
+        ),
         # The byte-level model that the executor trains on a laptop.
         Transformer(
             layers=4, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=256, tied_embeddings=False, name="gpt-byte"
         ),
     )
 }
-"""Transformers by name."""
+"""Decoder transformers by name."""
+
+
+def _t5(name: str, layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> T5:
+    return T5(layers, hidden, heads, head_dim, ffn, vocab=32128, name=name)
+
+
+_CRITEO_ROWS = (
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
+    2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+)  # fmt: skip
+_CRITEO_HOTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
+
+MODELS: dict[str, Model] = {
+    **PRESETS,
+    **{
+        spec.name: spec
+        for spec in (
+            # Devlin et al. 2019, "BERT", section 3; vocabulary of the released uncased models.
+            Bert(12, 768, 12, 3072, 30522, name="bert-base"),
+            Bert(24, 1024, 16, 4096, 30522, name="bert-large"),
+            # Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.7; vocabulary as released.
+            _t5("t5-small", 6, 512, 8, 64, 2048),
+            _t5("t5-base", 12, 768, 12, 64, 3072),
+            _t5("t5-large", 24, 1024, 16, 64, 4096),
+            _t5("t5-3b", 24, 1024, 32, 128, 16384),
+            _t5("t5-11b", 24, 1024, 128, 128, 65536),
+            # Dosovitskiy et al. 2021, "An image is worth 16x16 words", table 1.
+            VisionTransformer(12, 768, 12, 3072, patch=16, name="vit-b-16"),
+            VisionTransformer(24, 1024, 16, 4096, patch=16, name="vit-l-16"),
+            VisionTransformer(32, 1280, 16, 5120, patch=14, name="vit-h-14"),
+            # He et al. 2016, "Deep residual learning for image recognition", table 1.
+            ResNet((3, 4, 6, 3), name="resnet-50"),
+            ResNet((3, 4, 23, 3), name="resnet-101"),
+            ResNet((3, 8, 36, 3), name="resnet-152"),
+            # MLPerf Training v0.7 (one index a table) and v3.0 (bags of indices): Criteo 1 TB, tables cut at
+            # 40 million rows; facebookresearch/dlrm, torchrec_dlrm/README.MD.
+            Dlrm(_CRITEO_ROWS, (1,) * 26, 128, 13, (512, 256, 128), (1024, 1024, 512, 256, 1), name="dlrm-criteo"),
+            Dlrm(
+                _CRITEO_ROWS,
+                _CRITEO_HOTS,
+                128,
+                13,
+                (512, 256, 128),
+                (1024, 1024, 512, 256, 1),
+                interaction="cross",
+                crosses=3,
+                rank=512,
+                name="dlrm-dcnv2",
+            ),
+            # Rombach et al. 2022, section 3.3; the released configuration of stable-diffusion-v1-5, unet.
+            UNet((320, 640, 1280, 1280), (True, True, True, False), 2, 8, 64, 77, 768, name="stable-diffusion-1.5"),
+        )
+    },
+}
+"""Models of all families by name."""

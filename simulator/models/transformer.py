@@ -1,4 +1,4 @@
-"""The decoder transformer (GPT, Llama) as an operator graph.
+"""The decoder transformer (GPT, Llama, Mixtral, DeepSeek) as an operator graph.
 
 Operators are those a training framework launches: fused bias, dropout and residual add
 count as one. The tensors that backward reads follow [1]_, so that one GPT layer keeps
@@ -11,9 +11,17 @@ References
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from simulator.models.attention import ATTENTION, Attention, head_sizes, self_attention
+from simulator.models.builder import BlockBuilder
+from simulator.models.experts import Experts, mixture
+from simulator.models.feed_forward import GATED, feed_forward
+from simulator.models.latent_attention import LatentAttention, latent_attention
+from simulator.models.layers import TOKENS, dropout, norm, residual, token_embedding, vocabulary_loss
+from simulator.models.model import build
+from simulator.operator_graph import Block, OperatorGraph
+
+__all__ = ["Transformer", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +33,31 @@ class Transformer:
     kv_heads
         Heads of keys and values; a divisor of ``heads`` (grouped-query attention).
     ffn
-        Width of the feed-forward layer; ``swiglu`` has two matrices into it, ``gelu`` one.
+        Width of the feed-forward layer; ``swiglu`` and ``geglu`` have two matrices into it, ``gelu`` one.
     attention
         ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
     dropout
         Whether attention, projection and feed-forward outputs are dropped out.
     positions
         ``learned`` embeddings or ``rotary``.
+    kv_channels
+        Width of one head; None for ``hidden / heads``.
+    max_positions
+        Rows of the table of learned positions; None for as many as the sample has tokens.
+    norm
+        ``layer`` has a bias, ``rms`` none; None for ``layer`` with ``gelu`` and ``rms`` else.
+    biases
+        Linear layers with a bias: ``all``, ``qkv`` or ``none``; None for ``all`` with ``gelu`` and ``none`` else.
+    qk_norm
+        Whether queries and keys are normalised head by head.
+    window
+        Tokens that one sees, itself included (sliding window); None for all before it.
+    parallel_residual
+        Whether attention and feed-forward layer read the same input (GPT-NeoX).
+    experts
+        The mixture of experts in the place of the feed-forward layer, or None.
+    latent
+        Sizes of multi-head latent attention, or None.
     """
 
     layers: int
@@ -45,308 +71,162 @@ class Transformer:
     attention: str = "flash"
     dropout: bool = False
     positions: str = "learned"
+    kv_channels: int | None = None
+    max_positions: int | None = None
+    norm: str | None = None
+    biases: str | None = None
+    qk_norm: bool = False
+    window: int | None = None
+    parallel_residual: bool = False
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
     name: str = "transformer"
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.vocab)
-        if min(sizes) < 1:
-            raise ValueError(f"transformer sizes are at least 1, met {sizes}")
-        if self.hidden % self.heads:
+        optional = (self.kv_channels, self.max_positions, self.window)
+        if min(*sizes, *(size for size in optional if size is not None)) < 1:
+            raise ValueError(f"transformer sizes are at least 1, met {(*sizes, *optional)}")
+        if self.kv_channels is None and self.latent is None and self.hidden % self.heads:
             raise ValueError(f"heads divide hidden({self.hidden}), met {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads divide heads({self.heads}), met {self.kv_heads}")
         for field, allowed in _CHOICES.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is one of {', '.join(allowed)}, met {getattr(self, field)}")
+            met = getattr(self, field)
+            if met not in allowed and (met is not None or field not in _DERIVED):
+                raise ValueError(f"{field} is one of {', '.join(allowed)}, met {met}")
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        if self.experts is not None and self.experts.dense_layers >= self.layers:
+            met = self.experts.dense_layers
+            raise ValueError(f"experts: dense_layers are fewer than layers({self.layers}), met {met}")
+        if self.latent is not None and (self.kv_heads != self.heads or self.positions != "rotary" or self.qk_norm):
+            raise ValueError("latent: attention has kv_heads equal to heads, rotary positions and no qk_norm")
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.hidden // self.heads
+        return self.kv_channels or self.hidden // self.heads
+
+    @property
+    def summary(self) -> str:
+        """The sizes in one line."""
+        experts = self.experts
+        mixed = f", {experts.count} experts of {experts.ffn}, top {experts.top_k}" if experts else ""
+        return (
+            f"{self.layers} layers, hidden {self.hidden}, {self.heads} heads, "
+            f"ffn {self.ffn} {self.ffn_kind}{mixed}, vocab {self.vocab}"
+        )
+
+    def graph(self, sequence: int, precision: str) -> OperatorGraph:
+        """Return the operator graph of one sample of ``sequence`` tokens.
+
+        >>> gpt = Transformer(layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200)
+        >>> round(gpt.graph(2048, "bf16").num_parameters / 1e9, 1)
+        174.6
+        """
+        if self.positions == "learned" and sequence > (self.max_positions or sequence):
+            raise ValueError(f"{self.name} has {self.max_positions} positions, met a sequence of {sequence} tokens")
+        parts = _Parts(self, sequence, precision)
+        tied = ((("embedding", "table"), ("head", "output_weight")),) if self.tied_embeddings else ()
+        return OperatorGraph(self.name, (parts.embedding(), *parts.layers(), parts.head()), sequence, tied)
 
 
-_ATTENTION_SPACE = "batch heads group sequence key head_dim"
 _CHOICES = {
-    "ffn_kind": ("gelu", "swiglu"),
-    "attention": ("flash", "unfused"),
+    "ffn_kind": ("gelu", *GATED),
+    "attention": ATTENTION,
     "positions": ("learned", "rotary"),
+    "norm": ("layer", "rms"),
+    "biases": ("all", "qkv", "none"),
 }
+_DERIVED = ("norm", "biases")
 
 
-@lru_cache(maxsize=64)
-def build(spec: Transformer, sequence: int, precision: str) -> OperatorGraph:
-    """Return the operator graph of one sample of ``sequence`` tokens.
-
-    >>> gpt = Transformer(layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200)
-    >>> round(build(gpt, 2048, "bf16").num_parameters / 1e9, 1)
-    174.6
-    """
-    builder = _Builder(spec, sequence, precision)
-    layer = builder.layer()
-    tied = ((("embedding", "table"), ("head", "output_weight")),) if spec.tied_embeddings else ()
-    return OperatorGraph(spec.name, (builder.embedding(), layer, builder.head()), sequence, tied)
-
-
-class _Builder:
-    """Collects the tensors of a block while its operators are written down."""
+class _Parts:
+    """The blocks of one transformer for one sample."""
 
     def __init__(self, spec: Transformer, sequence: int, precision: str) -> None:
-        self.spec, self.precision = spec, precision
-        self.size = {
-            BATCH: 1,
+        self.spec, self.sequence, self.precision = spec, sequence, precision
+        plain = spec.ffn_kind == "gelu"
+        self.norm_bias = (spec.norm or ("layer" if plain else "rms")) == "layer"
+        biases = spec.biases or ("all" if plain else "none")
+        self.bias = biases == "all"
+        latent = spec.latent
+        self.attention = Attention(
+            fused=spec.attention == "flash",
+            dropout=spec.dropout,
+            window=spec.window,
+            qkv_bias=biases != "none",
+            bias=self.bias,
+            rotary=spec.positions == "rotary",
+            qk_norm=spec.qk_norm,
+            query_dim="query_dim" if latent else "head_dim",
+            value_dim="value_dim" if latent else "head_dim",
+        )
+        self.sizes = {
             "sequence": sequence,
             "key": sequence,
             "hidden": spec.hidden,
-            "heads": spec.kv_heads,
-            "group": spec.heads // spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "qkv": (spec.heads // spec.kv_heads + 2) * spec.head_dim,
             "ffn": spec.ffn,
-            "gate": 2 if spec.ffn_kind == "swiglu" else 1,
+            "gate": 2,
             "vocab": spec.vocab,
+            "positions": spec.max_positions or sequence,
+            **head_sizes(spec.heads, spec.kv_heads, spec.head_dim),
+            **(latent.sizes if latent else {}),
         }
-        self.tensors: dict[str, Tensor] = {}
-        self.operators: list[Operator] = []
 
-    def tensor(self, name: str, dims: str, dtype: str | None = None) -> str:
-        """Note a tensor with space-separated dims and return its name."""
-        names = tuple(dims.split())
-        shape = tuple(self.size[dim] for dim in names)
-        self.tensors[name] = Tensor(name, names, shape, dtype or self.precision)
-        return name
-
-    def operator(
-        self,
-        name: str,
-        kind: OperatorKind,
-        dims: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        *,
-        parameters: tuple[str, ...] = (),
-        reduced: str = "",
-        flops: float = 0.0,
-        saved: tuple[str, ...] = (),
-        selective: bool = False,
-        executed: float = 1.0,
-    ) -> None:
-        space = tuple((dim, self.size[dim]) for dim in dims.split())
-        self.operators.append(
-            Operator(
-                name,
-                kind,
-                space,
-                inputs,
-                outputs,
-                parameters,
-                tuple(reduced.split()),
-                flops,
-                saved,
-                selective,
-                executed,
-            )
-        )
-
-    def block(self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], repeat: int = 1) -> Block:
-        block = Block(name, tuple(self.operators), tuple(self.tensors.values()), inputs, outputs, repeat)
-        self.tensors, self.operators = {}, []
-        return block
+    def _builder(self, sizes: dict[str, int] | None = None) -> BlockBuilder:
+        return BlockBuilder(self.precision, self.sizes | (sizes or {}))
 
     def embedding(self) -> Block:
-        self.tensor("tokens", "batch sequence", "int64")
-        self.tensor("table", "vocab hidden")
-        x = self.tensor("embedded", "batch sequence hidden")
-        self.operator(
-            "token",
-            OperatorKind.EMBEDDING,
-            "batch sequence hidden vocab",
-            ("tokens",),
-            (x,),
-            parameters=("table",),
-            reduced="vocab",
-            saved=("tokens",),
-        )
+        builder = self._builder()
+        embedded = token_embedding(builder)
         positions: tuple[str, ...] = ()
         if self.spec.positions == "learned":
-            positions = (self.tensor("positions", "sequence hidden"),)
-        out = self.tensor("x", "batch sequence hidden")
-        kind, saved = self._dropout("position_mask", "batch sequence hidden")
-        self.operator("position", kind, "batch sequence hidden", (x,), (out,), parameters=positions, saved=saved)
-        return self.block("embedding", ("tokens",), (out,))
+            rows = "positions" if self.spec.max_positions else "sequence"
+            positions = (builder.tensor("positions", f"{rows} hidden"),)
+        on = self.spec.dropout
+        out = dropout(builder, "position", (embedded,), "x", "position_mask", on=on, parameters=positions)
+        return builder.block("embedding", ("tokens",), (out,))
 
-    def _dropout(self, mask: str, dims: str) -> tuple[OperatorKind, tuple[str, ...]]:
-        if not self.spec.dropout:
-            return OperatorKind.ELEMENTWISE, ()
-        return OperatorKind.DROPOUT, (self.tensor(mask, dims, "mask"),)
+    def layers(self) -> tuple[Block, ...]:
+        """Return the layers, those with a dense feed-forward layer before those with experts."""
+        experts = self.spec.experts
+        if experts is None:
+            return (self._layer("layers", self.spec.layers, None),)
+        dense = experts.dense_layers
+        mixed = self._layer("layers", self.spec.layers - dense, experts)
+        return (self._layer("dense_layers", dense, None), mixed) if dense else (mixed,)
 
-    def norm(self, name: str, source: str) -> str:
-        out = self.tensor(f"{name}_out", "batch sequence hidden")
-        weights = (self.tensor(f"{name}_weight", "hidden"), self.tensor(f"{name}_bias", "hidden"))
-        self.operator(
-            name,
-            OperatorKind.NORM,
-            "batch sequence hidden",
-            (source,),
-            (out,),
-            parameters=weights if self.spec.ffn_kind == "gelu" else weights[:1],
-            saved=(source,),
-        )
-        return out
+    def _layer(self, name: str, repeat: int, experts: Experts | None) -> Block:
+        builder = self._builder(experts.sizes(self.sequence) if experts else None)
+        drop = self.spec.dropout
+        x = builder.tensor("x", TOKENS)
+        attended = self._attend(builder, norm(builder, "input_norm", x, bias=self.norm_bias))
+        middle = x
+        if not self.spec.parallel_residual:
+            middle = residual(builder, "attention_residual", (attended,), x, drop=drop)
+        normed = norm(builder, "feed_forward_norm", middle, bias=self.norm_bias)
+        branches = self._transform(builder, normed, experts)
+        if self.spec.parallel_residual:
+            branches = (attended, *branches)
+        out = residual(builder, "feed_forward_residual", branches, middle, drop=drop)
+        return builder.block(name, (x,), (out,), repeat, layer=True)
 
-    def matmul(
-        self, name: str, source: str, outputs: tuple[str, ...], dims: str, weight: str, bias: str, reduced: str
-    ) -> None:
-        parameters = [self.tensor(f"{name}_weight", weight)]
-        if self.spec.ffn_kind == "gelu":
-            parameters.append(self.tensor(f"{name}_bias", bias))
-        self.operator(
-            name,
-            OperatorKind.MATMUL,
-            dims,
-            (source,),
-            outputs,
-            parameters=tuple(parameters),
-            reduced=reduced,
-            flops=2.0,
-            saved=(source,),
-        )
+    def _attend(self, builder: BlockBuilder, source: str) -> str:
+        if self.spec.latent is None:
+            return self_attention(builder, source, self.attention)
+        return latent_attention(builder, source, self.spec.latent, self.attention)
 
-    def layer(self) -> Block:
-        x = self.tensor("x", "batch sequence hidden")
-        normed = self.norm("input_norm", x)
-        qkv = (
-            self.tensor("query", "batch sequence heads group head_dim"),
-            self.tensor("keys", "batch key heads head_dim"),
-            self.tensor("values", "batch key heads head_dim"),
-        )
-        self.matmul("qkv", normed, qkv, "batch sequence heads qkv hidden", "hidden heads qkv", "heads qkv", "hidden")
-        context = self.attention(qkv)
-        projected = self.tensor("projected", "batch sequence hidden")
-        self.matmul(
-            "projection",
-            context,
-            (projected,),
-            "batch sequence hidden heads group head_dim",
-            "heads group head_dim hidden",
-            "hidden",
-            "heads group head_dim",
-        )
-        middle = self.residual("attention_residual", projected, x)
-        out = self.feed_forward(middle)
-        return self.block("layers", (x,), (out,), self.spec.layers)
-
-    def attention(self, qkv: tuple[str, str, str]) -> str:
-        query, keys, values = qkv
-        if self.spec.positions == "rotary":
-            rotated = (
-                self.tensor("rotated_query", "batch sequence heads group head_dim"),
-                self.tensor("rotated_keys", "batch key heads head_dim"),
-            )
-            dims = "batch sequence heads group head_dim"
-            self.operator("rotary", OperatorKind.ELEMENTWISE, dims, (query, keys), rotated)
-            query, keys = rotated
-        fuse = self.flash_attention if self.spec.attention == "flash" else self.unfused_attention
-        return fuse(query, keys, values)
-
-    def flash_attention(self, query: str, keys: str, values: str) -> str:
-        context = self.tensor("context", "batch sequence heads group head_dim")
-        lse = self.tensor("logsumexp", "batch heads group sequence", "fp32")
-        self.operator(
-            "attention",
-            OperatorKind.ATTENTION,
-            _ATTENTION_SPACE,
-            (query, keys, values),
-            (context, lse),
-            flops=4.0,
-            saved=(query, keys, values, context, lse),
-            selective=True,
-            executed=0.5,
-        )
-        return context
-
-    def unfused_attention(self, query: str, keys: str, values: str) -> str:
-        square = "batch heads group sequence key"
-        scores, probabilities = self.tensor("scores", square), self.tensor("probabilities", square)
-        product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
-        self.operator(
-            "scores",
-            product,
-            _ATTENTION_SPACE,
-            (query, keys),
-            (scores,),
-            reduced="head_dim",
-            flops=2.0,
-            saved=(query, keys),
-            selective=True,
-        )
-        saved = (probabilities,)
-        self.operator("softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True)
-        if self.spec.dropout:
-            source, probabilities = probabilities, self.tensor("dropped", square)
-            masks = (self.tensor("probabilities_mask", square, "mask"),)
-            kind = OperatorKind.DROPOUT
-            self.operator("attention_dropout", kind, square, (source,), (probabilities,), saved=masks, selective=True)
-        context = self.tensor("context", "batch sequence heads group head_dim")
-        self.operator(
-            "context",
-            product,
-            _ATTENTION_SPACE,
-            (probabilities, values),
-            (context,),
-            reduced="key",
-            flops=2.0,
-            saved=(probabilities, values),
-            selective=True,
-        )
-        return context
-
-    def residual(self, name: str, branch: str, source: str) -> str:
-        out = self.tensor(f"{name}_out", "batch sequence hidden")
-        kind, saved = self._dropout(f"{name}_mask", "batch sequence hidden")
-        self.operator(name, kind, "batch sequence hidden", (branch, source), (out,), saved=saved)
-        return out
-
-    def feed_forward(self, source: str) -> str:
-        normed = self.norm("feed_forward_norm", source)
-        gated = self.spec.ffn_kind == "swiglu"
-        wide = self.tensor("wide", "batch sequence ffn gate" if gated else "batch sequence ffn")
-        space = "batch sequence ffn gate hidden" if gated else "batch sequence ffn hidden"
-        self.matmul("up", normed, (wide,), space, "hidden ffn gate" if gated else "hidden ffn", "ffn", "hidden")
-        active = self.tensor("active", "batch sequence ffn")
-        dims = "batch sequence ffn gate" if gated else "batch sequence ffn"
-        self.operator("activation", OperatorKind.ELEMENTWISE, dims, (wide,), (active,), saved=(wide,))
-        narrow = self.tensor("narrow", "batch sequence hidden")
-        self.matmul("down", active, (narrow,), "batch sequence hidden ffn", "ffn hidden", "hidden", "ffn")
-        return self.residual("feed_forward_residual", narrow, source)
+    def _transform(self, builder: BlockBuilder, source: str, experts: Experts | None) -> tuple[str, ...]:
+        gated = self.spec.ffn_kind in GATED
+        if experts is not None:
+            return mixture(builder, source, experts, gated=gated)
+        return (feed_forward(builder, source, gated=gated, bias=self.bias),)
 
     def head(self) -> Block:
-        x = self.tensor("x", "batch sequence hidden")
-        normed = self.norm("final_norm", x)
-        weight = self.tensor("output_weight", "hidden vocab")
-        logits = self.tensor("logits", "batch sequence vocab", "fp32")
-        self.operator(
-            "logits",
-            OperatorKind.MATMUL,
-            "batch sequence vocab hidden",
-            (normed,),
-            (logits,),
-            parameters=(weight,),
-            reduced="hidden",
-            flops=2.0,
-            saved=(normed,),
-        )
-        # with the vocabulary cut, each of the three is summed over ranks (Shoeybi et al. 2019, section 3)
-        names = ("largest_logit", "sum_of_exponentials", "target_logit")
-        parts = tuple(self.tensor(name, "batch sequence", "fp32") for name in names)
-        self.operator(
-            "cross_entropy",
-            OperatorKind.CROSS_ENTROPY,
-            "batch sequence vocab",
-            (logits,),
-            parts,
-            reduced="vocab",
-            saved=(logits,),
-        )
-        loss = self.tensor("loss", "batch", "fp32")
-        self.operator("loss", OperatorKind.ELEMENTWISE, "batch sequence", parts, (loss,), reduced="sequence")
-        return self.block("head", (x,), (loss,))
+        builder = self._builder()
+        x = builder.tensor("x", TOKENS)
+        loss = vocabulary_loss(builder, norm(builder, "final_norm", x, bias=self.norm_bias))
+        return builder.block("head", (x,), (loss,))

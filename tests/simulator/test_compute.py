@@ -1,13 +1,20 @@
 """Operator times by hand on an ideal accelerator, and monotone on a real one."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.accelerator import Accelerator, MatmulModel
 from simulator.catalog import accelerator
-from simulator.compute import Matmul, Pass, matmul_time, operator_time, optimizer_time
+from simulator.compute import Matmul, Pass, matmul_time, operator_launches, operator_time, optimizer_time
+from simulator.models.dlrm import Dlrm
+from simulator.models.experts import Experts
+from simulator.models.model import Model
+from simulator.models.resnet import ResNet
 from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import Block, Operator
 
 IDEAL = Accelerator("ideal", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e6, launch=0.5)
 SPEC = Transformer(2, 64, 4, 4, 256, 128)
@@ -53,3 +60,84 @@ def test_no_matmul_beats_the_peak_and_more_work_takes_longer(m: int, n: int, k: 
     seconds = matmul_time(device, "bf16", product)
     assert product.flops / seconds <= device.peak("bf16")
     assert matmul_time(device, "bf16", Matmul(1, int(m * factor), n, k)) >= seconds
+
+
+COMPUTE = Accelerator("infinite memory", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e30)
+MEMORY = Accelerator("infinite compute", (("fp32", 1e30),), memory=1e9, memory_bandwidth=1e6)
+MIXED = Transformer(1, 16, 2, 2, 32, 64, ffn_kind="swiglu", positions="rotary", experts=Experts(8, 2, 32))
+
+
+def found(spec: Model, block: str, name: str) -> tuple[Block, Operator]:
+    blocks = {each.name: each for each in build(spec, 32, "fp32").blocks}
+    return blocks[block], next(operator for operator in blocks[block].operators if operator.name == name)
+
+
+def seconds(device: Accelerator, spec: Model, place: str, direction: Pass = Pass.FORWARD, **local: int) -> float:
+    block, operator = found(spec, *place.split("."))
+    return operator_time(device, block, operator, dict(operator.dims) | local, direction)
+
+
+def test_a_convolution_is_the_product_of_an_implicit_gemm() -> None:
+    # the 3 x 3 convolution of stage 2's first bottleneck: 28 x 28 points out, 128 channels in and out
+    place, spec = "stage_2_first.convolution", ResNet((1, 1))
+    flops = 2 * 28 * 28 * 128 * 128 * 9
+    assert seconds(COMPUTE, spec, place) == pytest.approx(flops / 1e9)
+    assert seconds(COMPUTE, spec, place, Pass.BACKWARD) == pytest.approx(2 * flops / 1e9)
+    assert seconds(COMPUTE, spec, place, batch=3) == pytest.approx(3 * flops / 1e9)
+    # backward reduces over 128 channels out for the image, and over 28 x 28 points for the kernel
+    short = replace(COMPUTE, matmul=MatmulModel(half_k=100))
+    expected = flops / 1e9 * ((128 + 100) / 128 + (28 * 28 + 100) / (28 * 28))
+    assert seconds(short, spec, place, Pass.BACKWARD) == pytest.approx(expected)
+    # it reads the image of 56 x 56 and the kernel, and writes 28 x 28: no patches
+    elements = 128 * 56 * 56 + 128 * 128 * 9 + 128 * 28 * 28
+    assert seconds(MEMORY, spec, place) == pytest.approx(4 * elements / 1e6)
+    assert seconds(MEMORY, spec, place, Pass.BACKWARD) == pytest.approx(2 * 4 * elements / 1e6)
+    assert operator_launches(found(spec, *place.split("."))[1], Pass.BACKWARD) == 2
+
+
+def test_experts_are_a_product_each() -> None:
+    # 32 tokens to 2 of 8 experts: 8 tokens an expert through 16 x 64 (two matrices of 32)
+    assert seconds(COMPUTE, MIXED, "layers.expert_up") == pytest.approx(8 * 2 * 8 * 16 * 64 / 1e9)
+    elements = 8 * (8 * 16 + 16 * 64 + 8 * 64)
+    assert seconds(MEMORY, MIXED, "layers.expert_up") == pytest.approx(4 * elements / 1e6)
+    # a rank with two of the experts takes a quarter
+    assert seconds(COMPUTE, MIXED, "layers.expert_up", experts=2) == pytest.approx(2 * 2 * 8 * 16 * 64 / 1e9)
+
+
+def test_imbalance_slows_the_rank_with_the_most_loaded_expert() -> None:
+    # at twice the mean, 16 tokens in the place of 8; the other 7 experts share 48 tokens, 48 / 7 each
+    uneven = Transformer(
+        1, 16, 2, 2, 32, 64, ffn_kind="swiglu", positions="rotary", experts=Experts(8, 2, 32, imbalance=2.0)
+    )
+    each = 2 * 16 * 64 / 1e9
+    for place in ("layers.expert_up", "layers.expert_activation"):
+        one, even = (seconds(COMPUTE, spec, place, experts=1) for spec in (uneven, MIXED))
+        assert one == pytest.approx(2 * even)
+    assert seconds(COMPUTE, uneven, "layers.expert_up", experts=1) == pytest.approx(16 * each)
+    # a rank with two takes 16 + 48 / 7 tokens, 11.4 an expert, in 12 slots; one with all takes what there is
+    assert seconds(COMPUTE, uneven, "layers.expert_up", experts=2) == pytest.approx(2 * 12 * each)
+    assert seconds(COMPUTE, uneven, "layers.expert_up") == seconds(COMPUTE, MIXED, "layers.expert_up")
+    assert seconds(COMPUTE, uneven, "layers.router") == seconds(COMPUTE, MIXED, "layers.router")
+
+
+def test_routing_moves_its_tensors_once() -> None:
+    # dispatch reads 32 tokens of 16 numbers and 2 indices of 8 bytes each, and writes 64 routed tokens
+    read, indices, written = 4 * 32 * 16, 8 * 32 * 2, 4 * 64 * 16
+    assert seconds(MEMORY, MIXED, "layers.dispatch") == pytest.approx((read + indices + written) / 1e6)
+    # combine reads those, a weight and an index for each, and writes the tokens
+    assert seconds(MEMORY, MIXED, "layers.combine") == pytest.approx((written + 4 * 64 + indices + read) / 1e6)
+
+
+def test_an_embedding_bag_reads_the_rows_of_its_bag_and_no_others() -> None:
+    # 5 rows of 16 numbers read, one written, whatever the table's million rows; backward the other way
+    spec = Dlrm((1_000_000,), (5,), embedding=16, dense=4, bottom=(16,), top=(1,))
+    for direction in Pass:
+        assert seconds(MEMORY, spec, "embedding.bag_0", direction) == pytest.approx(4 * 16 * (5 + 1) / 1e6)
+
+
+def test_batch_norm_and_pooling_move_their_tensors_once() -> None:
+    spec = ResNet((1,))
+    image = 4 * 64 * 56 * 56
+    assert seconds(MEMORY, spec, "stage_1_first.reduce_norm") == pytest.approx(2 * image / 1e6)
+    # 3 x 3 maxima of 112 x 112 points and where they stand, 8 bytes each
+    assert seconds(MEMORY, spec, "stem.pooling") == pytest.approx((4 * image + image + 2 * image) / 1e6)

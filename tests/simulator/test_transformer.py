@@ -69,8 +69,10 @@ def test_the_graph_is_acyclic_and_connected() -> None:
     [
         ({"heads": 7}, r"heads divide hidden\(12288\), met 7"),
         ({"kv_heads": 5}, r"kv_heads divide heads\(96\), met 5"),
-        ({"ffn_kind": "relu"}, "ffn_kind is one of gelu, swiglu, met relu"),
+        ({"ffn_kind": "relu"}, "ffn_kind is one of gelu, swiglu, geglu, met relu"),
         ({"layers": 0}, "at least 1"),
+        ({"window": 0}, "at least 1"),
+        ({"norm": "batch"}, "norm is one of layer, rms, met batch"),
     ],
 )
 def test_nonsense_is_rejected(change: dict[str, object], message: str) -> None:

@@ -1,0 +1,252 @@
+"""Attention: projections, rotation and the core, fused (flash) or operator by operator.
+
+Queries have dims ``batch sequence heads group head_dim``: ``heads`` are those of keys and
+values, ``group`` the query heads that share one (grouped-query attention).
+"""
+
+from dataclasses import dataclass, replace
+
+from simulator.models.builder import BlockBuilder
+from simulator.models.layers import TOKENS, linear, norm
+from simulator.operator_graph import OperatorKind
+
+QUERY = "batch sequence heads group head_dim"
+ATTENTION = ("flash", "unfused")
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How a layer attends.
+
+    Parameters
+    ----------
+    fused
+        One kernel that keeps no scores (flash attention); else scores are kept.
+    causal
+        Whether a token sees only those before it; the fused kernel skips the others.
+    dropout
+        Whether probabilities are dropped out.
+    window
+        Tokens before it that a token sees, itself included; None for all.
+    qkv_bias, bias
+        Whether the projections into and out of attention have biases.
+    rotary
+        Whether queries and keys are rotated by position.
+    qk_norm
+        Whether queries and keys are normalised head by head.
+    position_bias
+        A tensor that is added to the scores, or None; unfused only.
+    prefix
+        Begins the names of operators and tensors, for layers that attend twice.
+    key
+        Dim of the tokens attended to.
+    query_dim, value_dim
+        Dims of one head of queries and keys, and of values.
+    """
+
+    fused: bool = True
+    causal: bool = True
+    dropout: bool = False
+    window: int | None = None
+    qkv_bias: bool = False
+    bias: bool = False
+    rotary: bool = False
+    qk_norm: bool = False
+    position_bias: str | None = None
+    prefix: str = ""
+    key: str = "key"
+    query_dim: str = "head_dim"
+    value_dim: str = "head_dim"
+
+    @property
+    def context(self) -> str:
+        """Dims of the output of the core."""
+        return f"batch sequence heads group {self.value_dim}"
+
+
+def self_attention(builder: BlockBuilder, source: str, how: Attention) -> str:
+    """Note attention of tokens to themselves, projections included, and return its output."""
+    query, keys, values = _qkv(builder, source, how)
+    if how.qk_norm:
+        query = norm(builder, "query_norm", query, bias=False, over=how.query_dim)
+        keys = norm(builder, "key_norm", keys, bias=False, over=how.query_dim)
+    if how.rotary:
+        query, keys = _rotary(builder, query, keys, how)
+    return projection(builder, core(builder, query, keys, values, how), how)
+
+
+def cross_attention(builder: BlockBuilder, source: str, memory: str, how: Attention, memory_dim: str) -> str:
+    """Note attention of ``source`` to other tokens, ``batch source memory_dim``, and return its output."""
+    how = replace(how, key="source")
+    width = "heads group head_dim"
+    query = builder.tensor(f"{how.prefix}query", QUERY)
+    linear(
+        builder,
+        f"{how.prefix}query",
+        source,
+        (query,),
+        f"batch sequence {width} hidden",
+        weight=f"hidden {width}",
+        reduced="hidden",
+        bias=width if how.qkv_bias else "",
+    )
+    keys, values = _keys_and_values(builder, how)
+    linear(
+        builder,
+        f"{how.prefix}key_value",
+        memory,
+        (keys, values),
+        f"batch source heads key_value {memory_dim}",
+        weight=f"{memory_dim} heads key_value",
+        reduced=memory_dim,
+        bias="heads key_value" if how.qkv_bias else "",
+    )
+    return projection(builder, core(builder, query, keys, values, how), how)
+
+
+def _keys_and_values(builder: BlockBuilder, how: Attention) -> tuple[str, str]:
+    keys = builder.tensor(f"{how.prefix}keys", f"batch {how.key} heads {how.query_dim}")
+    return keys, builder.tensor(f"{how.prefix}values", f"batch {how.key} heads {how.value_dim}")
+
+
+def _qkv(builder: BlockBuilder, source: str, how: Attention) -> tuple[str, str, str]:
+    query = builder.tensor(f"{how.prefix}query", QUERY)
+    keys, values = _keys_and_values(builder, how)
+    linear(
+        builder,
+        f"{how.prefix}qkv",
+        source,
+        (query, keys, values),
+        "batch sequence heads qkv hidden",
+        weight="hidden heads qkv",
+        reduced="hidden",
+        bias="heads qkv" if how.qkv_bias else "",
+    )
+    return query, keys, values
+
+
+def _rotary(builder: BlockBuilder, query: str, keys: str, how: Attention) -> tuple[str, str]:
+    rotated = (
+        builder.tensor("rotated_query", QUERY),
+        builder.tensor("rotated_keys", f"batch {how.key} heads {how.query_dim}"),
+    )
+    builder.elementwise("rotary", QUERY, (query, keys), rotated)
+    return rotated
+
+
+def projection(builder: BlockBuilder, context: str, how: Attention) -> str:
+    """Note the product of all heads' contexts with the output weight and return it."""
+    out = builder.tensor(f"{how.prefix}projected", TOKENS)
+    width = f"heads group {how.value_dim}"
+    linear(
+        builder,
+        f"{how.prefix}projection",
+        context,
+        (out,),
+        f"{TOKENS} {width}",
+        weight=f"{width} hidden",
+        reduced=width,
+        bias="hidden" if how.bias else "",
+    )
+    return out
+
+
+def core(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
+    """Note scores, softmax and the weighted sum of values, and return the context."""
+    return (_flash if how.fused else _unfused)(builder, query, keys, values, how)
+
+
+def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
+    context = builder.tensor(f"{how.prefix}context", how.context)
+    lse = builder.tensor(f"{how.prefix}logsumexp", "batch heads group sequence", "fp32")
+    dims, flops = f"batch heads group sequence {how.key} {how.query_dim}", 4.0
+    if how.query_dim != how.value_dim:
+        dims, flops = _square(how), 2.0 * (builder.size[how.query_dim] + builder.size[how.value_dim])
+    builder.operator(
+        f"{how.prefix}attention",
+        OperatorKind.ATTENTION,
+        dims,
+        (query, keys, values),
+        (context, lse),
+        flops=flops * visible(builder.size["sequence"], how.window),
+        saved=(query, keys, values, context, lse),
+        selective=True,
+        executed=0.5 if how.causal else 1.0,
+    )
+    return context
+
+
+def visible(sequence: int, window: int | None) -> float:
+    """Return the part of a causal square that a sliding window leaves.
+
+    >>> visible(8, None), visible(8, 8), visible(8, 4)
+    (1.0, 1.0, 0.75)
+    """
+    seen = min(window or sequence, sequence)
+    return seen * (2 * sequence - seen) / sequence**2
+
+
+def _square(how: Attention) -> str:
+    return f"batch heads group sequence {how.key}"
+
+
+def _unfused(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
+    square = _square(how)
+    scores = builder.tensor(f"{how.prefix}scores", square)
+    product, softmax = OperatorKind.BATCH_MATMUL, OperatorKind.SOFTMAX
+    builder.operator(
+        f"{how.prefix}scores",
+        product,
+        f"{square} {how.query_dim}",
+        (query, keys),
+        (scores,),
+        reduced=how.query_dim,
+        flops=2.0,
+        saved=(query, keys),
+        selective=True,
+    )
+    scores = _biased(builder, scores, how)
+    probabilities = builder.tensor(f"{how.prefix}probabilities", square)
+    saved = (probabilities,)
+    builder.operator(f"{how.prefix}softmax", softmax, square, (scores,), (probabilities,), saved=saved, selective=True)
+    weights = _dropped(builder, probabilities, how)
+    context = builder.tensor(f"{how.prefix}context", how.context)
+    builder.operator(
+        f"{how.prefix}context",
+        product,
+        f"{square} {how.value_dim}",
+        (weights, values),
+        (context,),
+        reduced=how.key,
+        flops=2.0,
+        saved=(weights, values),
+        selective=True,
+    )
+    return context
+
+
+def _biased(builder: BlockBuilder, scores: str, how: Attention) -> str:
+    if how.position_bias is None:
+        return scores
+    out = builder.tensor(f"{how.prefix}biased_scores", _square(how))
+    kind = OperatorKind.ELEMENTWISE
+    inputs = (scores, how.position_bias)
+    builder.operator(f"{how.prefix}position_bias", kind, _square(how), inputs, (out,), selective=True)
+    return out
+
+
+def _dropped(builder: BlockBuilder, probabilities: str, how: Attention) -> str:
+    if not how.dropout:
+        return probabilities
+    out = builder.tensor(f"{how.prefix}dropped", _square(how))
+    masks = (builder.tensor(f"{how.prefix}probabilities_mask", _square(how), "mask"),)
+    name, kind = f"{how.prefix}attention_dropout", OperatorKind.DROPOUT
+    builder.operator(name, kind, _square(how), (probabilities,), (out,), saved=masks, selective=True)
+    return out
+
+
+def head_sizes(heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+    """Return the sizes of the dims of attention."""
+    group = heads // kv_heads
+    sizes = {"heads": kv_heads, "group": group, "head_dim": head_dim}
+    return sizes | {"qkv": (group + 2) * head_dim, "key_value": 2 * head_dim}

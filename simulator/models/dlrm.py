@@ -1,0 +1,174 @@
+"""The deep learning recommendation model DLRM: embedding bags, an interaction and dense layers.
+
+References
+----------
+Naumov et al. 2019, "Deep learning recommendation model for personalization and
+recommendation systems" (dot products); Wang et al. 2021, "DCN V2" (low-rank crosses).
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from simulator.models.builder import BlockBuilder
+from simulator.models.layers import linear
+from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+
+INTERACTIONS = ("dot", "cross")
+
+
+@dataclass(frozen=True, slots=True)
+class Dlrm:
+    """Sizes of DLRM; the sample is one row of dense features and one bag of indices a table.
+
+    Parameters
+    ----------
+    rows, hots
+        Rows of every table, and indices that a sample looks up in it.
+    embedding
+        Width of a row.
+    dense
+        Dense features of a sample.
+    bottom
+        Widths of the layers on dense features; the last one is ``embedding``.
+    top
+        Widths of the layers behind the interaction; the last one is 1.
+    interaction
+        ``dot`` products of all pairs, or ``crosses`` low-rank ``cross`` layers of rank ``rank``.
+    """
+
+    rows: tuple[int, ...]
+    hots: tuple[int, ...]
+    embedding: int
+    dense: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    interaction: str = "dot"
+    crosses: int = 0
+    rank: int = 0
+    name: str = "dlrm"
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.hots) or not self.rows:
+            raise ValueError(f"hots are one number a table({len(self.rows)}), met {len(self.hots)}")
+        if min(*self.rows, *self.hots, self.embedding, self.dense, *self.bottom, *self.top) < 1:
+            raise ValueError(f"sizes of DLRM are at least 1, met {self}")
+        if self.bottom[-1:] != (self.embedding,):
+            raise ValueError(f"bottom ends with embedding({self.embedding}), met {self.bottom}")
+        if self.top[-1:] != (1,):
+            raise ValueError(f"top ends with 1, met {self.top}")
+        if self.interaction not in INTERACTIONS:
+            raise ValueError(f"interaction is one of {', '.join(INTERACTIONS)}, met {self.interaction}")
+        if self.interaction == "cross" and min(self.crosses, self.rank) < 1:
+            raise ValueError(f"crosses and rank are at least 1, met {self.crosses} and {self.rank}")
+
+    @property
+    def features(self) -> int:
+        """Vectors that interact: one a table, and the dense one."""
+        return len(self.rows) + 1
+
+    @property
+    def interacted(self) -> int:
+        """Numbers that go into the layers behind the interaction."""
+        if self.interaction == "cross":
+            return self.features * self.embedding
+        return self.embedding + self.features * (self.features - 1) // 2
+
+    @property
+    def summary(self) -> str:
+        """The sizes in one line."""
+        return (
+            f"recommender, {len(self.rows)} tables of {sum(self.rows)} rows in all, embedding {self.embedding}, "
+            f"{self.interaction} interaction"
+        )
+
+    def graph(self, sequence: int, precision: str) -> OperatorGraph:
+        """Return the operator graph of one sample."""
+        sizes = {
+            "embedding": self.embedding,
+            "features": self.features,
+            "others": self.features,
+            "flat_out": self.features * self.embedding,
+            "flat": self.features * self.embedding,
+            "interacted": self.interacted,
+            "rank": max(self.rank, 1),
+        }
+        sizes |= {f"rows_{i}": count for i, count in enumerate(self.rows)}
+        sizes |= {f"hots_{i}": count for i, count in enumerate(self.hots)}
+        sizes |= {f"bottom_{i}": width for i, width in enumerate((self.dense, *self.bottom))}
+        sizes |= {f"top_{i}": width for i, width in enumerate((self.interacted, *self.top))}
+        parts = (_embedding, _crosses if self.interaction == "cross" else _dots, _head)
+        return OperatorGraph(self.name, tuple(part(self, BlockBuilder(precision, sizes)) for part in parts), 1)
+
+
+def _embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
+    """Return the embedding bags and the layers on dense features; all vectors leave as one tensor."""
+    pooled = tuple(_bag(builder, table) for table in range(len(spec.rows)))
+    dense = _layers(builder, builder.tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
+    dims = "batch features embedding"
+    out = builder.tensor("features", dims)
+    builder.elementwise("concatenate", dims, (dense, *pooled), (out,))
+    indices = tuple(f"indices_{table}" for table in range(len(spec.rows)))
+    carried = (out, out) if spec.interaction == "cross" else (out,)
+    return builder.block("embedding", ("dense", *indices), carried)
+
+
+def _bag(builder: BlockBuilder, table: int) -> str:
+    """Note the sum of the rows that a sample looks up in a table and return it."""
+    rows, hots = f"rows_{table}", f"hots_{table}"
+    indices = builder.tensor(f"indices_{table}", f"batch {hots}", "int64")
+    weight = builder.tensor(f"table_{table}", f"{rows} embedding")
+    pooled = builder.tensor(f"pooled_{table}", "batch embedding")
+    builder.operator(
+        f"bag_{table}",
+        OperatorKind.EMBEDDING,
+        f"batch {hots} embedding {rows}",
+        (indices,),
+        (pooled,),
+        parameters=(weight,),
+        reduced=f"{hots} {rows}",
+        saved=(indices,),
+    )
+    return pooled
+
+
+def _layers(builder: BlockBuilder, source: str, prefix: str, count: int, *, last_active: bool = True) -> str:
+    """Note linear layers, each rectified, and return the output; backward of a rectifier reads its output."""
+    for index, (read, written) in enumerate(pairwise(f"{prefix}_{i}" for i in range(count + 1)), 1):
+        out = builder.tensor(f"{prefix}_out_{index}", f"batch {written}")
+        dims, weight = f"batch {written} {read}", f"{read} {written}"
+        linear(builder, f"{prefix}_{index}", source, (out,), dims, weight=weight, reduced=read, bias=written)
+        source = out
+        if last_active or index < count:
+            source = builder.tensor(f"{prefix}_active_{index}", f"batch {written}")
+            builder.elementwise(f"{prefix}_activation_{index}", f"batch {written}", (out,), (source,), (source,))
+    return source
+
+
+def _dots(spec: Dlrm, builder: BlockBuilder) -> Block:
+    """Return the dot products of all pairs of vectors, each once, beside the dense vector."""
+    features = builder.tensor("features", "batch features embedding")
+    out = builder.tensor("interacted", "batch interacted")
+    kind, dims = OperatorKind.INTERACTION, "batch features others embedding"
+    builder.operator("dots", kind, dims, (features,), (out,), reduced="embedding", flops=2.0, saved=(features,))
+    return builder.block("interaction", (features,), (out,), layer=True)
+
+
+def _crosses(spec: Dlrm, builder: BlockBuilder) -> Block:
+    """Return cross layers ``x + first * (W V x + b)``; ``first`` is carried through all of them."""
+    first, x = builder.tensor("first", "batch flat"), builder.tensor("x", "batch flat")
+    low, crossed = builder.tensor("low", "batch rank"), builder.tensor("crossed", "batch flat_out")
+    linear(builder, "down", x, (low,), "batch rank flat", weight="flat rank", reduced="flat")
+    dims, weight = "batch flat_out rank", "rank flat_out"
+    linear(builder, "up", low, (crossed,), dims, weight=weight, reduced="rank", bias="flat_out")
+    out = builder.tensor("crossed_x", "batch flat")
+    builder.elementwise("cross", "batch flat", (crossed, first, x), (out,), saved=(crossed, first))
+    return builder.block("crosses", (first, x), (first, out), spec.crosses, layer=True)
+
+
+def _head(spec: Dlrm, builder: BlockBuilder) -> Block:
+    x = builder.tensor("x", "batch top_0")
+    carried = (builder.tensor("first", "batch flat"),) if spec.interaction == "cross" else ()
+    logit = _layers(builder, x, "top", len(spec.top), last_active=False)
+    loss = builder.tensor("loss", "batch", "fp32")
+    builder.elementwise("loss", "batch", (logit,), (loss,), saved=(logit,))
+    return builder.block("head", (*carried, x), (loss,))

@@ -1,0 +1,151 @@
+"""A mixture of experts: router, dispatch, the experts' feed-forward layers and combine.
+
+A token goes to ``top_k`` of ``count`` experts. Routed tokens are tensors with dims
+``batch experts capacity ...``: so many tokens of one sample an expert takes on average, and
+``imbalance`` says how many more the most loaded one takes. The operators on them are the
+ones with the dim ``capacity``: those that expert parallelism cuts along ``experts``.
+
+References
+----------
+Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021, "GShard"
+(capacity); Gale et al. 2023, "MegaBlocks" (dropless: grouped products).
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from simulator.models.builder import BlockBuilder
+from simulator.models.feed_forward import feed_forward
+from simulator.models.layers import TOKENS, linear
+from simulator.operator_graph import OperatorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Sizes of a mixture of experts, which have no biases.
+
+    Parameters
+    ----------
+    count, top_k
+        Experts of a layer, and how many of them a token goes to.
+    ffn
+        Width of one expert.
+    shared
+        Experts that every token goes to besides, as one feed-forward layer of ``shared * ffn``.
+    dense_layers
+        Layers before the first one with experts; they have the model's dense feed-forward layer.
+    score_bias
+        Whether the choice adds a bias that balances load (DeepSeek-V3, section 2.1.2).
+    capacity_factor
+        Slots of an expert over its mean number of tokens; 1 drops none where load is even.
+    imbalance
+        Tokens of the most loaded expert over the mean; 1 for even load.
+    """
+
+    count: int
+    top_k: int
+    ffn: int
+    shared: int = 0
+    dense_layers: int = 0
+    score_bias: bool = False
+    capacity_factor: float = 1.0
+    imbalance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.count, self.top_k, self.ffn) < 1 or min(self.shared, self.dense_layers) < 0:
+            raise ValueError(f"experts: count, top_k and ffn are at least 1, shared and dense_layers 0, met {self}")
+        if self.top_k > self.count:
+            raise ValueError(f"top_k is at most count({self.count}), met {self.top_k}; nearest: {self.count}")
+        if not 1 <= self.capacity_factor <= self.count:
+            raise ValueError(f"capacity_factor is 1 to count({self.count}), met {self.capacity_factor}")
+        most = self.count / self.top_k
+        if not 1 <= self.imbalance <= most:
+            raise ValueError(
+                f"imbalance is 1 to count({self.count}) / top_k({self.top_k}) = {most:g}, met {self.imbalance}"
+            )
+
+    def sizes(self, sequence: int) -> dict[str, int]:
+        """Return the sizes of the dims of a layer with experts for one sample."""
+        slots = ceil(sequence * self.top_k * self.capacity_factor / self.count)
+        sizes = {"experts": self.count, "top_k": self.top_k, "capacity": slots, "expert_ffn": self.ffn}
+        return sizes | ({"ffn": self.shared * self.ffn} if self.shared else {})
+
+
+ROUTED = "batch experts capacity"
+
+
+def mixture(builder: BlockBuilder, source: str, experts: Experts, *, gated: bool) -> tuple[str, ...]:
+    """Note a layer of experts and return its branches: that of routed tokens, and of the shared experts."""
+    weights, indices = _route(builder, source, experts)
+    routed = builder.tensor("dispatched", f"{ROUTED} hidden")
+    dims = f"{ROUTED} hidden"
+    builder.operator("dispatch", OperatorKind.PERMUTE, dims, (source, indices), (routed,), saved=(indices,))
+    returned = _expert_feed_forward(builder, routed, experts.imbalance, gated=gated)
+    combined = builder.tensor("combined", TOKENS)
+    builder.operator(
+        "combine",
+        OperatorKind.PERMUTE,
+        f"{TOKENS} top_k",
+        (returned, weights, indices),
+        (combined,),
+        reduced="top_k",
+        saved=(returned, weights, indices),
+    )
+    if not experts.shared:
+        return (combined,)
+    return combined, feed_forward(builder, source, gated=gated, bias=False, prefix="shared_")
+
+
+def _route(builder: BlockBuilder, source: str, experts: Experts) -> tuple[str, str]:
+    """Note the scores of experts and the choice among them; return weights and indices of the chosen."""
+    square = "batch sequence experts"
+    scores = builder.tensor("router_scores", square)
+    linear(builder, "router", source, (scores,), f"{square} hidden", weight="hidden experts", reduced="hidden")
+    probabilities = builder.tensor("router_probabilities", square, "fp32")
+    weights = builder.tensor("router_weights", "batch sequence top_k", "fp32")
+    indices = builder.tensor("router_indices", "batch sequence top_k", "int64")
+    builder.operator(
+        "top_k",
+        OperatorKind.TOP_K,
+        square,
+        (scores,),
+        (weights, indices),
+        parameters=(builder.tensor("score_bias", "experts"),) if experts.score_bias else (),
+        saved=(probabilities, indices),
+    )
+    return weights, indices
+
+
+def _expert_feed_forward(builder: BlockBuilder, routed: str, imbalance: float, *, gated: bool) -> str:
+    kind, width = OperatorKind.GROUPED_MATMUL, "expert_ffn gate" if gated else "expert_ffn"
+    dims = f"{ROUTED} {width}"
+    wide = builder.tensor("expert_wide", dims)
+    builder.operator(
+        "expert_up",
+        kind,
+        f"{dims} hidden",
+        (routed,),
+        (wide,),
+        parameters=(builder.tensor("expert_up_weight", f"experts hidden {width}"),),
+        reduced="hidden",
+        flops=2.0,
+        saved=(routed,),
+        imbalance=imbalance,
+    )
+    active = builder.tensor("expert_active", f"{ROUTED} expert_ffn")
+    activation = OperatorKind.ELEMENTWISE
+    builder.operator("expert_activation", activation, dims, (wide,), (active,), saved=(wide,), imbalance=imbalance)
+    narrow = builder.tensor("expert_narrow", f"{ROUTED} hidden")
+    builder.operator(
+        "expert_down",
+        kind,
+        f"{ROUTED} hidden expert_ffn",
+        (active,),
+        (narrow,),
+        parameters=(builder.tensor("expert_down_weight", "experts expert_ffn hidden"),),
+        reduced="expert_ffn",
+        flops=2.0,
+        saved=(active,),
+        imbalance=imbalance,
+    )
+    return narrow

@@ -1,0 +1,129 @@
+"""Layers that families share: linear, norm, dropout, embedding, output and loss."""
+
+from simulator.models.builder import BlockBuilder
+from simulator.operator_graph import OperatorKind
+
+TOKENS = "batch sequence hidden"
+
+
+def linear(
+    builder: BlockBuilder,
+    name: str,
+    source: str,
+    outputs: tuple[str, ...],
+    dims: str,
+    *,
+    weight: str,
+    reduced: str,
+    bias: str = "",
+) -> None:
+    """Note a product with a weight, and a bias where it has dims; backward reads the input."""
+    parameters = [builder.tensor(f"{name}_weight", weight)]
+    if bias:
+        parameters.append(builder.tensor(f"{name}_bias", bias))
+    builder.operator(
+        name,
+        OperatorKind.MATMUL,
+        dims,
+        (source,),
+        outputs,
+        parameters=tuple(parameters),
+        reduced=reduced,
+        flops=2.0,
+        saved=(source,),
+    )
+
+
+def norm(
+    builder: BlockBuilder, name: str, source: str, *, bias: bool, over: str = "hidden", output: str | None = None
+) -> str:
+    """Note a norm with a weight (and bias) along ``over`` and return its output; backward reads the input."""
+    dims = builder.dims(source)
+    out = builder.tensor(output or f"{name}_out", dims)
+    parameters = [builder.tensor(f"{name}_weight", over)]
+    if bias:
+        parameters.append(builder.tensor(f"{name}_bias", over))
+    builder.operator(name, OperatorKind.NORM, dims, (source,), (out,), parameters=tuple(parameters), saved=(source,))
+    return out
+
+
+def dropout(
+    builder: BlockBuilder,
+    name: str,
+    inputs: tuple[str, ...],
+    output: str,
+    mask: str,
+    *,
+    on: bool,
+    parameters: tuple[str, ...] = (),
+) -> str:
+    """Note the fused sum of ``inputs`` and parameters, dropped out where ``on``: then backward reads the mask."""
+    dims = builder.dims(inputs[0])
+    out = builder.tensor(output, dims)
+    kind = OperatorKind.DROPOUT if on else OperatorKind.ELEMENTWISE
+    saved = (builder.tensor(mask, dims, "mask"),) if on else ()
+    builder.operator(name, kind, dims, inputs, (out,), parameters=parameters, saved=saved)
+    return out
+
+
+def residual(
+    builder: BlockBuilder, name: str, branches: tuple[str, ...], source: str, *, drop: bool, output: str | None = None
+) -> str:
+    """Note the sum of branches and their source and return it."""
+    return dropout(builder, name, (*branches, source), output or f"{name}_out", f"{name}_mask", on=drop)
+
+
+def token_embedding(builder: BlockBuilder, tokens: str = "tokens", output: str = "embedded") -> str:
+    """Note the look-up of tokens in a table and return the rows."""
+    builder.tensor(tokens, "batch sequence", "int64")
+    builder.tensor("table", "vocab hidden")
+    out = builder.tensor(output, TOKENS)
+    builder.operator(
+        "token",
+        OperatorKind.EMBEDDING,
+        f"{TOKENS} vocab",
+        (tokens,),
+        (out,),
+        parameters=("table",),
+        reduced="vocab",
+        saved=(tokens,),
+    )
+    return out
+
+
+def vocabulary_loss(builder: BlockBuilder, source: str, *, bias: bool = False) -> str:
+    """Note the product with the output weight, the cross-entropy of tokens and its sum, which is returned."""
+    weight = (builder.tensor("output_weight", "hidden vocab"),)
+    logits = builder.tensor("logits", "batch sequence vocab", "fp32")
+    builder.operator(
+        "logits",
+        OperatorKind.MATMUL,
+        "batch sequence vocab hidden",
+        (source,),
+        (logits,),
+        parameters=(*weight, builder.tensor("output_bias", "vocab")) if bias else weight,
+        reduced="hidden",
+        flops=2.0,
+        saved=(source,),
+    )
+    return cross_entropy(builder, logits, "batch sequence", "vocab", summed="sequence")
+
+
+def cross_entropy(builder: BlockBuilder, logits: str, dims: str, classes: str, summed: str = "") -> str:
+    """Note the cross-entropy over ``classes`` and its sum, which is returned."""
+    # with the vocabulary cut, each of the three is summed over ranks (Shoeybi et al. 2019, section 3)
+    names = ("largest_logit", "sum_of_exponentials", "target_logit")
+    parts = tuple(builder.tensor(name, dims, "fp32") for name in names)
+    kind = OperatorKind.CROSS_ENTROPY
+    builder.operator("cross_entropy", kind, f"{dims} {classes}", (logits,), parts, reduced=classes, saved=(logits,))
+    loss = builder.tensor("loss", "batch", "fp32")
+    builder.operator("loss", OperatorKind.ELEMENTWISE, dims, parts, (loss,), reduced=summed)
+    return loss
+
+
+def classifier(builder: BlockBuilder, source: str, features: str) -> str:
+    """Note a linear layer from ``features`` to classes, and the loss, which is returned."""
+    logits = builder.tensor("logits", "batch classes", "fp32")
+    dims, weight = f"batch classes {features}", f"{features} classes"
+    linear(builder, "classifier", source, (logits,), dims, weight=weight, reduced=features, bias="classes")
+    return cross_entropy(builder, logits, "batch", "classes")

@@ -1,0 +1,110 @@
+"""What the simulator says stays on a rank is what the executor's own model keeps there, byte by byte."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_rank import RankMemory, rank_memory, sharded_rank_memory  # noqa: E402
+from tiny_jobs import cluster  # noqa: E402
+
+from executor.job import Job  # noqa: E402
+from simulator.engine import simulate  # noqa: E402
+from simulator.memory import CATEGORIES  # noqa: E402
+from simulator.models.transformer import Transformer, build  # noqa: E402
+from simulator.program import Category  # noqa: E402
+from strategies.layout import Layout, complete  # noqa: E402
+from strategies.lowering import lower  # noqa: E402
+from strategies.plan import Recompute  # noqa: E402
+from strategies.problem import Problem  # noqa: E402
+from strategies.training import Training  # noqa: E402
+
+SEQUENCE = 512
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rank of one plan."""
+
+    name: str
+    global_batch: int
+    rank: int = 0
+    layout: dict[str, Any] = field(default_factory=dict)
+    layers: int = 4
+
+    def spec(self) -> Transformer:
+        return Transformer(self.layers, 1024, 16, 16, 4096, 16384, tied_embeddings=False)
+
+    def problem(self) -> Problem:
+        layout = Layout(**self.layout)
+        ranks = layout.data * layout.tensor * layout.pipeline
+        training = Training(self.global_batch, SEQUENCE, "fp32")
+        return Problem(build(self.spec(), SEQUENCE, "fp32"), cluster(ranks), training)
+
+    def job(self, problem: Problem) -> Job:
+        return Job(self.spec(), problem.training, complete(problem, Layout(**self.layout)), steps=1)
+
+
+CASES = (
+    Case("dense", 4, layout={"microbatch": 4}),
+    Case("selective", 4, layout={"microbatch": 4, "recompute": Recompute.SELECTIVE}),
+    Case("full", 4, layout={"microbatch": 4, "recompute": Recompute.FULL}),
+    Case("data", 64, rank=5, layout={"data": 64}),
+    Case("tensor", 4, layout={"microbatch": 4, "tensor": 4}),
+    Case("tensor-full", 16, layout={"microbatch": 4, "tensor": 8, "data": 4, "recompute": Recompute.FULL}),
+    Case("1f1b-first", 4, layout={"pipeline": 4}),
+    Case("1f1b-last", 4, rank=3, layout={"pipeline": 4}),
+    Case("gpipe-middle", 4, rank=1, layout={"pipeline": 4, "schedule": "gpipe"}),
+    Case("interleaved", 4, layout={"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+)
+
+
+def simulated(case: Case) -> dict[str, float]:
+    """Return bytes of the case's rank by category at its peak, and the peak."""
+    problem = case.problem()
+    timeline = simulate(lower(problem, case.job(problem).plan), "longest_path")
+    of_class = {rank: index for index, each in enumerate(timeline.rank_classes) for rank in each.ranks}
+    profile = timeline.memory[of_class[case.rank]]
+    row = profile.usage[profile.totals.index(profile.peak)]
+    return dict(zip(map(str, CATEGORIES), row, strict=True)) | {"peak": profile.peak}
+
+
+def measured(case: Case) -> RankMemory:
+    return rank_memory(case.job(case.problem()), case.rank)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_parameters_gradients_and_states_are_exact(case: Case) -> None:
+    told, held = simulated(case), measured(case)
+    assert held.parameters == told[Category.PARAMETERS]
+    assert held.gradients == told[Category.GRADIENTS]
+    assert held.optimizer == told[Category.OPTIMIZER]
+
+
+def test_ranks_of_zero_1_hold_the_states_once() -> None:
+    layout = {"data": 2, "zero": 1}
+    ranks = [Case("zero-1", 2, rank, layout) for rank in range(2)]
+    held = [measured(case) for case in ranks]
+    # two moments of 4 bytes a parameter, each on one of the two ranks
+    assert sum(memory.optimizer for memory in held) == 2 * held[0].parameters
+    assert 2 * simulated(ranks[0])[Category.OPTIMIZER] == 2 * held[0].parameters
+    assert {memory.gradients for memory in held} == {held[0].parameters}
+
+
+@pytest.mark.parametrize("reshard", [False, True], ids=["zero-2", "zero-3"])
+def test_fully_sharded_ranks_hold_their_share(reshard: bool) -> None:
+    held = []
+    for layers in (4, 6):
+        case = Case("sharded", 8, layout={"data": 8, "recompute": Recompute.FULL}, layers=layers)
+        problem = case.problem()
+        held.append(sharded_rank_memory(case.job(problem), rank=3, reshard=reshard))
+        whole = 4 * problem.graph.num_parameters
+        assert (8 * held[-1].parameters, 8 * held[-1].gradients, 8 * held[-1].optimizer) == (whole, whole, 2 * whole)
+    layer = 4 * (12 * 1024**2 + 13 * 1024)  # matrices, biases and norms of one layer in fp32
+    boundary = 4 * SEQUENCE * 1024
+    # ZeRO-2 is fullest as backward begins: whole layers, their inputs, eighths of parameters and two moments;
+    # ZeRO-3 as it ends: eighths of parameters, moments and gradients
+    expected = 2 * 4 * layer / 8 if reshard else 2 * (layer + boundary + 3 * layer / 8)
+    assert held[1].peak - held[0].peak == pytest.approx(expected, rel=0.01)
