@@ -104,7 +104,7 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
 
 def launches(graph: OperatorGraph) -> int:
     """Return how many launches the simulator counts for forward and backward of one layer."""
-    layer = next(block for block in graph.blocks if block.repeat > 1)
+    layer = next(block for block in graph.blocks if block.layer)
     return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
 
 
@@ -115,7 +115,7 @@ def product_launches(layer: Block) -> int:
 
 
 def _layer(spec: Transformer) -> Block:
-    return next(block for block in build(spec, 2, "fp32").blocks if block.repeat > 1)
+    return next(block for block in build(spec, 2, "fp32").blocks if block.layer)
 
 
 def best_rate(rows: Sequence[Row]) -> float:

@@ -10,6 +10,10 @@ from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
+_PLAIN = (
+    *("kv_channels", "max_positions", "norm", "biases", "qk_norm", "window"),
+    *("parallel_residual", "experts", "latent"),
+)
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
@@ -22,6 +26,9 @@ def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str,
 def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
     if spec.ffn_kind != "gelu":
         yield f"ffn_kind: the executor's model has gelu, met {spec.ffn_kind}"
+    for field in _PLAIN:
+        if getattr(spec, field):
+            yield f"{field}: the executor's model has none, met {getattr(spec, field)}"
     if spec.kv_heads != spec.heads:
         yield f"kv_heads: the executor's model has kv_heads equal to heads({spec.heads}), met {spec.kv_heads}"
     if spec.positions != "learned":

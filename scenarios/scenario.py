@@ -234,7 +234,7 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
         Where a stage names a block that the graph does not have.
     """
     names = [name for name, _ in problem.graph.occurrences]
-    layers = {name for name, block in problem.graph.occurrences if block.repeat > 1} or set(names[:1])
+    layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
     counts = Counter(name for stage in plan.stages for name in stage.blocks)
     if counts != Counter(names):
         wrong = next(iter((counts - Counter(names)) + (Counter(names) - counts)))

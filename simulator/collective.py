@@ -1,7 +1,7 @@
 """Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
 
-``size`` is the buffer of one rank for all-reduce, broadcast, send and shift, and the whole buffer,
-all shards together, for all-gather, reduce-scatter and all-to-all.
+``size`` is the buffer of one rank for all-reduce, all-to-all, broadcast, send and shift, and the whole
+buffer, all shards together, for all-gather and reduce-scatter.
 """
 
 from collections.abc import Sequence

@@ -37,8 +37,8 @@ class Algorithm(StrEnum):
 class CollectiveCurve:
     """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
 
-    The size of all-reduce, broadcast, send and shift is the buffer of one rank; of all-gather,
-    reduce-scatter and all-to-all it is the full buffer (all shards together).
+    The size of all-reduce, all-to-all, broadcast, send and shift is the buffer of one rank; of
+    all-gather and reduce-scatter it is the full buffer (all shards together).
     """
 
     collective: Collective

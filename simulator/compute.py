@@ -86,8 +86,7 @@ def operator_time(
         Local size of every dim of the operator's iteration space: cut dims divided, the
         batch multiplied.
     """
-    if operator.imbalance != 1:
-        sizes = {**sizes, "capacity": _largest_capacity(operator, sizes)}
+    sizes = _loaded(operator, sizes)
     if operator.kind in PRODUCTS:
         return _matmul_operator_time(accelerator, block, operator, sizes, direction)
     if operator.kind is OperatorKind.ATTENTION:
@@ -105,12 +104,10 @@ def weight_gradient_time(accelerator: Accelerator, block: Block, operator: Opera
         return 0.0
     if operator.kind is OperatorKind.EMBEDDING:
         return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
-    if operator.kind is not OperatorKind.MATMUL:
+    if operator.kind not in PRODUCTS:
         return 0.0
-    product = _product(block, operator, sizes)
-    right = Matmul(product.count, product.k, product.n, product.m)
-    dtype = block.tensor[operator.inputs[0]].dtype
-    return accelerator.launch + matmul_time(accelerator, dtype, right) / accelerator.matmul.gradient
+    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes))
+    return accelerator.launch + right
 
 
 def operator_launches(operator: Operator, direction: Pass) -> int:
@@ -159,6 +156,11 @@ def _gathered(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int
     return prod(sizes[dim] for dim, _ in operator.dims if dim != rows) * ITEMSIZE[table.dtype]
 
 
+def _loaded(operator: Operator, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sizes on the rank that experts load most."""
+    return sizes if operator.imbalance == 1 else {**sizes, "capacity": _largest_capacity(operator, sizes)}
+
+
 def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
     """Return the tokens an expert of the most loaded rank takes: one expert is loaded most, the others share the rest.
 
@@ -175,16 +177,23 @@ def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
 def _matmul_operator_time(
     accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
 ) -> float:
-    product = _product(block, operator, sizes)
-    traffic = _image_traffic(block, operator, sizes)
-    dtype = block.tensor[operator.inputs[0]].dtype
     launches = operator_launches(operator, direction) * accelerator.launch
-    if direction is Pass.FORWARD:
-        return launches + matmul_time(accelerator, dtype, product, traffic)
+    if direction is Pass.BACKWARD:
+        return launches + sum(_gradient_times(accelerator, block, operator, sizes))
+    dtype, traffic = block.tensor[operator.inputs[0]].dtype, _image_traffic(block, operator, sizes)
+    return launches + matmul_time(accelerator, dtype, _product(block, operator, sizes), traffic)
+
+
+def _gradient_times(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]
+) -> tuple[float, float]:
+    """Return the seconds of the two products of a backward: the gradients of the inputs, and of the weights."""
+    product, traffic = _product(block, operator, sizes), _image_traffic(block, operator, sizes)
+    dtype, slower = block.tensor[operator.inputs[0]].dtype, accelerator.matmul.gradient
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    seconds = sum(matmul_time(accelerator, dtype, each, traffic) for each in (left, right))
-    return launches + seconds / accelerator.matmul.gradient
+    first, second = (matmul_time(accelerator, dtype, each, traffic) for each in (left, right))
+    return first / slower, second / slower
 
 
 def _image_traffic(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int | None:

@@ -23,7 +23,10 @@ TENSOR_DIMS = ("heads", "ffn", "expert_ffn", "vocab")
 EXPERTS = "experts"
 """The dim of experts; routed tokens have it, and the parameters that only one expert uses."""
 
-_SEQUENCE_CUT = frozenset({OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE})
+_SEQUENCE_CUT = frozenset(
+    {OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE, OperatorKind.TOP_K, OperatorKind.MATMUL}
+)
+"""Kinds that sequence parallelism cuts: a product is one that tensor parallelism leaves whole, as a router's."""
 _ALONG_SEQUENCE = ("key", "capacity")
 """Dims of tensors that an operator over ``sequence`` makes: keys and values, and tokens sent to experts."""
 

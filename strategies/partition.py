@@ -13,13 +13,12 @@ def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> 
     ``"balanced"`` evens out forward FLOP, the blocks before and after the layers included.
     """
     names = [name for name, _ in graph.occurrences]
-    layers = [name for name, block in graph.occurrences if block.repeat > 1] or names[:1]
+    layers = [name for name, block in graph.occurrences if block.layer] or names[:1]
     first = names.index(layers[0])
     before, after = names[:first], names[first + len(layers) :]
-    counts = _counts(graph, stages, len(layers), how)
     result: list[Stage] = []
     position = 0
-    for index, count in enumerate(counts):
+    for index, count in enumerate(_counts(graph, stages, layers, how)):
         blocks = layers[position : position + count]
         blocks = (before if index == 0 else []) + blocks + (after if index == stages - 1 else [])
         result.append(Stage(tuple(blocks)))
@@ -27,16 +26,19 @@ def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> 
     return tuple(result)
 
 
-def _counts(graph: OperatorGraph, stages: int, layers: int, how: str | tuple[int, ...]) -> list[int]:
+def _counts(graph: OperatorGraph, stages: int, layers: list[str], how: str | tuple[int, ...]) -> list[int]:
     if isinstance(how, tuple):
         return list(how)
     if how == "even":
-        return [layers // stages] * stages
+        return [len(layers) // stages] * stages
     flops = {name: block.flops for name, block in graph.occurrences}
-    repeated = [block for block in graph.blocks if block.repeat > 1]
-    layer = repeated[0].flops if repeated else 1.0
-    ends = [name for name, block in graph.occurrences if block.repeat == 1]
-    head = sum(flops[name] for name in ends) / layer if repeated else 0.0
+    each = [flops[name] for name in layers]
+    head = sum(size for name, size in flops.items() if name not in set(layers))
+    return _alike(stages, len(each), head / each[0]) if len(set(each)) == 1 else _different(stages, each, head)
+
+
+def _alike(stages: int, layers: int, head: float) -> list[int]:
+    """Return the counts of equal layers: each goes to the lightest stage, the last of which has ``head`` more."""
     counts = [1] * stages
     load = [1.0] * (stages - 1) + [1.0 + head]
     for _ in range(layers - stages):
@@ -46,6 +48,38 @@ def _counts(graph: OperatorGraph, stages: int, layers: int, how: str | tuple[int
     return counts
 
 
+def _different(stages: int, layers: list[float], head: float) -> list[int]:
+    """Return the counts of layers in order whose heaviest stage is lightest, the last of them with ``head`` more.
+
+    The classic linear partition: the least load for which filling stages one after another, from the
+    last to the first, needs no more than there are.
+
+    >>> _different(2, [3.0, 1.0, 1.0, 1.0], 0.0), _different(2, [1.0, 1.0, 1.0], 1.0)
+    ([1, 3], [2, 1])
+    """
+    low, high = max(layers), sum(layers) + head
+    for _ in range(64):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_filled(layers, head, middle)) <= stages else (middle, high)
+    counts = _filled(layers, head, high)
+    while len(counts) < stages:  # a stage has at least one layer
+        widest = max(range(len(counts)), key=lambda i: counts[i])
+        counts[widest : widest + 1] = [counts[widest] - counts[widest] // 2, counts[widest] // 2]
+    return counts
+
+
+def _filled(layers: list[float], head: float, most: float) -> list[int]:
+    """Return the counts of stages filled from the last one on, none above ``most`` where one layer fits."""
+    counts, load = [0], head
+    for size in reversed(layers):
+        if counts[0] and load + size > most * (1 + 1e-12):
+            counts.insert(0, 0)
+            load = 0.0
+        counts[0] += 1
+        load += size
+    return counts
+
+
 def num_layers(graph: OperatorGraph) -> int:
-    """Return how often the graph's repeated blocks occur in all."""
-    return sum(block.repeat for block in graph.blocks if block.repeat > 1) or 1
+    """Return how many of the graph's blocks are layers."""
+    return sum(block.repeat for block in graph.blocks if block.layer) or 1

@@ -101,7 +101,7 @@ class BlockCosts:
 
     def memory(self, plan: Plan, name: str) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""
-        recompute = plan.recompute if self.blocks[name].repeat > 1 else Recompute.NONE  # single blocks keep all
+        recompute = plan.recompute if self.blocks[name].layer else Recompute.NONE  # others keep all
         sequences = 1 if self._scales(plan, name) else plan.microbatch
         key = (name, self.cut(plan), sequences, recompute)
         if key not in self._memories:

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
+from simulator.collective_kinds import Collective
 from simulator.compute import Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
@@ -21,7 +22,9 @@ from strategies.mesh import CONTEXT, EXPERT, Mesh
 from strategies.parallelism import EXPERTS
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
 
-_DISTRIBUTED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY})
+_DISTRIBUTED = frozenset(
+    {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
+)
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
 
 
@@ -170,6 +173,7 @@ def _collectives(
         if move.axis not in groups:
             continue
         whole = ShardingSpec(tuple((d, tuple(a for a in axes if a != move.axis)) for d, axes in source.cuts))
-        size = float(layout.tensor_bytes(name, whole))
+        exchanges = move.collective is Collective.ALL_TO_ALL
+        size = float(layout.tensor_bytes(name, source.complete if exchanges else whole))
         steps.append(communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}"))
     return steps

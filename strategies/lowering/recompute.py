@@ -52,8 +52,8 @@ class BlockMemory(NamedTuple):
 
 
 def recomputed_operators(block: Block, how: Recompute) -> tuple[Operator, ...]:
-    """Return the operators that backward runs again; only blocks that repeat are recomputed."""
-    if how is Recompute.NONE or block.repeat == 1:
+    """Return the operators that backward runs again; only layers are recomputed."""
+    if how is Recompute.NONE or not block.layer:
         return ()
     if how is Recompute.FULL:
         return block.operators

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
-from simulator.compute import weight_gradient_time
+from simulator.compute import PRODUCTS, weight_gradient_time
 from simulator.operator_graph import Operator, OperatorKind
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.operator import BlockLayout
 from strategies.lowering.step import Step
 
-_DEFERRED = frozenset({OperatorKind.MATMUL, OperatorKind.EMBEDDING})
+_DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
 
 
 class Split(NamedTuple):

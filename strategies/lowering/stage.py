@@ -208,7 +208,7 @@ class StageCosts:
         key = (name, self.blocks.cut(plan), plan.microbatch)
         if key not in self._boundaries:
             layout = self.blocks.layout(plan, name)
-            outputs = layout.block.outputs
+            outputs = dict.fromkeys(layout.block.outputs)
             self._boundaries[key] = sum(layout.tensor_bytes(each, layout.produced[each].complete) for each in outputs)
         return self._boundaries[key]
 

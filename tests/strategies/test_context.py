@@ -52,11 +52,11 @@ def test_gathered_keys_come_back_as_scattered_gradients(context: int) -> None:
 
 @pytest.mark.parametrize("context", [2, 4])
 def test_ulysses_exchanges_queries_keys_values_and_the_output(context: int) -> None:
-    # Jacobs et al. 2023, section 3.2: an all-to-all for each of q, k, v and one for the output, of s * h each
+    # Jacobs et al. 2023, section 3.2: an all-to-all for each of q, k, v and one for the output, of s * h / c a rank
     layout = Layout(data=8 // context, context=context, attention=Attention.ULYSSES)
-    whole = float(SEQUENCE * HIDDEN * FP32)
-    assert moves(problem(), layout, "forward") == [("context", Collective.ALL_TO_ALL, whole)] * 4
-    assert moves(problem(), layout, "backward") == [("context", Collective.ALL_TO_ALL, whole)] * 4
+    share = float(SEQUENCE * HIDDEN * FP32 / context)
+    assert moves(problem(), layout, "forward") == [("context", Collective.ALL_TO_ALL, share)] * 4
+    assert moves(problem(), layout, "backward") == [("context", Collective.ALL_TO_ALL, share)] * 4
 
 
 def test_gradients_are_summed_over_all_ranks_that_share_the_batch_or_a_sequence() -> None:
