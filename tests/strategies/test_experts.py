@@ -1,0 +1,151 @@
+"""Expert parallelism: what is moved, who holds what, and every way to the step time."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.collective_kinds import Collective
+from simulator.engine import simulate, step_time
+from simulator.models.experts import Experts
+from simulator.models.transformer import Transformer, build
+from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout, complete, violations
+from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering.optimizer import updated_parameters
+from strategies.parallelism import Attention
+from strategies.problem import Problem
+from strategies.training import Training
+
+from .problems import problem
+
+SEQUENCE, HIDDEN, FP32 = 32, 64, 4
+COUNT, TOP_K, WIDTH = 8, 2, 32
+
+
+def mixture(layers: int = 4, batch: int = 16, **machine: object) -> Problem:
+    """Return a network whose layers have 8 experts, 2 for a token, on a small machine."""
+    base = problem(layers=layers, batch=batch, **machine)  # type: ignore[arg-type]
+    experts = Experts(COUNT, TOP_K, WIDTH)
+    spec = Transformer(
+        layers, HIDDEN, 8, 8, 256, 128, ffn_kind="swiglu", tied_embeddings=False, experts=experts, positions="rotary"
+    )
+    return Problem(build(spec, SEQUENCE, "fp32"), base.cluster, Training(batch, SEQUENCE, "fp32"))
+
+
+@pytest.mark.parametrize("expert", [2, 4, 8])
+def test_tokens_go_to_their_experts_and_back(expert: int) -> None:
+    # Lepikhin et al. 2020, section 3: two all-to-alls forward and two backward; a rank sends the tokens of its
+    # sequence, each top_k times: capacity 32 * 2 / 8 = 8 for each of 8 experts
+    small = mixture()
+    plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
+    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+    sent = float(SEQUENCE * TOP_K * HIDDEN * FP32)
+    for direction in (steps.forward, steps.backward):
+        found = [(step.axis, step.collective, step.size) for step in direction if step.collective is not None]
+        assert found == [("expert", Collective.ALL_TO_ALL, sent)] * 2
+
+
+@pytest.mark.parametrize("expert", [1, 2, 4, 8])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_experts_are_held_by_fewer_and_what_all_share_by_all(expert: int, zero: int) -> None:
+    # an expert of a gated layer: 3 * 64 * 32 elements; 8 of them over the expert ranks; the others summed over all
+    small = mixture()
+    plan, costs = complete(small, Layout(data=8, expert=expert, zero=zero)), StageCosts(small)
+    layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
+    own = COUNT // expert * 3 * HIDDEN * WIDTH
+    assert layer.experts == (own if expert > 1 else 0)
+    whole = costs.blocks.cost(complete(small, Layout(data=8)), "layers", costs.machine(plan).rank(0)).parameters
+    assert layer.parameters == whole - (COUNT - COUNT // expert) * 3 * HIDDEN * WIDTH
+    assert (plan.replicas, plan.expert_replicas) == (8, 8 // expert)
+    # ZeRO shares each part over the ranks that hold it
+    dense = layer.parameters - layer.experts
+    shares = -(-dense // 8) + -(-layer.experts // (8 // expert))
+    assert updated_parameters(plan, layer.parameters, layer.experts) == (shares if zero else layer.parameters)
+
+
+def test_work_is_the_same_however_experts_are_spread() -> None:
+    # each rank computes as many tokens as it sends: only the exchange is added
+    small = mixture()
+
+    def computing(expert: int) -> int:
+        plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
+        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+        return sum(step.ticks for step in (*steps.forward, *steps.backward) if step.collective is None)
+
+    found = {computing(expert) for expert in (1, 2, 4)}
+    assert max(found) == pytest.approx(min(found), rel=0.01)  # weights are read for fewer experts
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(data=3, expert=3), "expert divides the experts(8), met 3; nearest: 2"),
+        (Layout(data=6, expert=4), "expert divides data(6), met 4; nearest: 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_equation(layout: Layout, message: str) -> None:
+    assert message in [violation.message for violation in violations(mixture(), layout)]
+
+
+def test_a_model_without_experts_has_none_to_spread() -> None:
+    assert "the model has no experts, met expert 2; nearest: 1" in [
+        violation.message for violation in violations(problem(), Layout(data=8, expert=2))
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    expert=st.sampled_from([2, 4]),
+    replicas=st.sampled_from([1, 2]),
+    tensor=st.sampled_from([1, 2]),
+    context=st.sampled_from([1, 2]),
+    pipeline=st.sampled_from([1, 2]),
+    schedule=st.sampled_from(["1f1b", "zb1p", "dualpipev"]),
+    sequence_parallel=st.booleans(),
+    nics=st.booleans(),
+    zero=st.integers(0, 1),
+    bandwidth=st.sampled_from([1e8, 1e10]),
+    slow=st.booleans(),
+)
+def test_every_way_to_time_and_memory_agrees(
+    expert: int,
+    replicas: int,
+    tensor: int,
+    context: int,
+    pipeline: int,
+    schedule: str,
+    sequence_parallel: bool,
+    nics: bool,
+    zero: int,
+    bandwidth: float,
+    slow: bool,
+) -> None:
+    data, pipeline = expert * replicas, 2 if schedule == "dualpipev" else pipeline
+    ranks = data * tensor * context * pipeline
+    nodes = max(ranks // 4, 1)
+    each = ranks // nodes
+    small = mixture(2 * pipeline, 4 * data, nodes=nodes, devices=each, nics=each if nics else 1, bandwidth=bandwidth)
+    small = replace(small, cluster=replace(small.cluster, speeds=((0, 0.5),) if slow else ()))
+    layout = Layout(
+        data=data,
+        expert=expert,
+        tensor=tensor,
+        context=context,
+        attention=Attention.ALL_GATHER,
+        pipeline=pipeline,
+        schedule=schedule,
+        chunks=2 if schedule == "dualpipev" else 1,
+        sequence_parallel=sequence_parallel and tensor > 1,
+        zero=zero,
+    )
+    assert not list(violations(small, layout))
+    plan = complete(small, layout)
+    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
+    fine, chained, apart = (step_time(program) for program in (operators, chains, lower(small, plan, folded=False)))
+    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
+    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
+    cost = SimulatedCost(small)
+    assert cost.bound(plan) <= step_time(chains, "longest_path") * (1 + 1e-9)
+    assert cost.peak_memory(plan) == max(profile.peak for profile in simulate(chains).memory)
