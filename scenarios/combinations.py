@@ -1,0 +1,120 @@
+"""Which techniques go together: every pair is simulated on a small machine, or refused with the reason.
+
+Run ``python -m scenarios.combinations`` to write the table that is in ``docs/combinations.md``.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.catalog import cluster
+from simulator.engine import step_time
+from simulator.models.experts import Experts
+from simulator.models.transformer import Transformer, build
+from strategies.layout import Layout, complete, violations
+from strategies.lowering import lower
+from strategies.parallelism import Attention
+from strategies.plan import Recompute
+from strategies.problem import Problem
+from strategies.schedule import SCHEDULES
+from strategies.training import Training
+
+LAYERS, BATCH, SEQUENCE = 16, 32, 512
+
+
+class Technique(NamedTuple):
+    """A technique by name, and the fields of a layout that ask for it."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What became of two techniques together: seconds of a step, or why they were refused."""
+
+    first: str
+    second: str
+    step_time: float | None
+    reason: str
+
+
+def techniques() -> tuple[Technique, ...]:
+    """Return all techniques, each in its plainest form."""
+    degrees = [Technique(name, {name: 2}) for name in ("data", "tensor")]
+    context = [Technique(f"context, {how}", {"context": 2, "attention": how}) for how in Attention]
+    zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO[1:]]
+    schedules = [
+        Technique(name, {"schedule": name, "pipeline": 2, "chunks": 1 if rule.chunks[1] == 1 else 2})
+        for name, rule in SCHEDULES.items()
+    ]
+    recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
+    others = [
+        Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
+        Technique("expert", {"expert": 2, "data": 2}),
+        Technique("optimizer offload", {"offload": ("optimizer",)}),
+    ]
+    return (*degrees, *others[:1], *context, *others[1:2], *zero, *recompute, *others[2:], *schedules)
+
+
+ZERO = (0, 1)
+"""Levels of optimizer parallel."""
+
+
+def outcomes() -> Iterator[Outcome]:
+    """Simulate every pair of techniques, and each with itself."""
+    for first, second in combinations_with_replacement(techniques(), 2):
+        yield _outcome(first, second)
+
+
+def _outcome(first: Technique, second: Technique) -> Outcome:
+    clash = next((name for name, value in first.fields.items() if second.fields.get(name, value) != value), None)
+    if clash is not None and clash not in _DEGREES:
+        return Outcome(first.name, second.name, None, f"a plan has one {clash}")
+    layout = Layout(**{**first.fields, **second.fields}, stages="balanced")
+    ranks = layout.data * layout.tensor * layout.pipeline * layout.context
+    problem = _problem(ranks)
+    refused = next(violations(problem, layout), None)
+    if refused is not None:
+        return Outcome(first.name, second.name, None, refused.message)
+    return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
+
+
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+
+
+def _problem(ranks: int) -> Problem:
+    """Return a small mixture of experts on so many devices of one node."""
+    experts = Experts(count=8, top_k=2, ffn=1024)
+    spec = Transformer(LAYERS, 1024, 16, 16, 4096, 32000, ffn_kind="swiglu", positions="rotary", experts=experts)
+    machine = cluster("dgx-h100", 1).resized(max(ranks // 8, 1), min(ranks, 8))
+    return Problem(build(spec, SEQUENCE, "bf16"), machine, Training(BATCH, SEQUENCE))
+
+
+def table() -> str:
+    """Return the outcomes as a page of Markdown: what is simulated is marked, what is refused has its reason below."""
+    names = [technique.name for technique in techniques()]
+    reasons: dict[str, int] = {}
+    cells: dict[tuple[str, str], str] = {}
+    for first, second, seconds, reason in outcomes():
+        mark = "+" if seconds is not None else str(reasons.setdefault(reason, len(reasons) + 1))
+        cells[first, second] = cells[second, first] = mark
+    head = "| | " + " | ".join(str(number) for number in range(1, len(names) + 1)) + " |"
+    width = len(names)
+    rows = [
+        f"| {number} {name} | {' | '.join(cells[name, other] for other in names[:number])} |{' |' * (width - number)}"
+        for number, name in enumerate(names, 1)
+    ]
+    notes = [f"{number}. {reason}" for reason, number in reasons.items()]
+    intro = (
+        "# Which techniques go together",
+        "",
+        "Every pair on a small mixture of experts, written by `python -m scenarios.combinations`. `+` is simulated in",
+        "time and memory; a number is the reason, below, why the plan is refused.",
+        "",
+    )
+    return "\n".join([*intro, head, "|---" * (len(names) + 1) + "|", *rows, "", *notes, ""])
+
+
+if __name__ == "__main__":
+    Path("docs/combinations.md").write_text(table())
