@@ -108,9 +108,8 @@ class Links:
     def names(self, links: IntArray) -> list[str]:
         """Return the names of many links, a family at a time."""
         found = [""] * len(links)
-        ends = [family.first for family in self._families[1:]] + [self._count]
-        for family, end in zip(self._families, ends, strict=True):
-            where = np.flatnonzero((links >= family.first) & (links < end))
+        for family in self._families:
+            where = np.flatnonzero((links >= family.first) & (links < family.first + len(family.labels)))
             rows = family.labels[links[where] - family.first].tolist()
             for place, row in zip(where.tolist(), rows, strict=True):
                 found[place] = family.pattern.format(*row)

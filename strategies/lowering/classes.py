@@ -17,7 +17,7 @@ from simulator.collective_kinds import Algorithm, Collective
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.program import IntArray, RankClass
 from strategies.lowering.loads import Loads
-from strategies.lowering.placed import Placed
+from strategies.lowering.placed import BACKWARD, FORWARD, Placed, tied_kind
 from strategies.lowering.refinement import (
     Colours,
     FloatArray,
@@ -25,17 +25,13 @@ from strategies.lowering.refinement import (
     Partition,
     combine,
     first_equal,
-    joined,
     mix,
     quantised,
     refine,
 )
 from strategies.mesh import GROUPS, PIPELINE
 
-__all__ = [
-    *("BACKWARD", "FORWARD", "ClassTable", "GroupTable", "Pattern", "Placed", "Row"),
-    *("each_once", "fold", "tenant_kind", "tied_kind", "unfolded"),
-]
+__all__ = ["BACKWARD", "FORWARD", "ClassTable", "Row", "each_once", "fold", "tied_kind", "unfolded"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,14 +299,8 @@ def fold(placed: Placed) -> ClassTable:
     """Return the coarsest classes that colour refinement finds stable."""
     loads = Loads(placed)
     kinds, twins = loads.coloured()
-    own = quantised(interconnect(placed.cluster).bandwidth)
-    links = own.copy()
-    for twin, first in twins:
-        links[first] = joined(links[first], own[twin])
-    found = refine(_first_colours(placed), kinds, links)
-    for twin, first in twins:
-        found.links[twin] = joined(found.links[first], own[twin])
-    return ClassTable(placed, found, loads, kinds)
+    links = quantised(interconnect(placed.cluster).bandwidth)
+    return ClassTable(placed, refine(_first_colours(placed), kinds, links, twins), loads, kinds)
 
 
 def unfolded(placed: Placed) -> ClassTable:

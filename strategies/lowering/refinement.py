@@ -110,9 +110,15 @@ def distinct(colours: Colours) -> int:
     return int(np.count_nonzero(first_equal(colours) == np.arange(len(colours))))
 
 
-def refine(ranks: Colours, kinds: Sequence[Groups], links: Colours) -> Partition:
-    """Return the coarsest stable colours below the given ones."""
-    twins = _Twins(kinds, links)
+def refine(
+    ranks: Colours, kinds: Sequence[Groups], links: Colours, twins_of: Sequence[tuple[slice, slice]] = ()
+) -> Partition:
+    """Return the coarsest stable colours below the given ones.
+
+    ``twins_of`` are links and others before them that groups load in the very same way; the rows of
+    ``kinds`` leave out the first ones.
+    """
+    twins = _Twins(kinds, links, twins_of)
     rounds = _Rounds(twins.kinds, twins.links)
     current = Partition(ranks, tuple(kind.colour for kind in kinds), twins.links)
     sizes = (0, 0)
@@ -127,11 +133,13 @@ def refine(ranks: Colours, kinds: Sequence[Groups], links: Colours) -> Partition
 class _Twins:
     """Links that the same groups load in the same way, taken as one; ``number`` says which for every link."""
 
-    def __init__(self, kinds: Sequence[Groups], links: Colours) -> None:
+    def __init__(self, kinds: Sequence[Groups], links: Colours, twins_of: Sequence[tuple[slice, slice]]) -> None:
         seen = np.zeros(len(links), dtype=np.uint64)
         for index, kind in enumerate(kinds):
             names = mix(np.arange(len(kind.members)) * len(kinds) + index)
             _scatter(seen, kind.link, joined(names[kind.group], kind.weight))
+        for twin, other in twins_of:
+            seen[twin] = seen[other]
         first = first_equal(seen)
         alone = first == np.arange(len(links))
         self.number = (np.cumsum(alone) - 1)[first]

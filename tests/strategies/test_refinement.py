@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.lowering.refinement import Groups, mix, refine
+from strategies.lowering.refinement import Groups, first_equal, mix, quantised, refine
 
 
 @st.composite
@@ -86,3 +86,16 @@ def test_a_straggler_splits_exactly_those_who_wait_for_it() -> None:
     assert numbered(alike.ranks.tolist()) == [0, 0, 1, 1]
     slow = refine(mix(np.array([2, 0, 1, 1])), [data, sends], np.empty(0, dtype=np.uint64))
     assert numbered(slow.ranks.tolist()) == [0, 1, 2, 3]
+
+
+@given(st.lists(st.integers(0, 20), max_size=60), st.sampled_from([0, 1, 60]))
+def test_first_equal_is_the_first_index_of_a_value(values: list[int], shift: int) -> None:
+    colours = np.array(values, dtype=np.uint64) << np.uint64(shift)  # shifted by 0 all look in one place of the table
+    expected = [values.index(value) for value in values] if shift < 60 else None
+    found = first_equal(colours).tolist()
+    assert found == (expected or [colours.tolist().index(value) for value in colours.tolist()])
+
+
+def test_quantised_tells_what_differs_beyond_the_last_bits() -> None:
+    values = np.array([1.0, 1.0 + 2.0**-50, 1.0 + 2.0**-36, 0.0, -0.0, 2.0])
+    assert numbered(quantised(values).tolist()) == [0, 0, 1, 2, 2, 3]
