@@ -50,8 +50,9 @@ class Partition(NamedTuple):
 
 
 def mix(values: Colours | IntArray) -> Colours:
-    """Return well-spread hashes of 64-bit values (the finaliser of splitmix64)."""
-    return _mixed(values.astype(np.uint64))
+    """Return well-spread hashes of 64-bit values (a step of splitmix64): none is 0, which a sum would not show."""
+    with np.errstate(over="ignore"):
+        return _mixed(values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
 def _mixed(x: Colours) -> Colours:

@@ -99,3 +99,13 @@ def test_first_equal_is_the_first_index_of_a_value(values: list[int], shift: int
 def test_quantised_tells_what_differs_beyond_the_last_bits() -> None:
     values = np.array([1.0, 1.0 + 2.0**-50, 1.0 + 2.0**-36, 0.0, -0.0, 2.0])
     assert numbered(quantised(values).tolist()) == [0, 0, 1, 2, 2, 3]
+
+
+def test_how_many_links_a_group_loads_tells_it_from_others() -> None:
+    # two groups of one rank; the first loads two links, the second one: nothing but the number differs
+    weight = mix(np.zeros(3, dtype=np.int64))
+    group, link = np.array([0, 0, 1]), np.array([0, 1, 2])
+    kind = Groups(np.array([[0], [1]]), False, group, link, weight, np.zeros(2, dtype=np.uint64))
+    found = refine(mix(np.zeros(2, dtype=np.int64)), [kind], mix(np.zeros(3, dtype=np.int64)))
+    assert numbered(found.ranks.tolist()) == [0, 1]
+    assert numbered(found.links.tolist()) == [0, 0, 1]
