@@ -165,8 +165,9 @@ def test_every_way_to_the_step_time_agrees(case: Case) -> None:
     operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
     unfolded = lower(small, plan, folded=False)
     fine, chained, apart = (step_time(program) for program in (operators, chains, unfolded))
-    assert chained == pytest.approx(fine, rel=1e-9, abs=1e-10)  # rates of shared links are rounded
-    assert chained == pytest.approx(apart, rel=1e-9, abs=1e-10)
+    # the end of a transfer is rounded to a tick, of one or of several together; who then waits for whom can hang on it
+    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
+    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
     assert SimulatedCost(small).evaluate(plan).step_time == chained
     paths = [step_time(program, "longest_path") for program in (unfolded, chains, operators)]
     # links that groups of one class share show as contention when unfolded, which the longest path leaves out
