@@ -19,12 +19,12 @@ Parekh and Gallager, "A generalized processor sharing approach to flow control i
 services networks", IEEE/ACM Transactions on Networking 1(3), 1993 (virtual time).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import frexp, fsum, inf, ldexp
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from simulator.bundle import Bundle, bundle, max_min_rates
 from simulator.max_min import OWN, fair_groups
@@ -40,6 +40,10 @@ _BITS = 32
 """Significant bits of a rate."""
 _UNIT = 2.0**64
 """Units in a byte/s times a tick, so that rounded rates above 2**-32 byte/s are whole."""
+_PARTS = 2.0**128
+"""Parts in a share of 1, so that shares above 2**-76 are whole and their sum is exact."""
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=65536)
@@ -47,6 +51,11 @@ def _whole(rate: float) -> int:
     """Return a rate in units a tick, rounded to `_BITS` bits."""
     mantissa, exponent = frexp(rate)
     return int(ldexp(round(mantissa * 2.0**_BITS), exponent - _BITS) * _UNIT)
+
+
+@lru_cache(maxsize=65536)
+def _parts(share: float) -> int:
+    return int(share * _PARTS)
 
 
 class Clock(Protocol):
@@ -57,8 +66,13 @@ class Clock(Protocol):
         """Ticks."""
         ...
 
-    def call(self, delay: int, action: Callable[[], None], *, last: bool = False) -> None:
-        """Call ``action`` after ``delay`` ticks; ``last`` puts it after all others of that instant."""
+    @property
+    def instant_over(self) -> bool:
+        """Whether no other call is to come at this tick."""
+        ...
+
+    def call(self, delay: int, action: Callable[[T], None], argument: T, *, last: bool = False) -> None:
+        """Call ``action(argument)`` after ``delay`` ticks; ``last`` puts it after all others of that instant."""
         ...
 
 
@@ -69,12 +83,10 @@ class _Flow:
     has been alone so far and ends at tick ``goal``. ``contended`` counts its links with other users.
     """
 
-    __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "network", "payload", "solo")
+    __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "payload")
 
-    def __init__(self, shape: Bundle, done: Callable[[int], None], payload: int, network: "Network", end: int) -> None:
-        self.bundle, self.done, self.payload, self.network = shape, done, payload, network
-        self.solo = shape.solo_rate
-        self.goal = end
+    def __init__(self, shape: Bundle, done: Callable[[int], None], payload: int, end: int) -> None:
+        self.bundle, self.done, self.payload, self.goal = shape, done, payload, end
         self.bottleneck: _Bottleneck | None = None
         self.contended = 0
 
@@ -90,12 +102,6 @@ class _Flow:
             return (self.goal - now) * _whole(self.bundle.solo_rate)
         return self.goal - held.progress - held.pace * (now - held.since)
 
-    def arrive(self) -> None:
-        """End, if the flow has been alone all the time."""
-        if self.bottleneck is None:
-            self.network.leave(self)
-            self.done(self.payload)
-
 
 class _Bottleneck:
     """What holds flows up: the ``rate`` of them all, and the ``progress`` each had made at tick ``since``.
@@ -106,18 +112,21 @@ class _Bottleneck:
     tick of the next call to come; it may be early, and calls at other ticks are void.
     """
 
-    __slots__ = ("alarm", "network", "own", "pace", "progress", "queue", "rate", "since")
+    __slots__ = ("alarm", "network", "pace", "progress", "queue", "rate", "since")
 
-    def __init__(self, network: "Network", own: bool = False) -> None:
-        self.network, self.own = network, own
+    def __init__(self, network: "Network") -> None:
+        self.network = network
         self.rate, self.pace, self.progress, self.since = 0.0, 0, 0, 0
         self.queue: list[tuple[int, int, _Flow]] = []
         self.alarm: int | None = None
 
-    def hold(self, flows: Collection[_Flow], rate: float, now: int) -> None:
-        """Let ``flows``, and no others, go on at ``rate``."""
+    def hold(self, flows: Iterable[_Flow], rate: float, now: int) -> None:
+        """Let ``flows``, and all that are held up already, go on at ``rate``."""
         queue = self.queue
-        while queue and (queue[0][2].bottleneck is not self or queue[0][2].goal != queue[0][0]):
+        while queue:
+            goal, _, flow = queue[0]
+            if flow.bottleneck is self and flow.goal == goal:
+                break
             heappop(queue)
         self.progress = self.progress + self.pace * (now - self.since) if queue else 0
         self.rate, self.pace, self.since = rate, _whole(rate), now
@@ -126,38 +135,104 @@ class _Bottleneck:
                 goal = self.progress + flow.left(now)
                 flow.bottleneck, flow.goal = self, goal
                 heappush(queue, (goal, next(self.network.numbers), flow))
-        self._call_at(self._end(queue[0][0]), now)
+        self._call_for(queue[0][0], now)
 
-    def _end(self, goal: int) -> int:
-        """Return the first tick at which ``goal`` is reached."""
-        return self.since + max(-(-(goal - self.progress) // self.pace), 0)
-
-    def _call_at(self, tick: int, now: int) -> None:
+    def _call_for(self, goal: int, now: int) -> None:
+        """Be called at the first tick at which ``goal`` is reached."""
+        tick = self.since - (self.progress - goal) // self.pace
+        if tick < now:
+            tick = now
         if self.alarm is None or tick < self.alarm:
             self.alarm = tick
-            self.network.clock.call(tick - now, self.ring)
+            self.network.clock.call(tick - now, self.ring, tick)
 
-    def ring(self) -> None:
+    def ring(self, now: int) -> None:
         """End the flows that have reached their goal."""
-        now = self.network.clock.now
         if self.alarm != now:
             return
         self.alarm = None
-        queue, ended = self.queue, []
+        ended: list[_Flow] = []
+        queue, reached = self.queue, self.progress + self.pace * (now - self.since)
         while queue:
             goal, _, flow = queue[0]
             if flow.bottleneck is self and flow.goal == goal:
-                end = self._end(goal)
-                if end > now:
+                if goal > reached:
                     break
                 flow.goal = _ENDED
                 ended.append(flow)
-                self.network.leave(flow)
             heappop(queue)
-        if queue and not ended:
-            self._call_at(end, now)
-        for flow in ended:
-            flow.done(flow.payload)
+        if ended:
+            self.network.end(ended, self.rate, now)
+        elif queue:
+            self._call_for(goal, now)
+
+
+class _Link(_Bottleneck):
+    """A link that flows share: its ``users`` with their shares, of which ``parts`` is the sum.
+
+    A ``steady`` link holds up all users but those in ``fresh``, who came since; those it holds up
+    share no other link, and each could go at ``least`` as fast. So a change costs the same for any
+    number of users. It is steady no more when one of them begins to share another link.
+    """
+
+    __slots__ = ("capacity", "fresh", "least", "parts", "steady", "users")
+
+    def __init__(self, network: "Network", capacity: float, users: dict[_Flow, float]) -> None:
+        super().__init__(network)
+        self.capacity, self.users = capacity, users
+        self.parts, self.least, self.steady = 0, inf, False
+        self.fresh: list[_Flow] = []
+
+    def add(self, flow: _Flow, share: float) -> None:
+        """Let a flow share the link."""
+        if len(self.users) == 1:
+            ((first, part),) = self.users.items()
+            self.parts = _parts(part)
+            first.contended += 1
+            if first.contended == 2:
+                self.network.unsettle(first)
+        self.users[flow] = share
+        self.parts += _parts(share)
+        self.fresh.append(flow)
+
+    def remove(self, flow: _Flow, share: float) -> None:
+        """Take note that a flow has gone, and others are left."""
+        self.parts -= _parts(share)
+        if len(self.users) == 1:
+            self.steady = False
+            next(iter(self.users)).contended -= 1
+
+    def settle(self, now: int) -> bool:
+        """Let all users go at one rate, if this link alone decides that; say if it does."""
+        rate = self.capacity / (self.parts / _PARTS)
+        if not (self.steady and self._even(self.fresh, self.least, rate)):
+            self.fresh = list(self.users)
+            self.steady = self._even(self.fresh, inf, rate)
+        if self.steady:
+            self.hold(self.fresh, rate, now)
+        self.fresh.clear()
+        return self.steady
+
+    def _even(self, flows: Iterable[_Flow], least: float, rate: float) -> bool:
+        """Return whether flows share no other link, and they and those that go at ``least`` can go at ``rate``."""
+        for flow in flows:
+            if flow.contended > 1:
+                return False
+            if flow.bundle.solo_rate < least:
+                least = flow.bundle.solo_rate
+        self.least = least
+        return least >= rate
+
+
+class _Links(dict[int, _Link]):
+    """The links that flows share, by index; each is made when two first do."""
+
+    def __init__(self, network: "Network", capacity: Sequence[float], users: Sequence[dict[_Flow, float]]) -> None:
+        self._network, self._capacity, self._users = network, capacity, users
+
+    def __missing__(self, index: int) -> _Link:
+        link = self[index] = _Link(self._network, self._capacity[index], self._users[index])
+        return link
 
 
 class Network:
@@ -173,86 +248,93 @@ class Network:
         self.clock, self.numbers = clock, count()
         self._capacity = capacity
         self._users: list[dict[_Flow, float]] = [{} for _ in capacity]
-        self._bottlenecks = [_Bottleneck(self) for _ in capacity]
+        self._links = _Links(self, capacity, self._users)
         self._unsolved = _Bottleneck(self)
-        self._changed: list[_Flow] = []
-        self._dirty: dict[int, None] = {}
+        self._dirty: dict[int, _Link] = {}
+        self._started: list[_Flow] = []
+        self._slowest = inf
+        self._called = False
 
     def start(self, shape: Bundle, done: Callable[[int], None], payload: int = 0) -> None:
         """Begin to move a bundle; ``done(payload)`` is called when it has arrived."""
-        flow = _Flow(shape, done, payload, self, self.clock.now + shape.solo_ticks)
-        for link, share in shape.shares:
-            users = self._users[link]
+        now = self.clock.now
+        flow = _Flow(shape, done, payload, now + shape.solo_ticks)
+        for index, share in shape.shares:
+            users = self._users[index]
             if users:
-                self._dirty[link] = None
                 flow.contended += 1
-                if len(users) == 1:
-                    next(iter(users)).contended += 1
-            users[flow] = share
+                link = self._dirty[index] = self._links[index]
+                link.add(flow, share)
+            else:
+                users[flow] = share
         if flow.contended:
             flow.bottleneck, flow.goal = self._unsolved, shape.solo_ticks * _whole(shape.solo_rate)
-            self._change(flow)
+            self._started.append(flow)
+            self._solve_soon(now)
         else:
-            self.clock.call(shape.solo_ticks, flow.arrive)
+            self.clock.call(shape.solo_ticks, self._arrive, flow)
 
-    def leave(self, flow: _Flow) -> None:
-        """Take a flow off its links."""
-        for link, _ in flow.bundle.shares:
-            users = self._users[link]
-            del users[flow]
-            if users:
-                self._dirty[link] = None
-                if len(users) == 1:
-                    next(iter(users)).contended -= 1
-        if flow.contended:
-            self._change(flow)
+    def _arrive(self, flow: _Flow) -> None:
+        """End a flow, if it has been alone all the time."""
+        if flow.bottleneck is None:
+            self.end((flow,), flow.bundle.solo_rate, self.clock.now)
 
-    def _change(self, flow: _Flow) -> None:
-        if not self._changed:
-            self.clock.call(0, self._solve, last=True)
-        self._changed.append(flow)
+    def end(self, flows: Sequence[_Flow], rate: float, now: int) -> None:
+        """Take flows that went at ``rate`` off their links."""
+        for flow in flows:
+            for index, share in flow.bundle.shares:
+                users = self._users[index]
+                del users[flow]
+                if users:
+                    link = self._dirty[index] = self._links[index]
+                    link.remove(flow, share)
+        if self._dirty:
+            self._slowest = min(self._slowest, rate)
+        for flow in flows:
+            flow.done(flow.payload)
+        if self._dirty:
+            self._solve_soon(now)
 
-    def _solve(self) -> None:
+    def unsettle(self, flow: _Flow) -> None:
+        """Take note that a flow shares several links from now on."""
+        for index, _ in flow.bundle.shares:
+            if index in self._links:
+                self._links[index].steady = False
+
+    def _solve_soon(self, now: int) -> None:
+        """Solve when all starts and ends of this instant are known."""
+        if self.clock.instant_over:
+            self._solve(now)
+        elif not self._called:
+            self._called = True
+            self.clock.call(0, self._solve, now, last=True)
+
+    def _solve(self, now: int) -> None:
         """Give new rates to the flows that a change can reach."""
-        now, dirty = self.clock.now, self._dirty
-        if len(dirty) != 1 or not self._simple(next(iter(dirty)), now):
-            self._solve_all(now)
-        self._changed, self._dirty = [], {}
-
-    def _simple(self, link: int, now: int) -> bool:
-        """Give their rate to the flows of a link that share no other and can all go as fast; say if that is so."""
-        users = self._users[link]
-        if len(users) < 2:
-            return False
-        rate = self._capacity[link] / fsum(users.values())
-        for flow in users:
-            if flow.contended > 1 or flow.solo < rate:
-                return False
-        self._bottlenecks[link].hold(users, rate, now)
-        return True
-
-    def _solve_all(self, now: int) -> None:
-        seeds = dict[int, None]()
-        for link in self._dirty:
-            users = self._users[link]
-            if len(users) > 1:
-                seeds[link] = None
-            elif users:
-                flow = next(iter(users))
+        seeds: dict[int, None] = {}
+        for index, link in self._dirty.items():
+            if len(link.users) > 1:
+                if not link.settle(now):
+                    seeds[index] = None
+            elif link.users:
+                flow = next(iter(link.users))
                 if flow.contended:
                     seeds[next(other for other, _ in flow.bundle.shares if len(self._users[other]) > 1)] = None
                 else:
                     self._let_go(flow, now)
         if seeds:
             self._share(seeds, now)
+        self._dirty.clear()
+        self._started.clear()
+        self._slowest, self._called = inf, False
 
     def _let_go(self, flow: _Flow, now: int) -> None:
         """Let a flow go on at its solo rate."""
         if flow.bottleneck is self._unsolved:
             flow.bottleneck, flow.goal = None, now + flow.bundle.solo_ticks
-            self.clock.call(flow.bundle.solo_ticks, flow.arrive)
-        elif flow.bottleneck is not None and not flow.bottleneck.own:
-            _Bottleneck(self, own=True).hold((flow,), flow.bundle.solo_rate, now)
+            self.clock.call(flow.bundle.solo_ticks, self._arrive, flow)
+        elif isinstance(flow.bottleneck, _Link):
+            _Bottleneck(self).hold((flow,), flow.bundle.solo_rate, now)
 
     def _share(self, seeds: dict[int, None], now: int) -> None:
         """Give new rates to the flows that share a link with ``seeds``, directly or through others."""
@@ -264,7 +346,7 @@ class Network:
             kept = {flow: flow.rate for flow in limits if flow.rate < level}
         for link, rate, flows in fair_groups(links, self._users, self._capacity, limits, kept):
             if link != OWN:
-                self._bottlenecks[link].hold(flows, rate, now)
+                self._links[link].hold(flows, rate, now)
             else:
                 for flow in flows:
                     self._let_go(flow, now)
@@ -296,9 +378,8 @@ class Network:
         reached that flow's rate: the old rate of one that has ended; of one that starts,
         at least an even part of its narrowest link.
         """
-        rates = []
-        for flow in self._changed:
-            rates.append(flow.rate)
-            if flow.bottleneck is self._unsolved:
-                rates += [self._capacity[link] / sum(self._users[link].values()) for link, _ in flow.bundle.shares]
+        rates = [self._slowest]
+        for flow in self._started:
+            rates.append(flow.bundle.solo_rate)
+            rates += [self._capacity[link] / fsum(self._users[link].values()) for link, _ in flow.bundle.shares]
         return min(rates)

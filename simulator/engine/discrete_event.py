@@ -5,19 +5,18 @@ passed, a communication over links that others use too hands its bytes to the ma
 fair `Network`; where computing can be slowed, that is the `Overlap`'s work.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from heapq import heappush
+from typing import Protocol
 
 import numpy as np
-import simpy
 from simpy.events import NORMAL
 
-from simulator.engine.clock import EventClock
+from simulator.collection import no_collection
 from simulator.engine.compiled import pays
 from simulator.engine.contraction import contract, expand
 from simulator.engine.deadlock import deadlock
+from simulator.engine.environment import Environment
 from simulator.engine.fast_forward import Head, fast_forward
 from simulator.engine.longest_path import walk
 from simulator.engine.overlap import Done, Overlap
@@ -27,14 +26,11 @@ from simulator.network import Network
 from simulator.program import IntArray, Program
 
 
-class _TaskEvent:
-    """The least that SimPy's queue runs: callbacks, and that it did not fail."""
+class Launch(Protocol):
+    """Begins what a task does after its latency; ``done`` is called with it when that has ended."""
 
-    __slots__ = ("callbacks", "task", "time")
-    _ok = True
-    callbacks: Any
-    task: int
-    time: int
+    def __call__(self, task: int, done: Done) -> None:  # noqa: D102
+        ...
 
 
 def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArray, IntArray]:
@@ -67,46 +63,37 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
     return expand(small, start_times(small.graph, ends), ends)
 
 
+@no_collection()
 def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = None) -> IntArray:
     """Return the end in ticks of every task, -1 where it never starts.
 
     ``slowed`` is the graph's program, where its computing can be slowed; ``head`` what is known
     to have happened before the simulation begins.
     """
-    environment = simpy.Environment(initial_time=head.time if head else 0)
-    clock = EventClock(environment)
-    network = Network(graph.capacity, clock)
+    environment = Environment(initial_time=head.time if head else 0)
+    network = Network(graph.capacity, environment)
     if slowed is None:
         special, latencies, launch = graph.flow >= 0, graph.latencies, _transfers(graph, network)
     else:
-        overlap = Overlap(slowed, graph, network, clock)
+        overlap = Overlap(slowed, graph, network, environment)
         special, latencies, launch = overlap.special, overlap.latencies, overlap.launch
     known = graph.latency_list if slowed is None else latencies.tolist()
-    with _no_collection():
-        ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch)
-        running = unfinished(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
-        for shape, background in graph.tenants:
-            Tenant(shape, background, network, clock, running)
-        environment.run()
-        return np.array(ends[: graph.num_tasks], np.int64)
+    ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch)
+    running = unfinished(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
+    for shape, background in graph.tenants:
+        Tenant(shape, background, network, environment, running)
+    environment.run()
+    return np.array(ends, np.int64)
 
 
-def _transfers(graph: StepGraph, network: Network) -> Callable[[int, Done], None]:
+def _transfers(graph: StepGraph, network: Network) -> Launch:
     """Return what begins the transfer of a task."""
-    bundles, flow = graph.bundles, graph.flow.tolist()
-    return lambda task, done: network.start(bundles[flow[task]], done, task)
+    bundles, flow, start = graph.bundles, graph.flow.tolist(), network.start
 
+    def launch(task: int, done: Done) -> None:
+        start(bundles[flow[task]], done, task)
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the cyclic garbage collector out: it costs half a large run, and there are no cycles to find."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+    return launch
 
 
 def _nothing(graph: StepGraph, latencies: IntArray) -> Head:
@@ -118,43 +105,29 @@ def _nothing(graph: StepGraph, latencies: IntArray) -> Head:
 def _begin(
     graph: StepGraph,
     head: Head,
-    environment: simpy.Environment,
+    environment: Environment,
     special: list[bool],
     latencies: list[int],
-    launch: Callable[[int, Done], None],
+    launch: Launch,
 ) -> list[int]:
     """Schedule the tasks that are ready, and return where the ends of all will be written."""
-    start, successors = graph.successor_lists
+    successors = graph.successor_rows
     waiting: list[int] = head.waiting.tolist()
     ends: list[int] = head.ends.tolist()
-    schedule = environment.schedule
+    queue, numbers = environment.queue, environment.numbers
 
-    def fire(event: _TaskEvent) -> None:
-        task = event.task
-        if special[task]:
-            launch(task, arrive)
-            return
-        now = ends[task] = event.time
-        spare: _TaskEvent | None = event  # it has fired: the first task to follow takes it
-        for successor in successors[start[task] : start[task + 1]]:
+    def finish(task: int) -> None:
+        now = ends[task] = environment.now
+        for successor in successors[task]:
             left = waiting[successor] - 1
             if left:
                 waiting[successor] = left
-            else:
-                following: Any = spare or _TaskEvent()
-                spare, delay = None, latencies[successor]
-                following.callbacks, following.task, following.time = callbacks, successor, now + delay
-                schedule(following, NORMAL, delay)
+            else:  # `environment.call` in line
+                event = (actions[successor], successor)
+                heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 
-    def arrive(task: int) -> None:
-        special[task] = False
-        event = _TaskEvent()
-        event.task, event.time = task, int(environment.now)
-        fire(event)
-
-    callbacks = (fire,)
+    transfer = partial(launch, done=finish)
+    actions = [transfer if other else finish for other in special]
     for task, due in zip(head.ready.tolist(), head.due.tolist(), strict=True):
-        event: Any = _TaskEvent()
-        event.callbacks, event.task, event.time = callbacks, task, due
-        schedule(event, NORMAL, due - head.time)
+        environment.call(due - head.time, actions[task], task)
     return ends

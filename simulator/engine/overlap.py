@@ -22,11 +22,11 @@ Done = Callable[[int], None]
 class _Computing:
     """A task that computes: parts left at ``since``, and how often its end was timed."""
 
-    __slots__ = ("done", "left", "since", "task", "version")
+    __slots__ = ("done", "left", "rank_class", "since", "task", "version")
 
-    def __init__(self, task: int, left: int, since: int, done: Done) -> None:
-        self.task, self.left, self.since, self.done = task, left, since, done
-        self.version = 0
+    def __init__(self, task: int, rank_class: int, left: int, done: Done) -> None:
+        self.task, self.rank_class, self.left, self.done = task, rank_class, left, done
+        self.since = self.version = 0
 
 
 class Overlap:
@@ -67,7 +67,7 @@ class Overlap:
         if flow >= 0:
             self._network.start(self._graph.bundles[flow], done, task)
         else:
-            self._clock.call(self._durations[task], partial(done, task))
+            self._clock.call(self._durations[task], done, task)
 
     def _moved(self, done: Done, task: int) -> None:
         self._slow_down(self._slowing[task], -1)
@@ -81,27 +81,28 @@ class Overlap:
             if self._rate(rank_class) != before:
                 for item in self._computing[rank_class].values():
                     item.left -= before * (self._clock.now - item.since)
-                    self._time(rank_class, item)
+                    self._time(item)
 
     def _rate(self, rank_class: int) -> int:
         return self._slow if self._moving[rank_class] else self._full
 
     def _compute(self, task: int, done: Done) -> None:
         rank_class = self._class_of[task]
-        item = _Computing(task, self._durations[task] * self._full, self._clock.now, done)
+        item = _Computing(task, rank_class, self._durations[task] * self._full, done)
         self._computing[rank_class][task] = item
-        self._time(rank_class, item)
+        self._time(item)
 
-    def _time(self, rank_class: int, item: _Computing) -> None:
+    def _time(self, item: _Computing) -> None:
         """Call when a task will have ended at the present rate."""
         item.since = self._clock.now
         item.version += 1
-        ticks = max(-(-item.left // self._rate(rank_class)), 0)
-        self._clock.call(ticks, partial(self._end, rank_class, item, item.version))
+        ticks = max(-(-item.left // self._rate(item.rank_class)), 0)
+        self._clock.call(ticks, self._end, (item, item.version))
 
-    def _end(self, rank_class: int, item: _Computing, version: int) -> None:
+    def _end(self, timed: tuple[_Computing, int]) -> None:
+        item, version = timed
         if version == item.version:  # else its rate has changed since, and another call is under way
-            del self._computing[rank_class][item.task]
+            del self._computing[item.rank_class][item.task]
             item.done(item.task)
 
 

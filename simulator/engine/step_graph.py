@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 
-from simulator.engine.sharing import disturbing, shared_flows
-from simulator.network import Bundle, bundle
-from simulator.program import Background, Flow, IntArray, Program
+from simulator.bundle import LONGEST as LONGEST
+from simulator.bundle import Bundle, Shapes, shapes
+from simulator.collection import no_collection
+from simulator.engine.sharing import disturbing, narrow_rows, shared_flows, watched_links
+from simulator.program import Background, IntArray, Program
 from simulator.units import TICKS_PER_SECOND
-
-LONGEST = 2**60
-"""Ticks that all work of a step may take together, 13 days, so that sums of ticks fit 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +59,19 @@ class StepGraph:
         return self.successor_start.tolist(), self.successors.tolist()
 
     @cached_property
+    def successor_rows(self) -> list[tuple[int, ...]]:
+        """The successors of every task."""
+        start, successors = self.successor_start.tolist(), tuple(self.successors.tolist())
+        return [successors[first:last] for first, last in pairwise(start)]
+
+    @cached_property
     def latency_list(self) -> list[int]:
         """``latencies`` as a list."""
         found: list[int] = self.latencies.tolist()
         return found
 
 
+@no_collection()
 def compile_program(program: Program) -> StepGraph:
     """Return the step graph of a program.
 
@@ -79,20 +86,22 @@ def compile_program(program: Program) -> StepGraph:
     """
     if not 1 <= program.slowdown < inf:
         raise ValueError(f"slowdown is at least 1, met {program.slowdown}")
-    bundles = _bundles(program, program.flows)
-    tenants = tuple(zip(_bundles(program, [t.flow for t in program.background]), program.background, strict=True))
-    heard = disturbing(bundles, [shape for shape, _ in tenants], len(program.links))
-    shared = shared_flows(program, bundles, [tenants[index][0] for index in heard])
+    moved, count = _moved(program), len(program.flows)
+    heard = disturbing(program, moved)
+    watched = watched_links(program, moved, heard)
+    shared = shared_flows(program, moved, watched)[:count]
     flow = np.where(np.append(shared, False)[program.flow_of], program.flow_of, -1)
-    own, durations = _durations(program, bundles)
+    own, durations = _durations(program, moved)
+    capacity = tuple(link.bandwidth for link in program.links)
+    bundles = moved.bundles(narrow_rows(moved, watched, capacity))
     return StepGraph(
         *_edges(program),
         durations,
         np.where(flow >= 0, own, durations),
         flow,
-        bundles,
-        tuple(link.bandwidth for link in program.links),
-        tuple(tenants[index] for index in heard),
+        bundles[:count],
+        capacity,
+        tuple((bundles[count + tenant], program.background[tenant]) for tenant in heard),
     )
 
 
@@ -105,7 +114,7 @@ def start_times(graph: StepGraph, ends: IntArray) -> IntArray:
 
 def durations_of(program: Program) -> IntArray:
     """Return the ticks of every task where nothing contends with it: latency and solo transfer."""
-    return _durations(program, _bundles(program, program.flows))[1]
+    return _durations(program, _moved(program))[1]
 
 
 def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
@@ -118,12 +127,9 @@ def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
     [[0, 1, 1, 1], [1, 0, 1, 2]]
     """
     _require(program.stream_of, len(program.streams), "stream")
-    count = max(program.num_tasks, 1)
     holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
-    keys = program.stream_of * count + holders
-    keys.sort()
-    stream = keys // count
-    return stream, keys - stream * count
+    order = np.argsort(program.stream_of, kind="stable")
+    return program.stream_of[order], holders[order]
 
 
 def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
@@ -137,7 +143,7 @@ def _edges(program: Program) -> tuple[IntArray, IntArray, IntArray]:
         raise ValueError(f"a task names a stream once, met task {before[before == after][0]} with one twice")
     behind = np.repeat(np.arange(count), np.diff(program.predecessor_start))
     keys = np.concatenate([before * count + after, program.predecessor_of * count + behind])
-    keys.sort()
+    keys.sort(kind="stable")  # merges what is in order already: each stream
     keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
     source = keys // max(count, 1)
     target = keys - source * count
@@ -152,23 +158,17 @@ def _require(indices: IntArray, count: int, what: str) -> None:
         raise ValueError(f"a {what} lies in 0..{count - 1}, met {met}")
 
 
-def _bundles(program: Program, flows: Sequence[Flow]) -> tuple[Bundle, ...]:
-    """Return the bundle of every flow; one that moves nothing holds no link."""
+def _moved(program: Program) -> Shapes:
+    """Return what the flows of a program move, and after them those of its tenants."""
+    flows = (*program.flows, *(tenant.flow for tenant in program.background))
     capacity = [link.bandwidth for link in program.links]
-    bundles = []
-    for flow in flows:
-        usage = [(link, size) for link, size in flow.usage if size > 0]
-        seconds = max((size / capacity[link] for link, size in usage), default=0.0)
-        if seconds * TICKS_PER_SECOND > LONGEST:
-            raise ValueError(f"a flow takes at most {LONGEST} ticks (13 days), met {seconds:.3g} s")
-        bundles.append(bundle(usage, capacity, TICKS_PER_SECOND, flow.unit) if usage else Bundle((), 1.0, 0))
-    return tuple(bundles)
+    return shapes([flow.usage for flow in flows], [flow.unit for flow in flows], capacity, TICKS_PER_SECOND)
 
 
-def _durations(program: Program, bundles: Sequence[Bundle]) -> tuple[IntArray, IntArray]:
+def _durations(program: Program, moved: Shapes) -> tuple[IntArray, IntArray]:
     """Return every task's own ticks, and those with its transfer where that is alone."""
     own = _ticks([item.duration for item in program.work])[program.work_of]
-    solo = _ticks([*(shape.solo_ticks for shape in bundles), 0])[program.flow_of]
+    solo = np.append(moved.solo_ticks[: len(program.flows)], 0)[program.flow_of]
     if own.sum(dtype=np.float64) + solo.sum(dtype=np.float64) > LONGEST:
         raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {float(own.sum()):.3g}")
     return own, own + solo

@@ -15,18 +15,18 @@ class Tenant:
         self._shape, self._background = shape, background
         self._network, self._clock, self._running = network, clock, running
         self._started = background.start
-        clock.call(background.start, self._begin)
+        clock.call(background.start, self._begin, 0)
 
-    def _begin(self) -> None:
+    def _begin(self, _: int) -> None:
         if self._running():
             self._started = self._clock.now
-            self._clock.call(self._background.latency, self._send)
+            self._clock.call(self._background.latency, self._send, 0)
 
-    def _send(self) -> None:
+    def _send(self, _: int) -> None:
         self._network.start(self._shape, self._again, 0)
 
     def _again(self, _: int) -> None:
-        self._clock.call(max(self._started + self._background.period - self._clock.now, 0), self._begin)
+        self._clock.call(max(self._started + self._background.period - self._clock.now, 0), self._begin, 0)
 
 
 def unfinished(ends: Sequence[int], last: list[int]) -> Callable[[], bool]:

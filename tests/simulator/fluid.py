@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -38,27 +38,28 @@ class HeapClock:
     """The clock of a bare event loop."""
 
     def __init__(self) -> None:
-        self.now = self.last_calls = 0
-        self._queue: list[tuple[int, bool, int, Callable[[], None]]] = []
+        self.now = 0
+        self._queue: list[tuple[int, bool, int, Callable[[Any], None], Any]] = []
         self._count = 0
 
-    def call(self, delay: int, action: Callable[[], None], *, last: bool = False) -> None:
+    @property
+    def instant_over(self) -> bool:
+        return not self._queue or self._queue[0][0] > self.now
+
+    def call(self, delay: int, action: Callable[[Any], None], argument: Any, *, last: bool = False) -> None:
         assert isinstance(delay, int) and delay >= 0
         self._count += 1
-        self.last_calls += last
-        heappush(self._queue, (self.now + delay, last, self._count, action))
+        heappush(self._queue, (self.now + delay, last, self._count, action, argument))
 
     def run(self) -> None:
         while self._queue:
-            self.now, _, _, action = heappop(self._queue)
-            action()
+            self.now, _, _, action, argument = heappop(self._queue)
+            action(argument)
 
 
-def ends_of(
-    capacity: Sequence[float], started: Sequence[tuple[int, Bundle]], clock: HeapClock | None = None
-) -> list[int]:
+def ends_of(capacity: Sequence[float], started: Sequence[tuple[int, Bundle]]) -> list[int]:
     """Return the tick at which each bundle ends in the network, from the tick at which it starts."""
-    clock, ends = clock or HeapClock(), [-1] * len(started)
+    clock, ends = HeapClock(), [-1] * len(started)
     network = Network(capacity, clock)
 
     def done(index: int) -> None:
@@ -66,7 +67,7 @@ def ends_of(
         ends[index] = clock.now
 
     for index, (start, shape) in enumerate(started):
-        clock.call(start, partial(network.start, shape, done, index))
+        clock.call(start, partial(network.start, shape, done), index)
     clock.run()
     return ends
 
@@ -75,10 +76,9 @@ def network_ends(
     capacity: Sequence[float],
     moved: Sequence[Transfer],
     ticks_per_second: int = TICKS,
-    clock: HeapClock | None = None,
 ) -> list[int]:
     """Return the tick at which each transfer ends in the network."""
-    return ends_of(capacity, [(start, bundle(usage, capacity, ticks_per_second)) for start, usage in moved], clock)
+    return ends_of(capacity, [(start, bundle(usage, capacity, ticks_per_second)) for start, usage in moved])
 
 
 def fluid_ends(capacity: Sequence[Number], moved: Sequence[Transfer], rule: Rule) -> list[Number]:

@@ -51,6 +51,14 @@ def test_a_flow_held_up_elsewhere_leaves_its_share() -> None:
     assert network_ends([10.0, 2.0], moved, 1000) == [10000, 5000]
 
 
+def test_a_flow_as_fast_as_its_own_limit_gives_way_again() -> None:
+    # to 3 s all four run at 2, three on link 1 of 6 byte/s and two on link 0 of 4: the last two end. Then the
+    # first two run at 3, which link 1 and, of the first, link 2 allow; from 4 s on three share link 1 at 2 each
+    moved = [Transfer(0, ((0, 15.0), (1, 15.0), (2, 15.0))), Transfer(0, ((1, 15.0),))]
+    moved += [Transfer(0, ((0, 6.0),)), Transfer(0, ((1, 6.0),)), Transfer(4000, ((1, 6.0),))]
+    assert network_ends([4.0, 6.0, 3.0], moved, 1000) == [7000, 7000, 3000, 3000, 7000]
+
+
 def test_the_payload_comes_back_and_may_start_the_next() -> None:
     clock, log = HeapClock(), list[tuple[int, int]]()
     links = Network([10.0], clock)
@@ -66,11 +74,13 @@ def test_the_payload_comes_back_and_may_start_the_next() -> None:
     assert log == [(2, 10000), (1, 20000), (0, 30000)]
 
 
-def test_starts_and_ends_of_one_instant_are_solved_once() -> None:
+def test_starts_and_ends_of_one_instant_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # at 0 s two start, at 20 s two end and two start, at 40 s two end
-    clock, moved = HeapClock(), [Transfer(start, ((0, 100.0),)) for start in (0, 0, 20000, 20000)]
-    assert network_ends([10.0], moved, 1000, clock) == [20000, 20000, 40000, 40000]
-    assert clock.last_calls == 3
+    solved, solve = list[int](), Network._solve
+    monkeypatch.setattr(Network, "_solve", lambda links, now: [solved.append(now), solve(links, now)])
+    moved = [Transfer(start, ((0, 100.0),)) for start in (0, 0, 20000, 20000)]
+    assert network_ends([10.0], moved, 1000) == [20000, 20000, 40000, 40000]
+    assert solved == [0, 20000, 40000]
 
 
 def test_widening_a_link_can_make_the_last_flow_later() -> None:
