@@ -5,8 +5,8 @@ from itertools import accumulate, chain, repeat
 
 import numpy as np
 
+from simulator.bundle import LONGEST
 from simulator.collective_kinds import Collective
-from simulator.engine.step_graph import LONGEST
 from simulator.program import IntArray
 from strategies.durations import Durations
 from strategies.finish import Endings

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simulator.bundle import LONGEST
 from simulator.engine.longest_path import finish_times
-from simulator.engine.step_graph import LONGEST
 from simulator.program import IntArray
 from strategies.finish import Endings, Steps, finish
 from strategies.lowering import StageCosts, lower

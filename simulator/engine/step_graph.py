@@ -8,8 +8,7 @@ from math import inf
 
 import numpy as np
 
-from simulator.bundle import LONGEST as LONGEST
-from simulator.bundle import Bundle, Shapes, shapes
+from simulator.bundle import LONGEST, Bundle, Shapes, shapes
 from simulator.collection import no_collection
 from simulator.engine.sharing import disturbing, narrow_rows, shared_flows, watched_links
 from simulator.program import Background, IntArray, Program
