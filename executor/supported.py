@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from simulator.models.transformer import Transformer, build
-from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
 from strategies.training import Training
@@ -60,10 +60,11 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
     if len(plan.stages) != plan.schedule.num_stages:
         yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
-    other = [axis.name for axis in plan.mesh.axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
+    axes = [axis for axis in plan.mesh.axes if axis.name != REPLICA]
+    other = [axis.name for axis in axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
     if other:
         yield f"mesh: the executor has the axes {PIPELINE}, {DATA} and {TENSOR}, met {', '.join(other)}"
-    order = [axis.name for axis in plan.mesh.axes]
+    order = [axis.name for axis in axes]
     if order != [PIPELINE, DATA, TENSOR]:
         yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
     if plan.schedule_name not in SCHEDULES:
@@ -74,6 +75,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"offload: the executor keeps everything on devices, met {', '.join(plan.offload)}"
     if plan.zero not in (0, 1):
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
+    if plan.replica > 1:
+        yield f"zero_shards: the executor shares states over all {plan.data} data ranks, met groups of {plan.shards}"
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
         if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):

@@ -37,9 +37,19 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
     if isinstance(plan, PlanTable):
-        without = _WITHOUT if plan.context > 1 else {*_WITHOUT, "attention"}
+        without = {*_WITHOUT, *_idle(plan)}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
     return tuple(result)
+
+
+def _idle(plan: PlanTable) -> Iterator[str]:
+    """Yield the fields that mean nothing beside others of the plan."""
+    if plan.context == 1:
+        yield "attention"
+    if plan.zero < 1:
+        yield "zero_shards"
+    if plan.zero < 3:
+        yield "reshard_after_forward"
 
 
 def _machine(cluster: Cluster) -> Iterator[str]:

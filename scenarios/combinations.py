@@ -12,7 +12,7 @@ from simulator.catalog import cluster
 from simulator.engine import step_time
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
-from strategies.layout import Layout, complete, violations
+from strategies.layout import ZERO_STAGES, Layout, complete, violations
 from strategies.lowering import lower
 from strategies.parallelism import Attention
 from strategies.plan import Recompute
@@ -43,7 +43,7 @@ def techniques() -> tuple[Technique, ...]:
     """Return all techniques, each in its plainest form."""
     degrees = [Technique(name, {name: 2}) for name in ("data", "tensor")]
     context = [Technique(f"context, {how}", {"context": 2, "attention": how}) for how in Attention]
-    zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO[1:]]
+    zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO_STAGES[1:]]
     schedules = [
         Technique(name, {"schedule": name, "pipeline": 2, "chunks": 1 if rule.chunks[1] == 1 else 2})
         for name, rule in SCHEDULES.items()
@@ -55,10 +55,6 @@ def techniques() -> tuple[Technique, ...]:
         Technique("optimizer offload", {"offload": ("optimizer",)}),
     ]
     return (*degrees, *others[:1], *context, *others[1:2], *zero, *recompute, *others[2:], *schedules)
-
-
-ZERO = (0, 1)
-"""Levels of optimizer parallel."""
 
 
 def outcomes() -> Iterator[Outcome]:

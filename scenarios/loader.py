@@ -227,6 +227,7 @@ _DOCUMENT_FIELDS = {
     "pipeline": "mesh",
     "context": "mesh",
     "expert": "mesh",
+    "zero_shards": "mesh",
     "schedule": "schedule_name",
 }
 

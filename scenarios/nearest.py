@@ -56,9 +56,10 @@ def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
 
 
 def _in_space(problem: Problem, plan: Plan) -> Layout:
-    """Return the layout of ``plan``, its stages as a word where a word says the same."""
+    """Return the layout of ``plan`` as a space has it: stages by word, states shared over all data ranks."""
     layout = layout_of(problem, plan)
-    return replace(layout, stages="balanced" if len(set(_counts(layout))) > 1 else "even")
+    stages = "balanced" if len(set(_counts(layout))) > 1 else "even"
+    return replace(layout, stages=stages, zero_shards=0, reshard_after_forward=True)
 
 
 def _counts(layout: Layout) -> tuple[int, ...]:

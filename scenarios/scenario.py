@@ -258,4 +258,6 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
         order=tuple(axis.name for axis in plan.mesh.axes),
         placement=plan.placement,
         offload=plan.offload,
+        zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
+        reshard_after_forward=plan.reshard_after_forward,
     )

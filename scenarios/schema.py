@@ -139,7 +139,15 @@ class PlanTable(Table):
     )
     schedule: Annotated[str, OneOf(lambda: SCHEDULES)] = "1f1b"
     chunks: Annotated[int, Count(1000)] = Field(default=1, description="Model chunks per device.")
-    zero: Literal[0, 1, 2, 3] = 0
+    zero: Literal[0, 1, 2, 3] = Field(
+        default=0, description="Shared by data ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."
+    )
+    zero_shards: Annotated[int, Count(MAX_DEVICES, least=0)] = Field(
+        default=0, description="Neighbouring data ranks that share states; 0 for all of them."
+    )
+    reshard_after_forward: bool = Field(
+        default=True, description="With zero 3, parameters are given up after forward and gathered again for backward."
+    )
     recompute: Annotated[str, OneOf(lambda: list(Recompute)), BeforeValidator(_recompute)] = "none"
     overlap_gradients: bool = True
     scatter_gather: bool = Field(
@@ -195,6 +203,7 @@ class PlanDocument(Table):
     scatter_gather: bool = False
     placement: Devices = ()
     offload: Offloads = ()
+    reshard_after_forward: bool = True
 
 
 AnyPlan = Annotated[

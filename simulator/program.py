@@ -74,6 +74,8 @@ class StreamKind(StrEnum):
     FROM_HOST = "from host"
     LAUNCH = "launch"
     HOST = "host"
+    GATHER = "gather"
+    REPLICA = "replica"
 
 
 class Category(StrEnum):

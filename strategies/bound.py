@@ -10,11 +10,15 @@ from strategies.plan import Plan
 
 
 class _Loads(NamedTuple):
-    """For every pipeline position, the least ticks of its first stage's passes, and the most of all its stages."""
+    """For every pipeline position, the least ticks of its first stage's passes, and the most of all its stages.
+
+    ``work`` has the gathers of parameters that passes wait for; ``early`` those that the first pass may not wait for.
+    """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     work: tuple[int, ...]
+    early: tuple[int, ...]
 
 
 class Bounds:
@@ -22,14 +26,14 @@ class Bounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
-        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int], _Loads] = {}
+        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int, bool], _Loads] = {}
 
     def ticks(self, plan: Plan) -> int:
         """Return the ticks of a path through the step.
 
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps. Where backward is
-        split, the last gradient has left before all work is done.
+        split, the last gradient has left before all work is done. Or it reduces gradients all the time.
         """
         machine = self.costs.machine(plan)
         loads, sends = self._load(plan, machine), self.durations.sends(plan, machine)
@@ -40,25 +44,42 @@ class Bounds:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
             after = tails[position] if plan.splits_backward else max(tails[position], drain + tails[0])
-            best = max(best, fill + plan.num_microbatches * work + after)
-        return best
+            best = max(best, fill + plan.num_microbatches * work - loads.early[position] + after)
+        return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.how(plan))
+        key = (machine, made, plan.positions, self.costs.blocks.how(plan), _regathers(plan))
         if key not in self._loads:
             positions = [self._position(plan, machine, made, position) for position in range(plan.pipeline)]
             self._loads[key] = _Loads(*zip(*positions, strict=True))
         return self._loads[key]
 
-    def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int]:
-        first, own = made.kind_of[position], [made.kind_of[stage] for stage in plan.stages_at(position)]
+    def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int, int]:
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
+        own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
+        first, units = made.kind_of[position], own[0][1]
+        forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
         if plan.overlaps_passes:
             work = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
         else:
-            work = max(sum(passes.forward[kind] + passes.backward[kind] for kind in own) for passes in found)
-        return min(passes.forward[first] for passes in found), min(passes.backward[first] for passes in found), work
+            work = max(
+                sum(_forward(passes.forward[kind], g) + _backward(passes.backward[kind], g) for kind, g in own)
+                for passes in found
+            )
+        early = max(_forward(passes.forward[first], units) - passes.forward[first] for passes in found)
+        return forward, backward, work, early
+
+    def _units(self, plan: Plan, machine: Machine, stage: int) -> tuple[int, ...]:
+        """Return the ticks of the gathers that every pass of a stage waits for, in the order of backward."""
+        return self.durations.gathers(plan, machine)[stage] if _regathers(plan) else ()
+
+    def _reducing(self, plan: Plan, machine: Machine) -> int:
+        """Return the ticks of the rank that reduces most, one bucket after another, and of what follows."""
+        leaving, _, _, gather = self.durations.ending(plan, machine)
+        rows = ([leaving[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
+        each = zip(rows, gather, strict=True)
+        return max(plan.num_microbatches * sum(map(sum, own)) + after for own, after in each)
 
     def _computing(self, plan: Plan, position: int, rank: Rank) -> int:
         """Return the ticks in which a rank computes for one microbatch, without collectives that others may hide."""
@@ -73,3 +94,18 @@ class Bounds:
             optimizer = (0,) * plan.pipeline  # the host's chunks run beside the copies: left out of the bound
         reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
         return [sum(each) for each in zip(reduced, optimizer, gather, strict=True)]
+
+
+def _regathers(plan: Plan) -> bool:
+    """Return whether every pass gathers the parameters of its units."""
+    return plan.zero >= 3 and plan.shards > 1 and plan.reshard_after_forward
+
+
+def _forward(ticks: int, gathers: tuple[int, ...]) -> int:
+    """Return the least ticks of a forward: it begins with its first unit's gather, and needs all of them."""
+    return max(ticks + gathers[-1], sum(gathers)) if gathers else ticks
+
+
+def _backward(ticks: int, gathers: tuple[int, ...]) -> int:
+    """Return the least ticks of a backward, whose first unit may be kept from forward."""
+    return max(ticks, sum(gathers[1:]))

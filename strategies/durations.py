@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from simulator.collective_kinds import Collective
-from strategies.lowering.data import buckets, overlaps, reduction
+from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, reduction
 from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.pipeline import boundary_part, slices
@@ -42,7 +42,7 @@ class Ending(NamedTuple):
     Parameters
     ----------
     leaving
-        For every stage, the reduction of each bucket that leaves beneath the last backward.
+        For every stage, the reduction of each bucket that leaves beneath backward.
     late
         For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
     optimizer, gather
@@ -63,7 +63,8 @@ class Durations:
         self._passes: dict[tuple[Division, int, object], Passes] = {}
         self._sends: dict[tuple[object, ...], Sends] = {}
         self._endings: dict[tuple[object, ...], Ending] = {}
-        self._buckets: dict[tuple[Division, int], tuple[tuple[Bucket, ...], ...]] = {}
+        self._gathers: dict[tuple[Machine, Division, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
+        self._buckets: dict[tuple[Division, int, int], tuple[tuple[Bucket, ...], ...]] = {}
 
     def passes(self, plan: Plan, rank: Rank) -> Passes:
         """Return the ticks of all passes on a rank."""
@@ -93,7 +94,7 @@ class Durations:
     def buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[Bucket, ...], ...]:
         """Return the buckets of every kind of stage, in the order in which backward fills them."""
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.cut(plan))
+        key = (made, self.costs.blocks.cut(plan), bucket_limit(plan))
         if key not in self._buckets:
             rank = machine.ranks[0][0]  # parameters are the same on all
             self._buckets[key] = tuple(self._filled(plan, stage, rank) for stage in made.first_of)
@@ -102,12 +103,12 @@ class Durations:
     def _filled(self, plan: Plan, stage: int, rank: Rank) -> tuple[Bucket, ...]:
         cost, training = self.costs.stage(plan, stage, rank), self.costs.problem.training
         names = plan.stages[stage].blocks
-        found = buckets(names, cost, training.gradient_bytes)
+        found = buckets(names, cost, training.gradient_bytes, bucket_limit(plan))
         return tuple(Bucket(len(names) - names.index(b.last), b.parameters, b.kind) for b in found)
 
     def ending(self, plan: Plan, machine: Machine) -> Ending:
         """Return the ticks of what follows the passes."""
-        early = overlaps(self.costs.problem.cluster, plan)
+        early = reduces_in_buckets(self.costs.problem.cluster, plan)
         key = (machine, self.costs.division(plan), self.costs.blocks.cut(plan), plan.zero, early)
         if key not in self._endings:
             training, held = self.costs.problem.training, self.costs.held(plan)
@@ -116,16 +117,32 @@ class Durations:
             late, gather = [0] * plan.pipeline, [0] * plan.pipeline
             for kind, counts in shared if plan.replicas > 1 and not early else ():
                 _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
-            for kind, counts in shared if plan.replicas > 1 and plan.zero else ():
+            for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
                 _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.parameter_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
             self._endings[key] = Ending(leaving, tuple(late), self._optimizer(plan, machine), tuple(gather))
         return self._endings[key]
 
+    def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
+        """Return for every stage the ticks in which ZeRO 3 gathers its units, in the order of backward."""
+        made = self.costs.division(plan)
+        key = (machine, made, plan.positions, self.costs.blocks.cut(plan))
+        if key not in self._gathers:
+            size, kinds = self.costs.problem.training.parameter_bytes, self.buckets(plan, machine)
+            found = self._of_buckets(plan, machine, Collective.ALL_GATHER, size)
+            rows = ((kinds[kind], ticks) for kind, ticks in zip(made.kind_of, found, strict=True))
+            self._gathers[key] = tuple(_by_unit(*row) for row in rows)
+        return self._gathers[key]
+
     def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return for every stage the ticks in which its buckets are reduced."""
-        kinds, collective = self.buckets(plan, machine), reduction(plan)
-        size = self.costs.problem.training.gradient_bytes
+        return self._of_buckets(plan, machine, reduction(plan), self.costs.problem.training.gradient_bytes)
+
+    def _of_buckets(
+        self, plan: Plan, machine: Machine, collective: Collective, size: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return for every stage the ticks of a collective on each bucket, of elements of some size."""
+        kinds = self.buckets(plan, machine)
         ticks: dict[tuple[int, int], tuple[int, ...]] = {}
         result = []
         for position, kind in zip(plan.positions, self.costs.division(plan).kind_of, strict=True):
@@ -170,6 +187,14 @@ def _shared_ticks(machine: Machine, kind: str, collective: Collective, position:
     if kind not in machine.table.tables:
         return 0
     return machine.least_ticks(kind, machine.different(kind, collective)[position], collective, size)
+
+
+def _by_unit(filled: Iterable[Bucket], ticks: Iterable[int]) -> tuple[int, ...]:
+    """Return the ticks of the buckets of every block, one after another."""
+    units: dict[int, int] = {}
+    for bucket, each in zip(filled, ticks, strict=True):
+        units[bucket.blocks] = units.get(bucket.blocks, 0) + each
+    return tuple(units.values())
 
 
 def _add(total: list[int], more: Iterable[int]) -> None:

@@ -7,13 +7,17 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
-from strategies.mesh import AXES, DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
+from strategies.schedules.rule import no_pairs
 from strategies.training import Training
+
+ZERO_STAGES = (0, 1, 2, 3)
+"""What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
 
 OFFLOADS = ("optimizer",)
 """What a plan may keep in host memory."""
@@ -35,11 +39,16 @@ class Layout:
         Ranks, of those along ``data``, that share the experts.
     order
         Axes of the mesh from the outermost to the innermost: neighbours along the last one are
-        neighbours on the machine. Those of one rank may be left out.
+        neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
+        just outside ``data``.
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
     offload
         What is kept in host memory: any of `OFFLOADS`.
+    zero_shards
+        Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
+    reshard_after_forward
+        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
     """
 
     data: int = 1
@@ -60,6 +69,13 @@ class Layout:
     order: tuple[str, ...] = AXES
     placement: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
+    zero_shards: int = 0
+    reshard_after_forward: bool = True
+
+    @property
+    def replica(self) -> int:
+        """Groups of data ranks that share states."""
+        return self.data // (self.zero_shards or self.data)
 
 
 class Violation(NamedTuple):
@@ -71,12 +87,8 @@ class Violation(NamedTuple):
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
-    degrees = {name: getattr(layout, name) for name in AXES}
-    small = {
-        name: value
-        for name, value in (degrees | {"microbatch": layout.microbatch, "chunks": layout.chunks}).items()
-        if value < 1
-    }
+    counts = (*(name for name in AXES if name != REPLICA), "microbatch", "chunks")
+    small = {name: getattr(layout, name) for name in counts if getattr(layout, name) < 1}
     if small:
         yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small.items())
         return
@@ -89,8 +101,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
     if wrong is not None:
         yield Violation("offload", f"offload holds any of {', '.join(OFFLOADS)}, met {wrong}")
-    if layout.zero not in (0, 1):
-        yield Violation("zero", f"zero is 0 or 1, met {layout.zero}; nearest: 1")
+    yield from _zero_violations(layout)
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
@@ -104,7 +115,8 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
             f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){context} = {ranks} ranks, "
             f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
-    needed = {name for name in AXES if name in (PIPELINE, DATA, TENSOR) or getattr(layout, name) > 1}
+    sizes = {name: getattr(layout, name) for name in AXES if name != REPLICA}
+    needed = {name for name, size in sizes.items() if name in (PIPELINE, DATA, TENSOR) or size > 1}
     if len(set(layout.order)) != len(layout.order) or not needed <= set(layout.order) <= set(AXES):
         names = [name for name in AXES if name in needed]
         yield Violation(
@@ -114,6 +126,39 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
         wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
         met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
         yield Violation("placement", f"placement names each of the {free} free devices once, {met}")
+
+
+def _zero_violations(layout: Layout) -> Iterator[Violation]:
+    if layout.zero not in ZERO_STAGES:
+        near = min(ZERO_STAGES, key=lambda stage: abs(stage - layout.zero))
+        yield Violation("zero", f"zero is 0, 1, 2 or 3, met {layout.zero}; nearest: {near}")
+    if not layout.reshard_after_forward and layout.zero != 3:
+        yield Violation(
+            "reshard_after_forward", f"reshard_after_forward: false needs zero 3, met zero {layout.zero}; nearest: true"
+        )
+    rule = SCHEDULES.get(layout.schedule)
+    if layout.zero >= 2 and rule is not None and (rule.splits_backward or rule.pairs is not no_pairs):
+        yield Violation(
+            "schedule",
+            f"zero {layout.zero} reduces gradients where they are made whole: {rule.name} splits backward or runs "
+            "passes in pairs; nearest: 1f1b",
+        )
+    shards = layout.zero_shards
+    if shards and not layout.zero:
+        yield Violation("zero_shards", f"zero_shards needs zero of at least 1, met {shards} with zero 0; nearest: 0")
+    elif shards and (shards < 2 or layout.data % shards):
+        near = _nearest(layout.data, shards)
+        yield Violation(
+            "zero_shards",
+            f"zero_shards({shards}) divides data({layout.data}) and is at least 2, or is 0 for all data ranks; "
+            f"nearest: {near if near > 1 else 0}",
+        )
+    elif shards % layout.expert:
+        yield Violation(
+            "zero_shards",
+            f"expert({layout.expert}) divides zero_shards({shards}): ranks that share experts share states; "
+            f"nearest: {layout.expert}",
+        )
 
 
 def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
@@ -257,9 +302,6 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     broken = next(violations(problem, layout), None)
     if broken is not None:
         raise ValueError(f"{broken.field}: {broken.message}")
-    sizes = {name: getattr(layout, name) for name in AXES} | {DATA: layout.data // layout.expert}
-    always = (PIPELINE, DATA, TENSOR)
-    mesh = Mesh(tuple(Axis(name, sizes[name]) for name in layout.order if name in always or sizes[name] > 1))
     by = Parallelism(
         tensor=layout.tensor > 1,
         sequence_parallel=layout.sequence_parallel,
@@ -269,7 +311,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     free = problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
-        mesh=mesh,
+        mesh=_mesh(layout),
         stages=partition(problem.graph, layout.pipeline * layout.chunks, layout.stages),
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
@@ -284,4 +326,16 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         scatter_gather=layout.scatter_gather,
         placement=placement,
         offload=layout.offload,
+        reshard_after_forward=layout.reshard_after_forward,
     )
+
+
+def _mesh(layout: Layout) -> Mesh:
+    """Return the mesh of a layout; where groups of data ranks share states, with an axis for their replicas."""
+    order = list(layout.order)
+    if REPLICA not in order:
+        order.insert(order.index(DATA), REPLICA)
+    sizes = {name: getattr(layout, name) for name in AXES}
+    sizes[DATA] //= layout.expert * layout.replica
+    always = (PIPELINE, DATA, TENSOR)
+    return Mesh(tuple(Axis(name, sizes[name]) for name in order if name in always or sizes[name] > 1))

@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
-AXES = (PIPELINE, DATA, EXPERT, CONTEXT, TENSOR)
+REPLICA = "replica"
+"""The outer of two data-parallel axes: ranks along `DATA` share states, those along this keep the same ones."""
+
+AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR)
 """The axes of a mesh, in their usual order from the outermost."""
 
 EXPERT_DATA = "expert data"
@@ -20,9 +23,11 @@ GROUPS = {
     EXPERT: (EXPERT,),
     DATA: (DATA, EXPERT, CONTEXT),
     EXPERT_DATA: (DATA, CONTEXT),
+    REPLICA: (REPLICA,),
 }
-"""Kinds of groups, by the axes that they span: along ``data`` lie all ranks that hold the same part of what is
-no expert, for experts and context are further ways to divide a batch (Megatron-LM's data and expert data groups)."""
+"""Kinds of groups, by the axes that they span: along ``data`` lie all ranks of a replica that hold the same part of
+what is no expert, for experts and context are further ways to divide a batch (Megatron-LM's data and expert data
+groups)."""
 
 
 class Axis(NamedTuple):

@@ -9,10 +9,14 @@ from simulator.engine import simulate
 from simulator.memory import MemoryProfile
 from simulator.program import IntArray
 from strategies.lowering import StageCosts, lower
+from strategies.lowering.data import bucket_limit, fillings
 from strategies.lowering.division import Division
+from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
 from strategies.lowering.memory import peak_activations, resident
+from strategies.lowering.variant import JOINED, WHOLE, kind_of
 from strategies.mesh import PIPELINE, Axis
 from strategies.plan import Plan
+from strategies.schedule import ActionKind
 
 
 class Needs:
@@ -21,7 +25,7 @@ class Needs:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
         self._resident: dict[tuple[object, ...], IntArray] = {}
-        self._activations: dict[tuple[str, int, int, Division, int], IntArray] = {}
+        self._activations: dict[tuple[str, int, int, Division, int, Sharing], IntArray] = {}
         self._capacities: dict[tuple[tuple[Axis, ...], tuple[int, ...]], NDArray[np.float64]] = {}
 
     def peak(self, plan: Plan) -> int:
@@ -53,12 +57,39 @@ class Needs:
         return self._resident[key]
 
     def _peaks(self, plan: Plan) -> IntArray:
-        """Return the most bytes of activations and working memory, by pipeline position."""
-        made, how = self.costs.division(plan), self.costs.blocks.how(plan)
-        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how)
+        """Return the most bytes that passes hold, by pipeline position."""
+        made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
+        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared)
         if key not in self._activations:
-            self._activations[key] = peak_activations(plan, self.costs.memories(plan))
+            if shared.gradients:
+                self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))
+            else:
+                self._activations[key] = peak_activations(plan, self.costs.memories(plan))
         return self._activations[key]
+
+    def _sharing(self, plan: Plan) -> Sharing:
+        """Return what a plan shares; the same value for all that share nothing."""
+        return sharing(self.cluster, plan) if plan.zero >= 2 else Sharing()
+
+    def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
+        """Return what the passes of every stage hold, by variant."""
+        made = self.costs.division(plan)
+        kinds = [self._pass_memories(plan, shared, [b for b, n in runs for _ in range(n)]) for runs in made.kinds]
+        return [kinds[kind] for kind in made.kind_of]
+
+    def _pass_memories(self, plan: Plan, shared: Sharing, names: list[str]) -> dict[int, PassMemory]:
+        """Return what the passes of a stage of such blocks hold, by variant."""
+        blocks = self.costs.blocks
+        memories = [blocks.memory(plan, name) for name in names]
+        elements, experts = ([count(plan, name) for name in names] for count in (blocks.parameters, blocks.experts))
+        filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
+        result = {}
+        for variant in (which + joins for which in WHOLE for joins in (0, JOINED)):
+            kind = kind_of(variant)
+            turn = 1 if kind is ActionKind.FORWARD else -1
+            held = changes(shared, self.training, variant, elements[::turn], filled)
+            result[variant] = pass_memory(memories[::turn], held, kind)
+        return result
 
     def _capacity(self, plan: Plan) -> NDArray[np.float64]:
         """Return the memory of the smallest device of every pipeline position."""

@@ -2,7 +2,8 @@
 
 Where every pipeline position has one class of ranks, whatever a rank does between what it
 receives and what it sends runs one after another, so that a pass is one number; plans of one
-schedule differ in such numbers alone and are walked side by side. All others are lowered.
+schedule differ in such numbers alone and are walked side by side. All others are lowered,
+those too whose passes wait for other data ranks.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _Batch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or offloads_optimizer(plan) or plan.splits_backward:
+            if not machine.uniform or offloads_optimizer(plan) or plan.splits_backward or _waits(plan):
                 result[index] = self._lowered(plan)
                 continue
             key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))
@@ -104,6 +105,11 @@ class _Batch:
             raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {work.max():.3g}")
         pairs = np.array(self.costs.tied(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
         return finish(steps, walk(arranged, passes, sends), filled, endings, arranged.last, pairs)
+
+
+def _waits(plan: Plan) -> bool:
+    """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
+    return plan.replica > 1 or (plan.shards > 1 and plan.zero >= 2)
 
 
 def _table(rows: Sequence[IntArray]) -> IntArray:

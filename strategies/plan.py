@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import Attention
 from strategies.schedule import SCHEDULES, Schedule, schedule
 from strategies.schedules.rule import Placement, no_pairs, place
@@ -40,8 +40,12 @@ class Plan:
         Which dims of which operators the tensor axis cuts.
     microbatch
         Sequences per microbatch and data-parallel rank.
+    zero
+        What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
+        3 parameters too; 0 for nothing.
     overlap_gradients
-        Whether gradients are reduced while backward still makes others.
+        Whether gradients are reduced while backward still makes others; with ZeRO 3 also whether
+        parameters are gathered while others are used.
     attention
         How the ranks of a context group compute attention; ``None`` where a sequence is on one rank.
     scatter_gather
@@ -50,6 +54,8 @@ class Plan:
         The device of every rank of the mesh; empty where rank ``i`` runs on device ``i``.
     offload
         What is kept in host memory: ``optimizer`` for the optimizer's states, or nothing.
+    reshard_after_forward
+        Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
     """
 
     mesh: Mesh
@@ -67,11 +73,17 @@ class Plan:
     scatter_gather: bool = False
     placement: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
+    reshard_after_forward: bool = True
 
     @property
     def data(self) -> int:
         """Data-parallel degree: ranks along which the batch is divided, those of expert groups too."""
-        return self.mesh.size(DATA) * self.mesh.size(EXPERT)
+        return self.replica * self.mesh.size(DATA) * self.mesh.size(EXPERT)
+
+    @property
+    def replica(self) -> int:
+        """Groups of ranks that share states: all groups keep the same."""
+        return self.mesh.size(REPLICA)
 
     @property
     def expert(self) -> int:
@@ -84,14 +96,19 @@ class Plan:
         return self.mesh.size(CONTEXT)
 
     @property
-    def replicas(self) -> int:
-        """Ranks that hold the same part of what is no expert."""
+    def shards(self) -> int:
+        """Ranks that ZeRO shares the states of what is no expert over."""
         return self.mesh.group_size(DATA)
 
     @property
-    def expert_replicas(self) -> int:
-        """Ranks that hold the same experts."""
+    def expert_shards(self) -> int:
+        """Ranks that ZeRO shares the states of an expert over."""
         return self.mesh.group_size(EXPERT_DATA)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks whose gradients of the same part of what is no expert are summed."""
+        return self.replica * self.shards
 
     @property
     def tensor(self) -> int:
@@ -143,7 +160,8 @@ class Plan:
         if self.pipeline > 1:
             parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
-        parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
+        parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
@@ -159,7 +177,13 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional: dict[str, Any] = {"attention": None, "scatter_gather": False, "placement": (), "offload": ()}
+            optional: dict[str, Any] = {
+                "attention": None,
+                "scatter_gather": False,
+                "placement": (),
+                "offload": (),
+                "reshard_after_forward": True,
+            }
             fields = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
                 **fields

@@ -9,7 +9,7 @@ from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
 from strategies.lowering.placed import BACKWARD, FORWARD, tenant_kind, tied_kind
-from strategies.mesh import DATA, EXPERT_DATA, TENSOR
+from strategies.mesh import DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
 _Group = tuple[str, int]
@@ -28,7 +28,7 @@ class Passes(StrEnum):
     APART = "apart"
 
 
-def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]) -> tuple[Passes, ...]:
+def passes(machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]) -> tuple[Passes, ...]:
     """Return for every pipeline position how its passes run.
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes
@@ -39,7 +39,7 @@ def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[in
     inside = [kind for kind in INSIDE if kind in table.tables]
     if inside and plan.overlaps_passes:
         return (Passes.APART,) * plan.pipeline
-    disturbed = _disturbed(machine, inside, plan, overlaps, tied)
+    disturbed = _disturbed(machine, inside, plan, in_buckets, tied)
     for kind in inside:
         for index, members in enumerate(table.tables[kind].classes):
             position = table.positions[members[0]]
@@ -51,7 +51,7 @@ def passes(machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[in
 
 
 def _disturbed(
-    machine: Machine, inside: Sequence[str], plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]
+    machine: Machine, inside: Sequence[str], plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]
 ) -> frozenset[_Group]:
     """Return the classes of groups on whose links others may move bytes while their collectives do.
 
@@ -59,7 +59,7 @@ def _disturbed(
     """
     own, others = _users(machine, [(kind, INSIDE[kind][0]) for kind in inside]), dict[int, list[_Group]]()
     busy = np.zeros(len(machine.table.first_link), dtype=bool)
-    for kind, collective, after in _others(machine, plan, overlaps, tied):
+    for kind, collective, after in _others(machine, plan, in_buckets, tied):
         if after:
             for link, found in _users(machine, [(kind, collective)], own).items():
                 others.setdefault(link, []).extend(found)
@@ -95,11 +95,13 @@ def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
 
 
 def _others(
-    machine: Machine, plan: Plan, overlaps: bool, tied: Sequence[tuple[int, int, int]]
+    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[str, Collective, bool]]:
     """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
     kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD)]
     kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
-    kinds += [(kind, reduction(plan), not overlaps) for kind in (DATA, EXPERT_DATA)]
+    kinds += [(kind, reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
+    kinds += [(REPLICA, Collective.ALL_REDUCE, not in_buckets)]
+    kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero >= 3]
     kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)

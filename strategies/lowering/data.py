@@ -7,6 +7,8 @@ VLDB 2020 (buckets); Narayanan et al., SC 2021, section 3.3 (one reduction a ste
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import ceil
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
@@ -14,6 +16,10 @@ from simulator.collective_kinds import Collective
 from strategies.lowering.stage import StageCost
 from strategies.mesh import DATA, EXPERT_DATA
 from strategies.plan import Plan
+from strategies.training import Training
+
+SHARED = (DATA, EXPERT_DATA)
+"""Kinds of the groups that share states: of what is no expert, and of experts."""
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients are reduced when so many bytes of them are ready (DistributedDataParallel's default)."""
@@ -22,6 +28,11 @@ BUCKET_BYTES = 25 * 2**20
 def overlaps(cluster: Cluster, plan: Plan) -> bool:
     """Return whether gradients are reduced while backward still makes others."""
     return plan.replicas > 1 and plan.overlap_gradients and not cluster.accelerator.computes_collectives
+
+
+def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:
+    """Return whether gradients are reduced bucket by bucket: beneath backward, or for every microbatch."""
+    return overlaps(cluster, plan) or (plan.shards > 1 and plan.zero >= 2)
 
 
 class Bucket(NamedTuple):
@@ -37,34 +48,77 @@ class Bucket(NamedTuple):
         return self.blocks[-1]
 
 
-def buckets(
-    names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
-) -> tuple[Bucket, ...]:
-    """Return the buckets of a stage, whose blocks have ``names``, in the order in which backward fills them.
+class Filling(NamedTuple):
+    """How gradients that groups of one ``kind`` reduce fill buckets, in the order of backward.
 
-    Gradients of experts have buckets of their own: fewer ranks share them.
+    ``elements`` are those of every block, ``blocks`` says how many blocks each bucket has.
     """
-    blocks = list(zip(reversed(names), reversed(stage.blocks), strict=True))
-    result = _filled([(name, cost.parameters - cost.experts) for name, cost in blocks], DATA, gradient_bytes, limit)
-    if stage.experts:
-        result += _filled([(name, cost.experts) for name, cost in blocks], EXPERT_DATA, gradient_bytes, limit)
-        turn = {name: index for index, (name, _) in enumerate(blocks)}
-        result.sort(key=lambda bucket: turn[bucket.last])
+
+    kind: str
+    elements: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """For every block, how many blocks have ended when its bucket leaves."""
+        each = zip(accumulate(self.blocks), self.blocks, strict=True)
+        return tuple(end for end, count in each for _ in range(count))
+
+
+def fillings(
+    parameters: Sequence[int], experts: Sequence[int], gradient_bytes: int, limit: float = BUCKET_BYTES
+) -> tuple[Filling, ...]:
+    """Return how gradients fill buckets, from the elements of every block in the order of backward.
+
+    Gradients of ``experts``, which are among all ``parameters``, have buckets of their own: fewer ranks share them.
+
+    >>> [filling.blocks for filling in fillings([3, 3, 9, 1], [0, 0, 5, 0], 4, 20)]
+    [(2, 2), (3, 1)]
+    """
+    dense = tuple(every - own for every, own in zip(parameters, experts, strict=True))
+    kinds = [(DATA, dense)] + ([(EXPERT_DATA, tuple(experts))] if any(experts) else [])
+    return tuple(Filling(kind, each, _counts(each, gradient_bytes, limit)) for kind, each in kinds)
+
+
+def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:
+    """Return how many blocks each bucket has."""
+    result: list[int] = []
+    blocks = filled = 0
+    for index, count in enumerate(elements):
+        blocks, filled = blocks + 1, filled + count
+        if filled * gradient_bytes >= limit or index == len(elements) - 1:
+            result.append(blocks)
+            blocks = filled = 0
     return tuple(result)
 
 
-def _filled(blocks: Sequence[tuple[str, int]], kind: str, gradient_bytes: int, limit: float) -> list[Bucket]:
-    result: list[Bucket] = []
-    filled: tuple[str, ...] = ()
-    elements = 0
-    for name, parameters in blocks:
-        filled, elements = (*filled, name), elements + parameters
-        if elements * gradient_bytes >= limit or name == blocks[-1][0]:
-            result.append(Bucket(filled, elements, kind))
-            filled, elements = (), 0
-    return result
+def buckets(
+    names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
+) -> tuple[Bucket, ...]:
+    """Return the buckets of a stage, whose blocks have ``names``, in the order in which backward fills them."""
+    order, blocks = names[::-1], stage.blocks[::-1]
+    elements, experts = [block.parameters for block in blocks], [block.experts for block in blocks]
+    found: list[tuple[int, Bucket]] = []
+    for filling in fillings(elements, experts, gradient_bytes, limit):
+        for first, end in pairwise(accumulate(filling.blocks, initial=0)):
+            found.append((end, Bucket(tuple(order[first:end]), sum(filling.elements[first:end]), filling.kind)))
+    return tuple(bucket for _, bucket in sorted(found, key=lambda each: each[0]))
+
+
+def bucket_limit(plan: Plan) -> int:
+    """Return the bytes that fill a bucket: with ZeRO 3 every block is one, the unit that is gathered."""
+    return 0 if plan.zero >= 3 else BUCKET_BYTES
 
 
 def reduction(plan: Plan) -> Collective:
     """Return the collective that sums gradients over the data axis: with ZeRO each rank keeps its share."""
     return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
+
+
+def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:
+    """Return the collective that sums a rank's share of so many gradients over replicas, and its bytes.
+
+    The share is that of a group of a kind.
+    """
+    shards = plan.expert_shards if kind == EXPERT_DATA else plan.shards
+    return Collective.ALL_REDUCE, float(ceil(elements / shards) * training.gradient_bytes)

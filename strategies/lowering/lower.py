@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from math import ceil
 
 import numpy as np
 
@@ -13,7 +14,18 @@ from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, P
 from strategies.lowering.assemble import Content, assemble
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
-from strategies.lowering.data import Bucket, buckets, overlaps, reduction
+from strategies.lowering.data import (
+    SHARED,
+    Bucket,
+    bucket_limit,
+    buckets,
+    fillings,
+    overlaps,
+    reduces_in_buckets,
+    reduction,
+    replica_sum,
+)
+from strategies.lowering.fully_sharded import Changes, changes, sharing
 from strategies.lowering.machine import INSIDE, Machine, Rank
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_bytes, host_ticks, offloads_optimizer
@@ -21,36 +33,25 @@ from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.placed import tied_kind
-from strategies.lowering.skeleton import (
-    BACKWARD_PASS,
-    FORWARD_PASS,
-    INPUTS,
-    LAST_BACKWARD,
-    LAST_WEIGHTS,
-    WEIGHTS,
-    PartShape,
-    Slot,
-    StageShape,
-    StepShape,
-    skeleton,
-    variant_of,
-)
-from strategies.lowering.stage import StageCosts
+from strategies.lowering.skeleton import Leaving, PartShape, Slot, StageShape, StepShape, UnitShape, skeleton
+from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
 from strategies.lowering.tenants import background
-from strategies.mesh import DATA, EXPERT_DATA, TENSOR
+from strategies.lowering.variant import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    JOINED,
+    LAST_BACKWARD,
+    LAST_WEIGHTS,
+    SPLIT,
+    WHOLE,
+    kind_of,
+    variant_of,
+)
+from strategies.mesh import EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.schedule import ActionKind
-
-_KIND = {
-    FORWARD_PASS: ActionKind.FORWARD,
-    BACKWARD_PASS: ActionKind.BACKWARD,
-    LAST_BACKWARD: ActionKind.BACKWARD,
-    INPUTS: ActionKind.INPUT,
-    WEIGHTS: ActionKind.WEIGHT,
-    LAST_WEIGHTS: ActionKind.WEIGHT,
-}
 
 
 def lower(
@@ -92,6 +93,8 @@ class Lowering:
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
         self.plan_costs = costs.of(plan)
         self.overlaps = overlaps(self.cluster, plan)
+        self.in_buckets = reduces_in_buckets(self.cluster, plan)
+        self.sharing = sharing(self.cluster, plan)
         self.tied = costs.tied(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
@@ -128,14 +131,20 @@ class Lowering:
     @cached_property
     def passes(self) -> tuple[Passes, ...]:
         """For every position, how its passes run."""
-        return passes(self.machine, self.plan, self.overlaps, self.tied)
+        return passes(self.machine, self.plan, self.in_buckets, self.tied)
 
     def cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""
-        slowed = self.cluster.overlap_slowdown > 1 and self.overlaps
-        last = variant in (LAST_BACKWARD, LAST_WEIGHTS)
-        every = slowed and (last or (variant != FORWARD_PASS and (self.plan.chunks > 1 or self.plan.splits_backward)))
-        ends = frozenset(b.last for b in self.buckets(stage)) if last and self.overlaps else frozenset()
+        plan, which, shared = self.plan, variant % JOINED, self.sharing
+        last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
+        meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
+        beneath = last or (backward and meets) or shared.parameters
+        every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
+        ends: frozenset[str] = frozenset()
+        if shared.parameters:
+            ends = frozenset(plan.stages[stage].blocks)
+        elif self.in_buckets and (last or (backward and shared.gradients)):
+            ends = frozenset(bucket.last for bucket in self.buckets(stage))
         apart = self.passes[self.positions[stage]] is Passes.APART
         return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
 
@@ -144,7 +153,7 @@ class Lowering:
         if stage not in self._buckets:
             cost = self.plan_costs.stages[stage]
             names = self.plan.stages[stage].blocks
-            self._buckets[stage] = buckets(names, cost, self.training.gradient_bytes)
+            self._buckets[stage] = buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
         return self._buckets[stage]
 
     def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
@@ -153,14 +162,25 @@ class Lowering:
         key = (stage, variant, rank.key)
         if key not in self._parts:
             cost = self.costs.stage(self.plan, stage, rank)
-            cut = self.cut(stage, variant)
+            cut, held = self.cut(stage, variant), self._held(stage, variant, cost)
             names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.groups.get(TENSOR))
-            self._parts[key] = known_parts(names, cost, stage, _KIND[variant], cut, rank.launch, before)
+            self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held)
         return self._parts[key]
+
+    def _held(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
+        """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
+        if not self.sharing.gradients:
+            return ()
+        elements, experts = [block.parameters for block in cost.blocks], [block.experts for block in cost.blocks]
+        filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
+        turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
+        return changes(self.sharing, self.training, variant, elements[::turn], filled)
 
     def _before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
-        arrives = {FORWARD_PASS: stage - 1, BACKWARD_PASS: stage, LAST_BACKWARD: stage, INPUTS: stage}.get(variant, -1)
+        arrives = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
+        if kind_of(variant) is ActionKind.WEIGHT:
+            return ()
         if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not slices(self.plan):
             return ()
         if self.positions[arrives] == self.positions[arrives + 1]:
@@ -175,7 +195,7 @@ class Lowering:
         """What the skeleton depends on."""
         plan = self.plan
         positions = range(plan.pipeline)
-        late = plan.replicas > 1 and not self.overlaps
+        late = plan.replicas > 1 and not self.in_buckets
         return StepShape(
             schedule=plan.schedule_name,
             ranks=plan.pipeline,
@@ -183,25 +203,46 @@ class Lowering:
             chunks=plan.chunks,
             stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
             reductions=tuple(self._ending(p, self._all_gradients) if late else () for p in positions),
-            gathers=tuple(self._ending(p, self._updated) if plan.zero else () for p in positions),
+            gathers=tuple(self._ending(p, self._updated) if plan.zero in (1, 2) else () for p in positions),
             host_chunks=CHUNKS if offloads_optimizer(plan) else 0,
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self._tied_sum(n))) for a, b, n in self.tied),
+            replicas=tuple(self._late_replicas(p) if late else () for p in positions),
+            sharing=self.sharing,
         )
 
     def _stage_shape(self, stage: int) -> StageShape:
         first = self.table.by_position[self.positions[stage]][0]
-        used = range(6) if self.plan.splits_backward else (FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD)
+        used = WHOLE + SPLIT if self.plan.splits_backward else WHOLE
         variants = [self.parts(stage, variant, first) for variant in used]
         shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
         final = variants[self.last_gradients[stage]]
-        leaving: list[tuple[int, str, int]] = []
-        if self.overlaps:
+        leaving: list[Leaving] = []
+        if self.in_buckets:
             ends = {part.completes: index for index, part in enumerate(final)}
             for number, bucket in enumerate(self.buckets(stage)):
                 legs = self._legs(bucket.kind, self.positions[stage], self._gradients(stage, number))
-                leaving.append((ends[bucket.last], bucket.kind, legs))
+                over = self._replica_legs(bucket.kind, self.positions[stage], bucket.parameters)
+                leaving.append(Leaving(ends[bucket.last], bucket.kind, legs, over))
         forward, backward, last, *split = shapes
-        return StageShape(forward, backward, last, tuple(leaving), tuple(split))
+        units = tuple(self._units(stage, variants[which]) for which in (FORWARD_PASS, LAST_BACKWARD))
+        return StageShape(forward, backward, last, tuple(leaving), tuple(split), *units)
+
+    def _units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
+        """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
+        if not self.sharing.parameters:
+            return ()
+        number = {name: index for index, name in enumerate(self.plan.stages[stage].blocks)}
+        ends = [(index, number[part.completes]) for index, part in enumerate(parts) if part.completes is not None]
+        starts = [0, *(index + 1 for index, _ in ends)]
+        return tuple(
+            UnitShape(start, end, block, self._gathers(stage, block))
+            for start, (end, block) in zip(starts, ends, strict=False)
+        )
+
+    def _gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
+        """Return the kinds of groups that gather a unit, and the phases of each."""
+        found = ((kind, self._legs(kind, self.positions[stage], self._unit(kind, stage, block))) for kind in SHARED)
+        return tuple((kind, legs) for kind, legs in found if legs)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
@@ -227,8 +268,17 @@ class Lowering:
         self, position: int, what: Callable[[str, int], tuple[Collective, float]]
     ) -> tuple[tuple[str, int], ...]:
         """Return the kinds of groups that run a collective at the end of the step, and its phases."""
-        found = ((kind, self._legs(kind, position, what(kind, position))) for kind in (DATA, EXPERT_DATA))
+        found = ((kind, self._legs(kind, position, what(kind, position))) for kind in SHARED)
         return tuple((kind, legs) for kind, legs in found if legs)
+
+    def _late_replicas(self, position: int) -> tuple[tuple[int, int], ...]:
+        """Return the numbers of the kinds of shares that are summed over replicas at the end, and the phases."""
+        found = (self._replica_legs(kind, position, self._shared(kind, position)) for kind in SHARED)
+        return tuple((number, legs) for number, legs in enumerate(found) if legs)
+
+    def _replica_legs(self, kind: str, position: int, elements: int) -> int:
+        """Return the phases of the sum over replicas of a rank's share of so many gradients."""
+        return self._legs(REPLICA, position, self._replica_sum(kind, elements))
 
     def _legs(self, kind: str, position: int, what: tuple[Collective, float]) -> int:
         """Return the most phases that a communication has on the groups at a position."""
@@ -246,6 +296,14 @@ class Lowering:
     def _updated(self, kind: str, position: int) -> tuple[Collective, float]:
         return Collective.ALL_GATHER, float(self._shared(kind, position) * self.training.parameter_bytes)
 
+    def _replica_sum(self, kind: str, elements: int) -> tuple[Collective, float]:
+        return replica_sum(self.training, self.plan, kind, elements)
+
+    def _unit(self, kind: str, stage: int, block: int) -> tuple[Collective, float]:
+        cost = self.plan_costs.stages[stage].blocks[block]
+        elements = cost.experts if kind == EXPERT_DATA else cost.parameters - cost.experts
+        return Collective.ALL_GATHER, float(elements * self.training.parameter_bytes)
+
     def _boundary(self, stage: int) -> tuple[Collective, float]:
         if stage not in self._boundaries:
             size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage))
@@ -253,7 +311,8 @@ class Lowering:
         return self._boundaries[stage]
 
     def _tied_sum(self, elements: int) -> tuple[Collective, float]:
-        return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
+        share = ceil(elements / self.plan.shards) if self.sharing.gradients else elements
+        return Collective.ALL_REDUCE, float(share * self.training.gradient_bytes)
 
     def _shared(self, kind: str, position: int) -> int:
         """Return the parameters of a position that the groups of a kind share."""
@@ -292,9 +351,18 @@ class Lowering:
     def _at_the_end(self, slot: Slot) -> tuple[int, int, tuple[Collective, float], str]:
         """Return stage, phase, collective and name of a communication of gradients or parameters."""
         position, key = slot.site.position, slot.key
+        if slot.what == "unshard":
+            name = self.plan.stages[key[0]].blocks[key[1]]
+            what = "experts" if slot.site.kind == EXPERT_DATA else "parameters"
+            return key[0], key[2], self._unit(slot.site.kind, key[0], key[1]), f"{what} of {name}"
+        over_replicas = slot.site.kind == REPLICA
         if slot.what == "reduce" and key[0] >= 0:
-            blocks = self.buckets(key[0])[key[1]].blocks
-            return key[0], key[2], self._gradients(key[0], key[1]), f"gradients of {blocks[-1]} .. {blocks[0]}"
+            bucket = self.buckets(key[0])[key[1]]
+            sums = self._replica_sum(bucket.kind, bucket.parameters) if over_replicas else self._gradients(*key[:2])
+            return key[0], key[2], sums, f"gradients of {bucket.blocks[-1]} .. {bucket.blocks[0]}"
+        if slot.what == "reduce" and over_replicas:
+            kind = SHARED[key[1]]
+            return -1, key[2], self._replica_sum(kind, self._shared(kind, position)), "gradients of all blocks"
         if slot.what == "reduce":
             return -1, key[2], self._all_gradients(slot.site.kind, position), "gradients of all blocks"
         if slot.what == "gather":
@@ -408,7 +476,7 @@ class Lowering:
             for variant, count in self._passes_of(stage):
                 if self.cut(stage, variant).every:
                     continue
-                steps = (step for block in blocks for step in block.steps_of(_KIND[variant]))
+                steps = (step for block in blocks for step in block.steps_of(kind_of(variant)))
                 for step in (*self._before(stage, variant, rank.groups.get(TENSOR)), *steps):
                     if step.collective is not None:
                         key = (step.axis, step.collective, step.size)

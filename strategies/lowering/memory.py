@@ -19,11 +19,12 @@ def resident(
     accelerator: Accelerator, training: Training, plan: Plan, parameters: int, experts: int, rank_class: int
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host."""
-    states = updated_parameters(plan, parameters, experts) * training.optimizer_bytes
+    share = updated_parameters(plan, parameters, experts)
+    states = share * training.optimizer_bytes
     on_host = offloads_optimizer(plan)
     sizes = {
-        Category.PARAMETERS: parameters * training.parameter_bytes,
-        Category.GRADIENTS: parameters * training.gradient_bytes,
+        Category.PARAMETERS: (share if plan.zero >= 3 else parameters) * training.parameter_bytes,
+        Category.GRADIENTS: (share if plan.zero >= 2 else parameters) * training.gradient_bytes,
         Category.OPTIMIZER: 0 if on_host else states,
         Category.BUFFERS: int(accelerator.reserved),
     }

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from simulator.deferred import Deferred
 from simulator.program import Category, Change, Piece, StreamKind, TaskKind, Work
 from simulator.units import to_ticks
+from strategies.lowering.fully_sharded import NOTHING, Changes
 from strategies.lowering.stage import BlockCost, StageCost
 from strategies.lowering.step import Step, chain_ticks
 from strategies.schedule import ActionKind
@@ -37,7 +38,7 @@ class Cut(NamedTuple):
     collectives
         Around every collective: it waits for other rank classes, or shares links.
     blocks
-        After the backward of these blocks: their gradients leave.
+        After these blocks: their gradients leave, or the parameters of the next must have come.
     """
 
     every: bool
@@ -91,8 +92,8 @@ class _Item(NamedTuple):
         return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
 
 
-_Block = tuple[str, BlockCost]
-"""A block of a stage by name, and its cost."""
+_Block = tuple[str, BlockCost, Changes]
+"""A block of a stage by name, its cost, and what it takes and gives back besides activations."""
 
 
 def parts(
@@ -103,6 +104,7 @@ def parts(
     cut: Cut,
     launch: float,
     before: tuple[Step, ...] = (),
+    held: tuple[Changes, ...] = (),
 ) -> tuple[Part, ...]:
     """Return one pass of stage number ``index`` in parts, in order.
 
@@ -114,22 +116,23 @@ def parts(
         Seconds in which the host launches one kernel.
     before
         Collectives that run first, on what arrives from another stage.
+    held
+        What the blocks, in the order of the pass, take and give back besides activations.
     """
-    blocks = list(zip(names, stage.blocks, strict=True))
-    if kind is not ActionKind.FORWARD:
-        blocks.reverse()
+    turn = 1 if kind is ActionKind.FORWARD else -1
+    blocks = list(zip(names[::turn], stage.blocks[::turn], held or (NOTHING,) * len(names), strict=True))
     if launch or cut.every or cut.collectives:
         return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
-    ends = [place for place, (name, _) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
+    ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
     return tuple(_whole(row, index, kind, () if place else before) for place, row in enumerate(rows))
 
 
 def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
     """Return a part of whole blocks, whose steps are looked at when its pieces are asked for."""
-    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost in blocks)
+    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, _ in blocks)
     work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
-    steps = chain(before, *(cost.steps_of(kind) for _, cost in blocks))
+    steps = chain(before, *(cost.steps_of(kind) for _, cost, _ in blocks))
     communicates = any(step.collective is not None for step in steps)
     return Part(work, None, blocks[-1][0] if blocks else None, 0, 0, communicates)
 
@@ -137,8 +140,8 @@ def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Ste
 def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
     """Return every step of a pass in order."""
     items = [_Item(step, None, (), (), None) for step in before]
-    for name, cost in blocks:
-        items += _block(name, cost, kind)
+    for block in blocks:
+        items += _block(*block, kind)
     return items or [_Item(Step(_TASK_KIND[kind], 0, "empty stage", 0), None, (), (), None)]
 
 
@@ -146,10 +149,11 @@ known_parts = lru_cache(maxsize=1024)(parts)
 """The same, kept: plans that differ elsewhere share their passes."""
 
 
-def _block(name: str, cost: BlockCost, kind: ActionKind) -> Iterator[_Item]:
+def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> Iterator[_Item]:
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
-    acquired, released = _changes(taken, memory.working), _changes(given, memory.working)
+    acquired = _changes(taken, memory.working) + besides.acquired
+    released = _changes(given, memory.working) + besides.released
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
         yield _Item(step, name, acquired if index == 0 else (), released if last else (), name if last else None)

@@ -9,7 +9,7 @@ from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, TENSOR, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, Mesh
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
@@ -20,6 +20,7 @@ USUAL = {
     EXPERT: Collective.ALL_TO_ALL,
     DATA: Collective.ALL_REDUCE,
     EXPERT_DATA: Collective.ALL_REDUCE,
+    REPLICA: Collective.ALL_REDUCE,
     FORWARD: Collective.SEND,
     BACKWARD: Collective.SEND,
 }

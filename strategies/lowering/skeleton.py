@@ -15,11 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.program import IntArray, StreamKind
+from strategies.lowering.fully_sharded import Sharing
 from strategies.lowering.offload import STEPS
 from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
-from strategies.mesh import TENSOR
-from strategies.schedule import SCHEDULES, Action, ActionKind, schedule
+from strategies.lowering.variant import JOINED, WEIGHTS, variant_of
+from strategies.mesh import REPLICA, TENSOR
+from strategies.orders import orders
+from strategies.schedule import KINDS, SCHEDULES, Action, ActionKind, schedule
 from strategies.schedules.rule import Placement
 
 RANK = "rank"
@@ -44,23 +47,6 @@ class Slot(NamedTuple):
     streams: tuple[tuple[int, StreamKind], ...]
 
 
-FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD, INPUTS, WEIGHTS, LAST_WEIGHTS = range(6)
-"""Variants of a stage's passes: what makes its last gradients is apart."""
-
-
-def variant_of(action: Action, final: bool) -> int:
-    """Return the variant of a pass that an action runs; ``final`` for that which makes a stage's last gradients."""
-    match action.kind:
-        case ActionKind.FORWARD:
-            return FORWARD_PASS
-        case ActionKind.BACKWARD:
-            return LAST_BACKWARD if final else BACKWARD_PASS
-        case ActionKind.INPUT:
-            return INPUTS
-        case _:
-            return LAST_WEIGHTS if final else WEIGHTS
-
-
 class PartShape(NamedTuple):
     """One part of a pass: how many phases where it is a collective of a group ``along`` an axis (0: a rank's own).
 
@@ -76,22 +62,48 @@ class PartShape(NamedTuple):
     beside: bool = False
 
 
+class Leaving(NamedTuple):
+    """A bucket of gradients: the part of a pass after which it leaves, and how it is reduced.
+
+    First by groups of a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many.
+    """
+
+    part: int
+    kind: str
+    legs: int
+    replicas: int
+
+
+class UnitShape(NamedTuple):
+    """A unit of a pass whose parameters are gathered: its first and last part, its block, and its gathers.
+
+    ``gathers`` are kinds of groups and phases of each.
+    """
+
+    first: int
+    last: int
+    block: int
+    gathers: tuple[tuple[str, int], ...]
+
+
 class StageShape(NamedTuple):
     """The parts of a stage's passes; those of the last gradients may be cut more finely than the others of their kind.
 
-    ``buckets`` are (part of the last gradients after which it leaves, kind of groups that reduce it, phases);
-    ``split`` are the parts of `INPUTS`, `WEIGHTS` and `LAST_WEIGHTS`, where the schedule has such.
+    ``split`` are the parts of `SPLIT` variants, where the schedule has such. Units are those whose parameters are
+    gathered, in the order of the pass; none without ZeRO 3.
     """
 
     forward: tuple[PartShape, ...]
     backward: tuple[PartShape, ...]
     last: tuple[PartShape, ...]
-    buckets: tuple[tuple[int, str, int], ...]
+    buckets: tuple[Leaving, ...]
     split: tuple[tuple[PartShape, ...], ...] = ()
+    forward_units: tuple[UnitShape, ...] = ()
+    backward_units: tuple[UnitShape, ...] = ()
 
     def parts(self, variant: int) -> tuple[PartShape, ...]:
         """Return the parts of one of the variants of a pass."""
-        return (self.forward, self.backward, self.last, *self.split)[variant]
+        return (self.forward, self.backward, self.last, *self.split)[variant % JOINED]
 
 
 class StepShape(NamedTuple):
@@ -103,10 +115,14 @@ class StepShape(NamedTuple):
         Per position the reductions of all gradients after the last backward: kind of groups and phases of each.
     gathers
         Per position the gathers of updated parameters, in the same form.
+    replicas
+        Per position the sums over replicas of what ``reductions`` left: number of the kind in `SHARED`, and phases.
     tied
         Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
     host_chunks
         Pieces in which the host updates parameters; 0 where the device does.
+    sharing
+        What data ranks share besides the optimizer's states.
     """
 
     schedule: str
@@ -118,6 +134,8 @@ class StepShape(NamedTuple):
     gathers: tuple[tuple[tuple[str, int], ...], ...]
     tied: tuple[tuple[int, int, int], ...]
     host_chunks: int
+    replicas: tuple[tuple[tuple[int, int], ...], ...]
+    sharing: Sharing
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +194,8 @@ class _Chain:
 class _Builder:
     """Abstract tasks while they are collected.
 
-    ``chain`` is each position's end of its passes, ``leaving`` its last task on the data stream.
+    ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
+    a group that shares states; ``joins`` are the passes of variants that are joined.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -191,7 +210,9 @@ class _Builder:
         self.edges: list[tuple[int, int, int]] = []
         self.chain = [_Chain() for _ in range(shape.ranks)]
         self.leaving: list[int | None] = [None] * shape.ranks
+        self.scattered: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
+        self.joins = _joins(shape)
 
     def build(self) -> Skeleton:
         for actions in in_order(self.order):
@@ -199,6 +220,9 @@ class _Builder:
         for position, reductions in enumerate(self.shape.reductions):
             for kind, legs in reductions:
                 self._chain(Site(kind, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
+            for number, legs in self.shape.replicas[position]:
+                over = ((position, StreamKind.REPLICA),)
+                self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
         for number, (first, second, legs) in enumerate(self.shape.tied):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)
@@ -273,15 +297,20 @@ class _Builder:
     def _action(self, action: Action, chain: _Chain) -> Iterator[None]:
         """Add the tasks of an action, up to its next collective at a time."""
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
-        final = action == self.final[action.stage]
-        variant = variant_of(action, final)
-        arrived = self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None) if variant < WEIGHTS else None
+        final, shared = action == self.final[action.stage], self.shape.sharing
+        variant = variant_of(action, final) + JOINED * (action in self.joins)
+        units = _Units(self, chain, action, variant)
+        waits: list[int | None] = []
+        if variant % JOINED < WEIGHTS:
+            waits.append(self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None))
+        if shared.gradients:
+            waits.append(self.leaving[position])
+        leaves = final or (shared.gradients and action.kind is not ActionKind.FORWARD)
         for index, part in enumerate(stage.parts(variant)):
-            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, arrived)
-            arrived = None
-            for bucket, (ready, kind, legs) in enumerate(stage.buckets if final else ()):
-                if ready == index:
-                    self._leave(chain, Site(kind, position), action.stage, bucket, legs)
+            waits += units.before(index)
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
+            waits = self._reduce(chain, position, action, index) if leaves else []
+            units.after(index)
             if part.legs and not part.beside:
                 yield
         if action.kind is not ActionKind.WEIGHT:
@@ -294,12 +323,12 @@ class _Builder:
         key: tuple[int, ...],
         part: PartShape,
         microbatch: int,
-        arrived: int | None,
+        after: list[int | None],
     ) -> None:
         if key not in self.parts:
             self.parts[key] = self._part_slots(position, key, part)
         slots = self.parts[key]
-        waits: list[tuple[int | None, int]] = [(arrived, position), (chain.joined, position)]
+        waits = [(task, position) for task in (*after, chain.joined)]
         if not any(kind in slots.held for kind in chain.held):  # else the stream they share keeps their order
             waits.append((chain.tail, position))
         if part.launched:
@@ -328,13 +357,33 @@ class _Builder:
             legs = (self._slot(site, "pass", key, streams),)
         return _PartSlots(held, lead, legs, self._slot(rank, "rest", key, launch) if part.launched else -1)
 
-    def _leave(self, chain: _Chain, site: Site, stage: int, bucket: int, legs: int) -> None:
-        """Reduce a bucket of gradients that the last part has filled."""
-        position = site.position
-        for leg in range(legs):
-            waits = [(chain.tail, position)] if leg == 0 else []
-            streams = ((position, StreamKind.DATA),)
-            self.leaving[position] = self._add(site, "reduce", (stage, bucket, leg), streams, -1, waits)
+    def _reduce(self, chain: _Chain, position: int, action: Action, part: int) -> list[int | None]:
+        """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
+        shared, before = self.shape.sharing, self.scattered[position]
+        buckets = enumerate(self.shape.stages[action.stage].buckets)
+        found = [(number, leaving) for number, leaving in buckets if leaving.part == part]
+        for number, leaving in found:
+            self._leave(chain, position, action, number, leaving)
+        if not found or not shared.gradients:
+            return []
+        return [before if shared.ahead else self.leaving[position]]
+
+    def _leave(self, chain: _Chain, position: int, action: Action, bucket: int, leaving: Leaving) -> None:
+        """Reduce a bucket of gradients, of a stage's last ones over replicas too."""
+        final = action == self.final[action.stage]
+        microbatch = action.microbatch if self.shape.sharing.gradients else -1
+        after = chain.tail
+        for kind, stream, legs in (
+            (leaving.kind, StreamKind.DATA, leaving.legs),
+            (REPLICA, StreamKind.REPLICA, leaving.replicas if final else 0),
+        ):
+            for leg in range(legs):
+                waits = [(after, position)] if leg == 0 else []
+                key, streams = (action.stage, bucket, leg), ((position, stream),)
+                after = self._add(Site(kind, position), "reduce", key, streams, microbatch, waits)
+                self.leaving[position] = after
+                if kind != REPLICA:
+                    self.scattered[position] = after
 
     def _send(self, chain: _Chain, position: int, action: Action) -> None:
         """Send what an action made to the stage that waits for it, if it is on another rank."""
@@ -352,6 +401,53 @@ class _Builder:
         waits = [(chain.tail, position)]
         sent = self._add(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
         self.arrived[Action(stage, _AWAITED[action.kind], action.microbatch)] = sent
+
+
+class _Units:
+    """The units of one pass while its tasks are added: each is gathered ahead of its parts."""
+
+    def __init__(self, builder: _Builder, chain: _Chain, action: Action, variant: int) -> None:
+        self.builder, self.chain, self.action = builder, chain, action
+        self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
+        self.units = stage.forward_units if action.kind is ActionKind.FORWARD else stage.backward_units
+        self.gathered = builder.shape.sharing.gathered(variant, len(self.units))
+        self.ready: dict[int, int] = {}
+        self.ended = 0
+        for unit in range(min(builder.shape.sharing.ahead + 1, len(self.units))):
+            self._gather(unit)
+
+    def before(self, part: int) -> list[int | None]:
+        """Return what a part waits for: the gather of the unit that begins with it."""
+        return [self.ready[part]] if part in self.ready else []
+
+    def after(self, part: int) -> None:
+        """Gather the unit that may come now that a part has ended."""
+        if self.ended < len(self.units) and self.units[self.ended].last == part:
+            self.ended += 1
+            following = self.ended + self.builder.shape.sharing.ahead
+            if following < len(self.units):
+                self._gather(following)
+
+    def _gather(self, unit: int) -> None:
+        """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order."""
+        shape, position, builder = self.units[unit], self.position, self.builder
+        after = [*self.chain.ends, *([] if builder.shape.sharing.ahead else [builder.leaving[position]])]
+        legs = [(kind, leg) for kind, count in shape.gathers for leg in range(count)]
+        for number, (kind, leg) in enumerate(legs if self.gathered[unit] else ()):
+            waits = [(task, position) for task in (after if number == 0 else ())]
+            key, streams = (self.action.stage, shape.block, leg), ((position, StreamKind.GATHER),)
+            site = Site(kind, position)
+            self.ready[shape.first] = builder._add(site, "unshard", key, streams, self.action.microbatch, waits)
+
+
+def _joins(shape: StepShape) -> frozenset[Action]:
+    """Return the actions whose passes find or leave other parameters gathered than most of their kind."""
+    if not shape.sharing.parameters:
+        return frozenset()
+    rows = orders(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+    chosen = shape.sharing.joins(rows)
+    found = zip(rows.passes[chosen].tolist(), rows.microbatch[chosen].tolist(), strict=True)
+    return frozenset(Action(code // 2, KINDS[code % 2], microbatch) for code, microbatch in found)
 
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import permutations, product
 from math import isqrt
 
-from strategies.layout import Layout, violations
+from strategies.layout import ZERO_STAGES, Layout, violations
 from strategies.partition import num_layers
 from strategies.plan import Recompute
 from strategies.problem import Problem
@@ -22,10 +22,11 @@ FLAT_SCHEDULES = ("1f1b", "gpipe")
 LOOPED_SCHEDULES = ("interleaved",)
 """Schedules with several model chunks a pipeline rank."""
 ZERO_LEVELS = (0, 1)
+"""What the space has where no limit names others."""
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "schedule": FLAT_SCHEDULES + LOOPED_SCHEDULES,
-    "zero": ZERO_LEVELS,
+    "zero": ZERO_STAGES,
     "sequence_parallel": (False, True),
     "recompute": tuple(Recompute),
 }
@@ -49,7 +50,7 @@ class Space:
         Chunks a pipeline rank, 1 for schedules that are not looped; by default every divisor of
         the layers of a rank. A limit may name counts that do not divide them.
     zero, sequence_parallel, recompute
-        By default 0 and 1; both; none, selective and full.
+        By default 0 and 1 (a limit may name 2 and 3); both; none, selective and full.
 
     Raises
     ------
@@ -213,7 +214,7 @@ def _chunks(problem: Problem, space: Space, pipeline: int) -> tuple[int, ...]:
 
 
 def _zeros(space: Space, data: int) -> tuple[int, ...]:
-    levels = tuple(level for level in ZERO_LEVELS if _allowed(space.zero, level))
+    levels = ZERO_LEVELS if space.zero is None else tuple(sorted(set(space.zero)))
     return levels if data > 1 else levels[:1]
 
 

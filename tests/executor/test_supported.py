@@ -6,6 +6,7 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
+from strategies.mesh import Axis, Mesh
 from strategies.plan import Stage
 
 
@@ -40,6 +41,13 @@ def test_every_reason_at_once() -> None:
         replace(TINY, dropout=True), replace(good.training, precision="bf16"), replace(good.plan, stages=stages, zero=3)
     )
     assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "zero"]
+
+
+def test_states_shared_by_groups_of_data_ranks() -> None:
+    good = job(data=4, zero=1)
+    mesh = Mesh(tuple(Axis(*axis) for axis in (("pipeline", 1), ("replica", 2), ("data", 2), ("tensor", 1))))
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, mesh=mesh))
+    assert reason == "zero_shards: the executor shares states over all 4 data ranks, met groups of 2"
 
 
 def test_batch_that_would_hang_torch() -> None:

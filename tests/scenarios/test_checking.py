@@ -6,6 +6,7 @@ from scenarios.errors import ScenarioError
 from scenarios.loader import scenario_in
 from scenarios.reader import parse
 from simulator.catalog import cluster_names
+from strategies.schedule import SCHEDULES
 
 GOOD = """\
 name: small
@@ -113,9 +114,18 @@ def test_the_good_one_is_good() -> None:
         ),
         (
             changed(microbatch="schedule: 1f2b"),
-            "s.yaml:21:3: plan.schedule: holds one of gpipe, 1f1b, interleaved, met '1f2b'; nearest: 1f1b",
+            f"s.yaml:21:3: plan.schedule: holds one of {', '.join(SCHEDULES)}, met '1f2b'; nearest: 1f1b",
         ),
-        (changed(microbatch="zero: 3"), "s.yaml:21:3: plan.zero: zero is 0 or 1, met 3; nearest: 1"),
+        (changed(microbatch="zero: 4"), "s.yaml:21:3: plan.zero: holds one of 0, 1, 2, 3, met 4"),
+        (
+            changed(microbatch="zero_shards: 2"),
+            "s.yaml:21:3: plan.zero_shards: zero_shards needs zero of at least 1, met 2 with zero 0; nearest: 0",
+        ),
+        (
+            changed(microbatch="reshard_after_forward: false"),
+            "s.yaml:21:3: plan.reshard_after_forward: reshard_after_forward: false needs zero 3, met zero 0; "
+            "nearest: true",
+        ),
         (
             changed(preset="preset: dgx-a100-80g"),
             f"s.yaml:14:3: cluster.preset: holds one of {len(cluster_names())} names that `meshwise list` shows, "
@@ -131,7 +141,7 @@ def test_the_good_one_is_good() -> None:
             GOOD + "search: {seconds: 5}\n",
             "s.yaml:22:10: search.seconds: a time has a unit, met 5; write a number and a unit, as in '2 us'",
         ),
-        (GOOD + "search: {space: {zero: [0, 2]}}\n", None),
+        (GOOD + "search: {space: {zero: [0, 4]}}\n", None),
         (GOOD + "search: {options: {colour: 1}}\n", None),
         (GOOD + "search: {space: {tensor: []}}\n", "s.yaml:22:18: search.space.tensor: has at least 1 items, met 0"),
     ],

@@ -97,7 +97,9 @@ def test_a_plan_section_is_a_plan_file_too(tmp_path) -> None:
         ({"stages": [{"blocks": ["embedding"]}, {"blocks": []}]}, "stages"),
         ({"mesh": {"axes": [["pipeline", 2], ["data", 4], ["tensor", 2]]}}, "mesh"),
         ({"version": 2}, "version"),
-        ({"zero": 3}, "zero"),
+        ({"zero": 4}, "zero"),
+        ({"reshard_after_forward": False}, "reshard_after_forward"),
+        ({"mesh": {"axes": [["pipeline", 2], ["replica", 2], ["data", 1], ["tensor", 2]]}}, "mesh"),
         ({"schedule_name": "gpip"}, "schedule_name"),
     ],
 )
@@ -118,6 +120,27 @@ def test_the_layout_of_a_plan_completes_to_the_plan(name: str) -> None:
     layout = layout_of(scenario.problem, scenario.chosen())
     assert list(violations(scenario.problem, layout)) == []
     assert complete(scenario.problem, layout) == scenario.plan
+
+
+def test_a_plan_that_shares_states_in_groups_is_read_back(tmp_path) -> None:
+    scenario = load("local/dp2-tp2-pp2")
+    layout = Layout(data=4, pipeline=2, zero=3, zero_shards=2, reshard_after_forward=False)
+    plan = complete(scenario.problem, layout)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    assert load("local/dp2-tp2-pp2", tmp_path / "plan.json").plan == plan
+    assert complete(scenario.problem, layout_of(scenario.problem, plan)) == plan
+    old = {key: value for key, value in scenario.chosen().to_json().items() if key != "reshard_after_forward"}
+    assert Plan.from_json(old) == scenario.chosen()
+
+
+@pytest.mark.parametrize(
+    ("zero", "named"), [(0, ()), (1, ("zero_shards",)), (3, ("zero_shards", "reshard_after_forward"))]
+)
+def test_assumptions_name_what_matters_at_a_zero_stage(zero: int, named: tuple[str, ...], tmp_path) -> None:
+    (tmp_path / "plan.yaml").write_text(f"{{data: 4, pipeline: 2, zero: {zero}}}\n")
+    lines = load("local/dp2-tp2-pp2", tmp_path / "plan.yaml").assumptions
+    every = ("zero_shards", "reshard_after_forward")
+    assert tuple(name for name in every if any(line.startswith(f"plan.{name} ") for line in lines)) == named
 
 
 def cramped(scenario: Scenario, memory: float) -> Problem:

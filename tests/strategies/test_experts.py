@@ -58,7 +58,7 @@ def test_experts_are_held_by_fewer_and_what_all_share_by_all(expert: int, zero: 
     assert layer.experts == (own if expert > 1 else 0)
     whole = costs.blocks.cost(complete(small, Layout(data=8)), "layers", costs.machine(plan).rank(0)).parameters
     assert layer.parameters == whole - (COUNT - COUNT // expert) * 3 * HIDDEN * WIDTH
-    assert (plan.replicas, plan.expert_replicas) == (8, 8 // expert)
+    assert (plan.shards, plan.expert_shards) == (8, 8 // expert)
     # ZeRO shares each part over the ranks that hold it
     dense = layer.parameters - layer.experts
     shares = -(-dense // 8) + -(-layer.experts // (8 // expert))
@@ -105,7 +105,10 @@ def test_a_model_without_experts_has_none_to_spread() -> None:
     schedule=st.sampled_from(["1f1b", "zb1p", "dualpipev"]),
     sequence_parallel=st.booleans(),
     nics=st.booleans(),
-    zero=st.integers(0, 1),
+    zero=st.integers(0, 3),
+    grouped=st.booleans(),
+    overlap=st.booleans(),
+    reshard=st.booleans(),
     bandwidth=st.sampled_from([1e8, 1e10]),
     slow=st.booleans(),
 )
@@ -119,9 +122,13 @@ def test_every_way_to_time_and_memory_agrees(
     sequence_parallel: bool,
     nics: bool,
     zero: int,
+    grouped: bool,
+    overlap: bool,
+    reshard: bool,
     bandwidth: float,
     slow: bool,
 ) -> None:
+    schedule = "1f1b" if zero >= 2 else schedule
     data, pipeline = expert * replicas, 2 if schedule == "dualpipev" else pipeline
     ranks = data * tensor * context * pipeline
     nodes = max(ranks // 4, 1)
@@ -139,6 +146,9 @@ def test_every_way_to_time_and_memory_agrees(
         chunks=2 if schedule == "dualpipev" else 1,
         sequence_parallel=sequence_parallel and tensor > 1,
         zero=zero,
+        zero_shards=expert if grouped and zero and replicas > 1 else 0,
+        overlap_gradients=overlap,
+        reshard_after_forward=reshard or zero < 3,
     )
     assert not list(violations(small, layout))
     plan = complete(small, layout)

@@ -3,6 +3,7 @@
 import pytest
 
 from strategies.layout import Layout, complete, violations
+from strategies.schedule import SCHEDULES
 
 from .problems import problem
 
@@ -22,9 +23,21 @@ PROBLEM = problem()
             "microbatch",
             "microbatch(3) * data(8) = 24 divides global_batch(32); nearest microbatch: 2",
         ),
-        (Layout(tensor=8, pipeline=1, zero=2), "zero", "zero is 0 or 1, met 2; nearest: 1"),
-        (Layout(pipeline=8, schedule="zigzag"), "schedule", "schedule is one of gpipe, 1f1b, interleaved, met zigzag"),
-        (Layout(pipeline=8, chunks=2), "chunks", "1f1b has 1 chunk, met 2; nearest: schedule interleaved"),
+        (Layout(tensor=8, pipeline=1, zero=4), "zero", "zero is 0, 1, 2 or 3, met 4; nearest: 3"),
+        (
+            Layout(data=8, zero=3, zero_shards=3),
+            "zero_shards",
+            "zero_shards(3) divides data(8) and is at least 2, or is 0 for all data ranks; nearest: 2",
+        ),
+        (Layout(data=8, zero=3, zero_shards=1), "zero_shards", "nearest: 0"),
+        (Layout(data=8, zero_shards=4), "zero_shards", "zero_shards needs zero of at least 1, met 4 with zero 0"),
+        (
+            Layout(data=8, zero=2, reshard_after_forward=False),
+            "reshard_after_forward",
+            "reshard_after_forward: false needs zero 3, met zero 2; nearest: true",
+        ),
+        (Layout(pipeline=8, schedule="zigzag"), "schedule", f"schedule is one of {', '.join(SCHEDULES)}, met zigzag"),
+        (Layout(pipeline=8, chunks=2), "chunks", "1f1b: chunks(2) = 1 does not hold; nearest: 1"),
         (Layout(data=2, pipeline=4, stages=(2, 2, 2, 1)), "stages", "that add to layers(8), met [2, 2, 2, 1] = 7"),
         (Layout(data=8, sequence_parallel=True), "sequence_parallel", "needs tensor of at least 2"),
         (Layout(data=0), "data", "data is at least 1, met 0"),
@@ -45,4 +58,6 @@ def test_heads_bound_the_tensor_degree() -> None:
 def test_interleaved_asks_for_whole_rounds() -> None:
     small = problem(batch=4)
     layout = Layout(pipeline=8, schedule="interleaved", chunks=1)
-    assert {v.field for v in violations(small, layout)} == {"chunks", "schedule"}
+    assert [v.message for v in violations(small, layout) if v.field == "schedule"] == [
+        "interleaved: microbatches(4) % pipeline(8) = 0 does not hold; nearest: 8"
+    ]

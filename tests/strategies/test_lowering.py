@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.cluster import Node
@@ -22,7 +22,7 @@ from strategies.lowering.stage import StageCost
 from strategies.mesh import DATA, PIPELINE, TENSOR
 from strategies.plan import Plan, Recompute, Stage
 from strategies.problem import Problem
-from strategies.schedule import ActionKind
+from strategies.schedule import SCHEDULES, ActionKind
 
 from .problems import IDEAL, problem
 
@@ -54,6 +54,8 @@ class Case(NamedTuple):
     slow_link: float
     launch: float
     slowdown: float
+    shards: int = 0
+    reshard: bool = True
 
     def build(self) -> tuple[Problem, Plan]:
         """Return the problem and the plan."""
@@ -89,13 +91,16 @@ class Case(NamedTuple):
             overlap_gradients=self.overlap,
             scatter_gather=self.scatter,
             order=self.order,
+            zero_shards=self.shards,
+            reshard_after_forward=self.reshard,
         )
         return small, complete(small, layout)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    tensor, pipeline, data = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
+def cases(draw: st.DrawFn, zeros: tuple[int, ...] = (0, 1), data_ranks: tuple[int, ...] = (1, 2, 3)) -> Case:
+    tensor, pipeline = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    data, zero = draw(st.sampled_from(data_ranks)), draw(st.sampled_from(zeros))
     return Case(
         data=data,
         tensor=tensor,
@@ -108,7 +113,7 @@ def cases(draw: st.DrawFn) -> Case:
         tied=draw(st.booleans()),
         attention=draw(st.sampled_from(["flash", "unfused"])),
         precision=draw(st.sampled_from(["fp32", "bf16"])),
-        zero=draw(st.integers(0, 1)),
+        zero=zero,
         sequence_parallel=tensor > 1 and draw(st.booleans()),
         recompute=draw(st.sampled_from(list(Recompute))),
         overlap=draw(st.booleans()),
@@ -119,6 +124,8 @@ def cases(draw: st.DrawFn) -> Case:
         slow_link=draw(st.sampled_from([1.0, 1.0, 0.5])),
         launch=draw(st.sampled_from([0.0, 0.0, 1e-6])),
         slowdown=draw(st.sampled_from([1.0, 1.0, 1.2])),
+        shards=2 if zero and data == 4 and draw(st.booleans()) else 0,
+        reshard=zero < 3 or draw(st.booleans()),
     )
 
 
@@ -144,6 +151,7 @@ def without_optimizer(program: Program) -> int:
 @settings(max_examples=25)
 def test_gpipe_and_1f1b_take_their_closed_form(schedule: str, ranks: int, microbatches: int) -> None:
     # Huang et al. 2019; Narayanan et al. 2021, section 2.2.1: (m + p - 1) (t_f + t_b)
+    assume(SCHEDULES[schedule].violation(ranks, microbatches, 1) is None)
     small, plan, stage = uniform(ranks, microbatches, schedule)
     expected = (microbatches + ranks - 1) * (stage.forward_ticks + stage.backward_ticks)
     assert without_optimizer(lower(small, plan)) == expected

@@ -88,7 +88,7 @@ def test_runs_of_blocks_hold_what_their_blocks_hold_one_by_one(runs: list[tuple[
     forward = max((held + block.working for held, block in zip(before, blocks, strict=True)), default=0)
     rows = zip(before, blocks, strict=True)
     backward = max((held + block.recomputed + block.working for held, block in rows), default=0)
-    assert stage_memory(runs) == StageMemory(kept, max(forward - kept, 0), max(backward - kept, 0))
+    assert stage_memory(runs)[:3] == (kept, max(forward - kept, 0), max(backward - kept, 0))
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -102,7 +102,7 @@ def test_equal_nodes_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     path_times(StageCosts(TIED), [plan for plan in variants(TIED) if not plan.offload])
     straggler = replace(TIED, cluster=replace(TIED.cluster, speeds=((3, 0.5),)))
     with pytest.raises(TypeError):
-        path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=4))])
+        path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=2, tensor=2))])
 
 
 def test_longest_paths_lie_between_the_bound_and_the_simulation() -> None:

@@ -19,6 +19,7 @@ LAYOUTS = st.sampled_from(
         Layout(tensor=8, sequence_parallel=True, recompute=Recompute.SELECTIVE),
         Layout(pipeline=4, data=2, schedule="interleaved", chunks=2, recompute=Recompute.FULL),
         Layout(pipeline=4, tensor=2, schedule="gpipe", stages=(3, 2, 2, 1)),
+        Layout(data=8, zero=3, zero_shards=4, reshard_after_forward=False),
     ]
 )
 

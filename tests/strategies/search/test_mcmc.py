@@ -108,13 +108,16 @@ def test_what_does_not_fit_is_not_evaluated() -> None:
     assert result.considered > result.evaluations
 
 
-def test_a_long_walk_finds_the_optimum_of_a_small_space() -> None:
-    costs = FakeCost(seed=3)
-    result = search(MCMC(), PROBLEM, SPACE, costs=costs)
-    assert result.best is not None
+def test_a_long_walk_finds_the_optimum_of_most_small_spaces() -> None:
     plans = [complete(PROBLEM, layout) for layout in layouts(PROBLEM, SPACE)]
-    assert result.best.evaluation.step_time == min(map(costs.step_time, plans))
-    assert result.gap is None  # found, not proven
+    optimal = 0
+    for seed in range(6):
+        costs = FakeCost(seed=seed)
+        result = search(MCMC(), PROBLEM, SPACE, costs=costs)
+        assert result.best is not None
+        assert result.gap is None  # found, not proven
+        optimal += result.best.evaluation.step_time == min(map(costs.step_time, plans))
+    assert optimal > 3
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"temperature": 0.0}, {"patience": 0}, {"alpha": -1.0}])

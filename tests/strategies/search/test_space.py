@@ -99,7 +99,7 @@ def test_a_limit_may_name_what_the_default_leaves_out() -> None:
         ({"microbatch": ("2",)}, "microbatch is a whole number of at least 1, met '2'"),
         ({"data": (True,)}, "data is a whole number of at least 1, met True"),
         ({"schedule": ("gpip",)}, "schedule is one of 1f1b, gpipe, interleaved, met 'gpip'"),
-        ({"zero": (7,)}, "zero is one of 0, 1, met 7"),
+        ({"zero": (7,)}, "zero is one of 0, 1, 2, 3, met 7"),
         ({"recompute": ("half",)}, "recompute is one of none, selective, full, met 'half'"),
     ],
 )

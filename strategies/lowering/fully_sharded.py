@@ -1,0 +1,202 @@
+"""Fully sharded data parallel: gradients (ZeRO 2) and parameters (ZeRO 3) are kept as shards too.
+
+With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, because only
+shards of them are kept. With ZeRO 3 a unit, one block of the network, is gathered before its
+forward and again before its backward, and its gradients are reduced after it; its experts by the
+ranks that hold the same ones, after the rest of it. A unit is gathered
+while the one before it in the same pass computes; the first of a pass when the rank turns to it.
+The reduction of a bucket runs beneath the backward of the next one, and ends before the one after
+that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
+and two buckets' gradients, whatever time communication takes.
+
+With hybrid sharding states are shared by groups of neighbouring data ranks: gradients are
+reduced inside a group for every microbatch, and summed over the groups' replicas once a step.
+
+References
+----------
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+SC 2020, sections 5 and 7 (stages, and the bytes that each moves).
+Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023,
+sections 3.2 and 3.3 (units, hybrid sharding, prefetch, limited gathers).
+PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a pass's gathers wait
+for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all.
+Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022
+(gradients are summed over replicas once, after the last microbatch).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cluster import Cluster
+from simulator.program import Category, Change, IntArray
+from strategies.lowering.data import Filling, overlaps
+from strategies.lowering.recompute import BlockMemory
+from strategies.lowering.variant import (
+    FORWARD_PASS,
+    JOINED,
+    LAST_BACKWARD,
+    joined,
+    kind_of,
+    opening,
+    variants,
+)
+from strategies.orders import Orders, orders
+from strategies.plan import Plan
+from strategies.schedule import ActionKind
+from strategies.training import Training
+
+
+class Sharing(NamedTuple):
+    """What data ranks keep as shards besides the optimizer's states, and how they communicate.
+
+    Parameters
+    ----------
+    gradients
+        Whether every microbatch's backward reduces its gradients.
+    parameters
+        Whether parameters are gathered unit by unit.
+    reshard
+        Whether they are given up after a forward; else they stay from the first forward to the last backward.
+    ahead
+        How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
+    """
+
+    gradients: bool = False
+    parameters: bool = False
+    reshard: bool = True
+    ahead: int = 1
+
+    def joins(self, rows: Orders) -> NDArray[np.bool_]:
+        """Return the actions that find or leave other parameters gathered than most of their kind.
+
+        Resharded: a forward's last unit is kept where the backward that begins with it follows at
+        once. Not resharded: the first forward of a stage gathers.
+        """
+        if not self.parameters:
+            return np.zeros(len(rows.passes), np.bool_)
+        return joined(rows) if self.reshard else opening(rows)
+
+    def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
+        """Return for every unit of a pass, in order, whether it is gathered for it.
+
+        >>> Sharing(True, True).gathered(LAST_BACKWARD + JOINED, 3)
+        (False, True, True)
+        """
+        joins, which = divmod(variant, JOINED)
+        if not self.reshard:
+            return (joins > 0,) * units
+        return tuple(unit > 0 or which == FORWARD_PASS or not joins for unit in range(units))
+
+    def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
+        """Return for every unit of a pass, in order, whether its gathered parameters are given up after it.
+
+        >>> Sharing(True, True).given_up(FORWARD_PASS + JOINED, 3)
+        (True, True, False)
+        """
+        joins, which = divmod(variant, JOINED)
+        if not self.reshard:
+            return (which == LAST_BACKWARD,) * units
+        return tuple(unit < units - 1 or which != FORWARD_PASS or not joins for unit in range(units))
+
+
+def sharing(cluster: Cluster, plan: Plan) -> Sharing:
+    """Return what a plan shares besides the optimizer's states."""
+    gradients, parameters = (plan.zero >= least and plan.shards > 1 for least in (2, 3))
+    return Sharing(gradients, parameters, plan.reshard_after_forward, int(overlaps(cluster, plan)))
+
+
+class Changes(NamedTuple):
+    """What one block of a pass takes as it begins and gives back as it ends."""
+
+    acquired: tuple[Change, ...] = ()
+    released: tuple[Change, ...] = ()
+
+
+NOTHING = Changes()
+
+
+def changes(
+    shared: Sharing, training: Training, variant: int, parameters: Sequence[int], gradients: Sequence[Filling]
+) -> tuple[Changes, ...]:
+    """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
+
+    Parameters
+    ----------
+    parameters
+        Elements on a rank of every block, in the order of the pass.
+    gradients
+        How gradients fill buckets: those that leave with a block are whole until the next ones leave.
+    """
+    acquired: list[list[Change]] = [[] for _ in parameters]
+    released: list[list[Change]] = [[] for _ in parameters]
+    if shared.parameters:
+        comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
+        for unit, elements in enumerate(parameters):
+            change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
+            if comes[unit]:
+                acquired[max(unit - shared.ahead, 0)].append(change)
+            if goes[unit]:
+                released[unit].append(change)
+    if shared.gradients and kind_of(variant) is not ActionKind.FORWARD:
+        ends = sorted({end for filling in gradients for end in filling.leaves})
+        for filling in gradients:
+            for block, (elements, end) in enumerate(zip(filling.elements, filling.leaves, strict=True)):
+                change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
+                acquired[block].append(change)
+                released[ends[min(ends.index(end) + shared.ahead, len(ends) - 1)] - 1].append(change)
+    if not any(acquired) and not any(released):
+        return ()
+    return tuple(Changes(_some(a), _some(r)) for a, r in zip(acquired, released, strict=True))
+
+
+def _some(found: Sequence[Change]) -> tuple[Change, ...]:
+    return tuple(change for change in found if change.size)
+
+
+class PassMemory(NamedTuple):
+    """Bytes of one pass of one stage on one rank: more after it than before, and most of all above before."""
+
+    change: int
+    peak: int
+
+
+def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: ActionKind) -> PassMemory:
+    """Return what a pass holds whose blocks, in its order, keep activations and also take and give back ``held``.
+
+    >>> block = BlockMemory(kept=10, recomputed=5, working=20)
+    >>> gathered = Changes((Change(Category.PARAMETERS, 7),), (Change(Category.PARAMETERS, 7),))
+    >>> pass_memory([block, block], [gathered] * 2, ActionKind.FORWARD)
+    PassMemory(change=20, peak=47)
+    """
+    level = peak = 0
+    for memory, each in zip(blocks, held or (NOTHING,) * len(blocks), strict=True):
+        taken, given = memory.changes(kind)
+        level += taken + memory.working + _size(each.acquired)
+        peak = max(peak, level)
+        level -= given + memory.working + _size(each.released)
+    return PassMemory(level, peak)
+
+
+def _size(found: Sequence[Change]) -> int:
+    return sum(change.size for change in found)
+
+
+def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, PassMemory]]) -> IntArray:
+    """Return the most bytes beyond the resident ones that each pipeline rank holds.
+
+    Parameters
+    ----------
+    stages
+        For every stage, its passes by variant.
+    """
+    rows = orders(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    table = np.zeros((len(stages), 2 * JOINED, 2), np.int64)
+    for stage, passes in enumerate(stages):
+        table[stage, list(passes)] = list(passes.values())
+    chosen = table[rows.passes // 2, variants(rows, shared.joins(rows))]
+    held = np.cumsum(chosen[:, 0]) - chosen[:, 0] + chosen[:, 1]  # a rank gives back all that it takes
+    result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
+    return result
