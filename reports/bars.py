@@ -36,7 +36,7 @@ _ROW = {
     TaskKind.HOST_COPY: Row.HOST,
     TaskKind.LAUNCH: Row.LAUNCH,
 }
-_PASSES = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE})
+_PASSES = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.RECOMPUTE})
 
 
 class Bar(NamedTuple):

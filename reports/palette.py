@@ -6,6 +6,7 @@ IDLE = "#F1F1F1"
 KIND_COLOUR = {
     TaskKind.FORWARD: "#F0B429",
     TaskKind.BACKWARD: "#1D5B96",
+    TaskKind.WEIGHT_GRADIENT: "#4D84C1",
     TaskKind.RECOMPUTE: "#CC84B4",
     TaskKind.OPTIMIZER: "#26262B",
     TaskKind.TENSOR_COMMUNICATION: "#35B898",
@@ -16,6 +17,8 @@ KIND_COLOUR = {
     TaskKind.HOST_COPY: "#D9D96B",
     TaskKind.LAUNCH: "#8A8A8A",
 }
+CHUNKED = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT)
+"""Kinds that are shaded by model chunk."""
 CATEGORY_COLOUR = {
     Category.PARAMETERS: "#1D5B96",
     Category.GRADIENTS: "#8BBDE3",

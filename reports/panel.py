@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from reports.bars import Bar, FloatArray, Row, bars, row_of, shares
 from reports.figure import DPI, axes, pixels, time_unit
 from reports.lanes import Lanes, lanes
-from reports.palette import IDLE, KIND_COLOUR, blend, shade, text_on
+from reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
 from simulator.program import RankClass, TaskKind
 from simulator.timeline import Span, Timeline
 
@@ -32,7 +32,13 @@ _SMALLEST, _LARGEST = 6.5, 13.0  # points
 _MOST_NUMBERS = 4000
 _NARROWER = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
 _MOST_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
-_STACK = (TaskKind.BACKWARD, TaskKind.RECOMPUTE, TaskKind.FORWARD, TaskKind.OPTIMIZER)  # from the bottom up
+_STACK = (
+    TaskKind.BACKWARD,
+    TaskKind.WEIGHT_GRADIENT,
+    TaskKind.RECOMPUTE,
+    TaskKind.FORWARD,
+    TaskKind.OPTIMIZER,
+)  # from the bottom up
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ def colour_of(bar: Bar, classes: Sequence[RankClass]) -> str:
     if bar.row is not Row.COMPUTE:
         return _strength(bar.kind, bar.busy / (bar.end - bar.start) if bar.end > bar.start else 1.0)
     stages = classes[bar.rank_class].stages
-    chunked = bar.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) and bar.stage in stages
+    chunked = bar.kind in CHUNKED and bar.stage in stages
     return shade(bar.kind, stages.index(bar.stage) if chunked else 0, len(stages))
 
 

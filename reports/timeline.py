@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from reports.bars import bars, row_of
 from reports.figure import HEIGHT, INK, QUIET, WIDTH, header, pixel_height, sheet
-from reports.palette import IDLE, shade
+from reports.palette import CHUNKED, IDLE, shade
 from reports.panel import Box, Panel, Window, draw_panel, typical
 from simulator.program import TaskKind
 from simulator.timeline import Timeline
@@ -164,7 +164,7 @@ def _legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence[Pane
     labels: list[str] = []
     for kind in TaskKind:
         if kind in present and row_of(kind) in rows:
-            several = chunks if kind in (TaskKind.FORWARD, TaskKind.BACKWARD) else 1
+            several = chunks if kind in CHUNKED else 1
             handles.append(tuple(Patch(color=shade(kind, i, several)) for i in range(several)))
             labels.append(
                 kind.value + (f" (chunks 0{',' if several == 2 else ' to'} {several - 1})" if several > 1 else "")

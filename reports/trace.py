@@ -16,7 +16,7 @@ from simulator.timeline import Span, Timeline
 
 _STREAMS = tuple(StreamKind)
 _THREADS = 1000  # thread numbers of one stream: more than one is used where measured spans overlap
-_LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.RECOMPUTE: "R"}
+_LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIENT: "W", TaskKind.RECOMPUTE: "R"}
 Event = dict[str, Any]
 
 

@@ -22,6 +22,9 @@ from strategies.path_rows import PathRows
 from strategies.plan import Plan
 from strategies.walk import arrangement, walk
 
+WALKED = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
+"""Schedules whose last gradients are all those of the last microbatch, and come whole."""
+
 
 def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
     """Return the ticks of one step of every plan, as if no two transfers shared a link.
@@ -48,7 +51,7 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _Batch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or offloads_optimizer(plan) or plan.splits_backward or _waits(plan):
+            if not machine.uniform or offloads_optimizer(plan) or plan.schedule_name not in WALKED or _waits(plan):
                 result[index] = self._lowered(plan)
                 continue
             key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))

@@ -19,6 +19,7 @@ from strategies.mesh import Axis, Mesh
 from strategies.path_times import path_times
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
+from strategies.schedule import SCHEDULES
 from strategies.search import layouts
 
 from .problems import IDEAL, problem
@@ -126,3 +127,14 @@ def test_work_that_takes_too_long_is_refused(rate: float) -> None:
         lowered(costs, plan)
     with pytest.raises(ValueError, match=r"at most|lie in"):
         path_times(costs, [plan])
+
+
+@pytest.mark.parametrize("name", [name for name, rule in SCHEDULES.items() if not rule.asynchronous])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_every_schedule_has_the_longest_path_of_its_program(name: str, chunks: int) -> None:
+    small = problem(layers=8, batch=8, bandwidth=1e8)
+    layout = Layout(data=4, pipeline=2, schedule=name, chunks=chunks)
+    if not list(violations(small, layout)):
+        plan, costs = complete(small, layout), StageCosts(small)
+        _, ends = finish_times(lower(small, plan, costs=costs))
+        assert path_times(costs, [plan]).tolist() == [int(ends.max())]
