@@ -166,9 +166,8 @@ def _legend(figure: Figure, timelines: Sequence[Timeline], panels: Sequence[Pane
         if kind in present and row_of(kind) in rows:
             several = chunks if kind in CHUNKED else 1
             handles.append(tuple(Patch(color=shade(kind, i, several)) for i in range(several)))
-            labels.append(
-                kind.value + (f" (chunks 0{',' if several == 2 else ' to'} {several - 1})" if several > 1 else "")
-            )
+            shown = f" (chunks 0{',' if several == 2 else ' to'} {several - 1})" if kind is TaskKind.FORWARD else ""
+            labels.append(kind.value.replace("communication", "comm.") + (shown if several > 1 else ""))
     handles.append((Patch(color=IDLE),))
     labels.append("idle")
     if panels[0].shares:
