@@ -277,7 +277,7 @@ def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
         broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
         yield Violation("chunks", str(broken))
-    elif fewest > 1 and layout.pipeline < 2:
+    elif layout.chunks > 1 and layout.pipeline < 2:
         yield Violation("pipeline", f"{rule.name}: pipeline(1) >= 2 does not hold; nearest: 2")
     elif problem.training.global_batch % each == 0:
         broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)

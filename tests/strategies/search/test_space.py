@@ -62,10 +62,11 @@ def test_the_space_is_everything_legal_once(problem: Problem, space: Space) -> N
 def test_two_devices_by_hand() -> None:
     # data 2: 1 microbatch size x 1 schedule x 2 ZeRO levels x 3 recomputes = 6
     # tensor 2: 2 sizes x 1 x 1 x 2 sequence parallel x 3 = 12
-    # pipeline 2: 2 sizes x 2 schedules (a rank has 1 layer, hence no chunks) x 1 x 1 x 3 = 12
+    # pipeline 2: (2 schedules of 2 microbatches of 1, GPipe of 1 microbatch of 2; a rank has 1 layer, hence no
+    # chunks) x 1 x 1 x 3 = 9
     problem = small_problem(nodes=1, devices_per_node=2, layers=2, global_batch=2)
     found = Counter((layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem))
-    assert found == {(2, 1, 1): 6, (1, 2, 1): 12, (1, 1, 2): 12}
+    assert found == {(2, 1, 1): 6, (1, 2, 1): 12, (1, 1, 2): 9}
 
 
 def test_degrees_are_not_only_powers_of_two() -> None:
@@ -77,7 +78,7 @@ def test_degrees_are_not_only_powers_of_two() -> None:
 def test_a_thousand_devices_have_thousands_of_layouts() -> None:
     problem = small_problem(128, 8, layers=96, heads=96, ffn=49152, sequence=2048, global_batch=1536)
     found = list(layouts(problem))
-    assert len(found) == len(set(found)) > 9000
+    assert len(found) == len(set(found)) > 8000
     for layout in found[::100]:
         complete(problem, layout)
 
