@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from simulator.models.transformer import Transformer
-from strategies.plan import Recompute
+from strategies.recomputation import Recomputation, Recompute
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -106,7 +106,7 @@ class Network(nn.Module):
     Parameters
     ----------
     recompute
-        What is dropped in the forward pass: nothing, the attention core, or whole layers.
+        What is dropped in the forward pass: nothing, the attention core, or whole layers; of all or of the first.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
     """
@@ -116,20 +116,21 @@ class Network(nn.Module):
         spec: Transformer,
         sequence: int,
         blocks: Sequence[str],
-        recompute: Recompute = Recompute.NONE,
+        recompute: Recomputation = Recompute.NONE,
         contexts: ContextFactory | None = None,
     ) -> None:
         super().__init__()
         extra: dict[str, Any] = {"context_fn": contexts} if contexts is not None else {}
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **extra)
         self.again: Callable[..., Any] = again
-        self.full = recompute is Recompute.FULL
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
         indices = [layer_index(name) for name in blocks if name.startswith("layers")]
         self.layers = nn.ModuleDict({str(index): Layer(spec) for index in indices})
         self.head = Head(spec) if "head" in blocks else None
-        if recompute is Recompute.SELECTIVE:
-            for layer in self.decoder_layers():
+        first = self.decoder_layers()[: recompute.layers]
+        self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
+        if recompute.layer is Recompute.SELECTIVE:
+            for layer in first:
                 layer.core = partial(self.again, layer.core)
         self.tied = spec.tied_embeddings
         self.tie()
@@ -147,8 +148,8 @@ class Network(nn.Module):
         """Return the activations that leave the blocks: logits where the head is one of them."""
         if self.embedding is not None:
             x = self.embedding(x)
-        for layer in self.decoder_layers():
-            x = self.again(layer, x) if self.full else layer(x)
+        for number, layer in enumerate(self.decoder_layers()):
+            x = self.again(layer, x) if number < self.num_again else layer(x)
         return self.head(x) if self.head is not None else x
 
 

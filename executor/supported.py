@@ -6,9 +6,11 @@ from simulator.models.transformer import Transformer, build
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
+from strategies.recomputation import SomeOperators
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
+OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 _PLAIN = (
     *("kv_channels", "max_positions", "norm", "biases", "qk_norm", "window"),
@@ -44,6 +46,12 @@ def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
 def _training(training: Training, plan: Plan) -> Iterator[str]:
     if training.precision not in PRECISIONS:
         yield f"precision: the executor on gloo trains in {' or '.join(PRECISIONS)}, met {training.precision}"
+    if training.optimizer not in OPTIMIZERS:
+        yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
+    if training.gradient_precision and training.gradient_bytes != training.parameter_bytes:
+        yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
+    if training.gradient_clipping:
+        yield "gradient_clipping: the executor does not clip gradients, met true; nearest: false"
     batch = plan.data * plan.microbatch * plan.num_microbatches
     if training.global_batch != batch:
         yield (
@@ -73,10 +81,15 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
         yield f"offload: the executor keeps everything on devices, met {', '.join(plan.offload)}"
+    if plan.gradient_reduction != "all_reduce":
+        yield f"gradient_reduction: the executor has no server, met {plan.gradient_reduction}; nearest: all_reduce"
     if plan.zero not in (0, 1):
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
     if plan.replica > 1:
         yield f"zero_shards: the executor shares states over all {plan.data} data ranks, met groups of {plan.shards}"
+    if isinstance(plan.recompute, SomeOperators):
+        met = f"met the operators {', '.join(plan.recompute.names)}"
+        yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
         if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):

@@ -140,6 +140,6 @@ def _row(trial: Trial) -> tuple[object, ...]:
     plan, evaluation = trial.plan, trial.evaluation
     return (
         plan.data, plan.tensor, plan.pipeline, plan.schedule_name, plan.chunks, plan.microbatch, plan.num_microbatches,
-        plan.zero, plan.sequence_parallel, plan.recompute.value, evaluation.step_time, evaluation.peak_memory,
+        plan.zero, plan.sequence_parallel, str(plan.recompute), evaluation.step_time, evaluation.peak_memory,
         evaluation.fits, trial.elapsed,
     )  # fmt: skip

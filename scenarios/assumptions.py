@@ -12,6 +12,7 @@ from simulator.catalog import assumed
 from simulator.cluster import Cluster
 from simulator.interconnect.kinds import Crossbar
 from simulator.models.model import Model
+from strategies.training import Training
 
 _WITHOUT = frozenset({"context", "expert"})
 """Choices of a plan that, left out, mean that nothing of the kind is done."""
@@ -29,7 +30,9 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
         result += _defaults("model.transformer", written, {"kv_heads": written.heads})
         if written.experts is not None:
             result += _defaults("model.transformer.experts", written.experts)
-    result += _defaults("training", table.training)
+    training = Training(**table.training.model_dump())
+    same = training.gradient_bytes == training.parameter_bytes
+    result += _defaults("training", table.training, {"gradient_precision": "same" if same else "fp32"})
     if isinstance(table.cluster, PresetCluster):
         result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
         found = assumed(table.cluster.preset)

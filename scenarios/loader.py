@@ -34,8 +34,9 @@ from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
 from strategies.layout import Layout, complete, violations
 from strategies.parallelism import Attention
-from strategies.plan import Plan, Recompute
+from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import recomputation
 from strategies.training import Training
 
 if TYPE_CHECKING:
@@ -177,11 +178,12 @@ def _named_cluster(table: Any, document: Document) -> Cluster:
 
 def _problem(spec: Model, training: Training, cluster: Cluster, document: Document, faults: Faults) -> Problem | None:
     try:
-        cluster.accelerator.peak(training.precision)
+        for dtype in dict.fromkeys((training.precision, training.dtype)):
+            cluster.accelerator.peak(dtype)
     except ValueError as error:
         faults.append(document.fault(("training", "precision"), str(error)))
     try:
-        graph = build(spec, training.sequence, training.precision)
+        graph = build(spec, training.sequence, training.dtype)
     except ValueError as error:
         faults.append(document.fault(("training", "sequence"), str(error)))
         return None
@@ -203,7 +205,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
 
 def layout_in(table: PlanTable) -> Layout:
     """Return the layout that a plan table states."""
-    choices = {"recompute": Recompute(table.recompute), "attention": Attention(table.attention)}
+    choices = {"recompute": recomputation(table.recompute), "attention": Attention(table.attention)}
     return Layout(**table.model_dump() | choices)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     PlainValidator,
@@ -23,12 +22,13 @@ from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
 from scenarios.long_run_schema import RunTable
 from scenarios.model_schema import ModelTable
 from simulator.models.hugging_face import MAX_LAYERS
-from strategies.layout import OFFLOADS
+from strategies.layout import GRADIENT_REDUCTIONS, OFFLOADS
 from strategies.mesh import AXES
 from strategies.parallelism import Attention
-from strategies.plan import PLAN_VERSION, Recompute
+from strategies.plan import PLAN_VERSION
+from strategies.recomputation import Recompute, recomputation
 from strategies.schedule import SCHEDULES
-from strategies.training import OPTIMIZERS, PRECISIONS
+from strategies.training import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
 
 MAX_SEQUENCE = 10**8
 MAX_BATCH = 10**7
@@ -68,6 +68,11 @@ class TrainingTable(Table):
     sequence: Annotated[int, Count(MAX_SEQUENCE)] = Field(description="Tokens a sequence.")
     precision: Annotated[str, OneOf(lambda: PRECISIONS)] = "bf16"
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
+    gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
+        default=None,
+        description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8, else same.",
+    )
+    gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
 
 
 class PresetCluster(ConditionsTable):
@@ -96,10 +101,31 @@ AnyCluster = Annotated[
 
 
 def _recompute(value: Any) -> Any:
-    if isinstance(value, dict):
-        words = ", ".join(Recompute)
-        raise ValueError(f"not supported yet: recompute is one of {words} for all layers, met {shown(value)}")
+    recomputation(value)
     return value
+
+
+_RECOMPUTE_SCHEMA = {
+    "anyOf": [
+        {"enum": list(map(str, Recompute))},
+        *(
+            {
+                "type": "object",
+                "properties": {word: {"type": "integer", "minimum": 1, "description": "Layers of every stage."}},
+                "required": [word],
+                "additionalProperties": False,
+            }
+            for word in ("full", "selective")
+        ),
+        {
+            "type": "object",
+            "properties": {"operators": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
+            "required": ["operators"],
+            "additionalProperties": False,
+        },
+    ]
+}
+AnyRecompute = Annotated[Any, PlainValidator(_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)]
 
 
 def _stages(value: Any) -> str | tuple[int, ...]:
@@ -119,6 +145,7 @@ Devices = Annotated[
     tuple[Annotated[int, Count(MAX_DEVICES, least=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
 ]
 Offloads = Annotated[tuple[Annotated[str, OneOf(lambda: OFFLOADS)], ...], Strict(False), Field(max_length=1)]
+GradientReduction = Annotated[str, OneOf(lambda: GRADIENT_REDUCTIONS)]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
 
@@ -148,12 +175,17 @@ class PlanTable(Table):
     reshard_after_forward: bool = Field(
         default=True, description="With zero 3, parameters are given up after forward and gathered again for backward."
     )
-    recompute: Annotated[str, OneOf(lambda: list(Recompute)), BeforeValidator(_recompute)] = "none"
+    recompute: AnyRecompute = Field(
+        default="none", description="For all layers, for the first of every stage, or by operator."
+    )
     overlap_gradients: bool = True
     scatter_gather: bool = Field(
         default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
     )
     offload: Offloads = Field(default=(), description="What is kept in host memory.")
+    gradient_reduction: GradientReduction = Field(
+        default="all_reduce", description="Who sums gradients over the data axis: all its ranks, or a central server."
+    )
     order: Annotated[tuple[AxisName, ...], Strict(False), Field(max_length=len(AXES))] = Field(
         default=AXES, description="Axes from the outermost to the innermost; those of one rank may be left out."
     )
@@ -197,13 +229,14 @@ class PlanDocument(Table):
     num_microbatches: Annotated[int, Count(MAX_MICROBATCHES)]
     zero: Literal[0, 1, 2, 3]
     sequence_parallel: bool
-    recompute: Annotated[str, OneOf(lambda: list(Recompute))]
+    recompute: AnyRecompute
     overlap_gradients: bool
     attention: Annotated[str, OneOf(lambda: list(Attention))] | None = None
     scatter_gather: bool = False
     placement: Devices = ()
     offload: Offloads = ()
     reshard_after_forward: bool = True
+    gradient_reduction: GradientReduction = "all_reduce"
 
 
 AnyPlan = Annotated[

@@ -1,7 +1,7 @@
 """Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
 
-``size`` is the buffer of one rank for all-reduce, all-to-all, broadcast, send and shift, and the whole
-buffer, all shards together, for all-gather and reduce-scatter.
+``size`` is the buffer of one rank for all-reduce, push-pull, all-to-all, broadcast, send and shift, and the
+whole buffer, all shards together, for all-gather and reduce-scatter.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,7 @@ _KNOWN = {
     Collective.ALL_TO_ALL: (Algorithm.PAIRWISE,),
     Collective.SEND: (Algorithm.DIRECT,),
     Collective.SHIFT: (Algorithm.DIRECT,),
+    Collective.PUSH_PULL: (Algorithm.PARAMETER_SERVER,),
 }
 """The algorithms of every collective; of equally fast ones the first is chosen."""
 
@@ -144,7 +145,7 @@ def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placem
 def candidates(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
     """Return the algorithms that may be chosen on a cluster: the one that the user fixed first, then libraries' own."""
     fixed = dict(cluster.algorithms).get(collective)
-    own = tuple(each for each in _KNOWN[collective] if each in _automatic(cluster))
+    own = _automatic(cluster, collective)
     return own if fixed is None else tuple(dict.fromkeys((fixed, *own)))
 
 
@@ -224,11 +225,13 @@ def choose(cluster: Cluster, collective: Collective, group: IntArray, size: floa
     return min(lines, key=lambda line: line.latency + size * line.seconds_per_byte).algorithm
 
 
-def _automatic(cluster: Cluster) -> tuple[Algorithm, ...]:
-    """Return the algorithms that libraries pick by themselves."""
-    picked = (Algorithm.RING, Algorithm.TREE, Algorithm.IN_SWITCH, Algorithm.PAIRWISE, Algorithm.DIRECT)
+def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
+    """Return the algorithms of a collective that libraries pick by themselves."""
     wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
-    return (*picked, Algorithm.HIERARCHICAL) if wired else picked
+    left = set() if wired else {Algorithm.HIERARCHICAL}
+    if collective is Collective.ALL_REDUCE:
+        left.add(Algorithm.PARAMETER_SERVER)
+    return tuple(each for each in _KNOWN[collective] if each not in left)
 
 
 class _Line(NamedTuple):
@@ -242,7 +245,7 @@ class _Line(NamedTuple):
 @lru_cache(maxsize=4096)
 def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Line, ...]:
     """Return the lines of all algorithms that libraries would pick on ``group``."""
-    picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster)]
+    picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster, collective)]
     if len(picked) == 1:
         return (_Line(picked[0], 0.0, 0.0),)
     parts = [(each, phases(cluster, collective, each, np.array([group]))) for each in picked]

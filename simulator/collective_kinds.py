@@ -9,6 +9,8 @@ class Collective(StrEnum):
     """A communication among a group of ranks, or between two.
 
     In a ``shift`` every rank sends its buffer to the next one of its group, the last to the first.
+    ``push_pull`` is an all-reduce by a central server, as parameter servers name it: all push what
+    is to be summed to the group's first rank and pull the sum.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -18,6 +20,7 @@ class Collective(StrEnum):
     BROADCAST = "broadcast"
     SEND = "send"
     SHIFT = "shift"
+    PUSH_PULL = "push_pull"
 
 
 class Algorithm(StrEnum):
@@ -37,7 +40,7 @@ class Algorithm(StrEnum):
 class CollectiveCurve:
     """Measured time of a collective on ``ranks`` ranks: ``points`` of (bytes, seconds), sizes rising.
 
-    The size of all-reduce, all-to-all, broadcast, send and shift is the buffer of one rank; of
+    The size of all-reduce, push-pull, all-to-all, broadcast, send and shift is the buffer of one rank; of
     all-gather and reduce-scatter it is the full buffer (all shards together).
     """
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
+from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
 from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
@@ -56,7 +57,7 @@ def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: 
     Parameters
     ----------
     traffic
-        Elements read and written; by default both operands and the result once.
+        Bytes read and written; by default both operands and the result once.
 
     >>> from simulator.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
@@ -70,13 +71,20 @@ def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: 
         tiles = product.count * ceil(product.m / model.tile[0]) * ceil(product.n / model.tile[1])
         area = ceil(tiles / model.units) * model.units * model.tile[0] * model.tile[1]
     if traffic is None:
-        traffic = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
-    memory = traffic * ITEMSIZE[dtype] / accelerator.bandwidth(OperatorKind.MATMUL)
+        elements = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
+        traffic = elements * ITEMSIZE[dtype]
+    memory = traffic / accelerator.bandwidth(OperatorKind.MATMUL)
     return max(2.0 * area * product.k / rate, memory)
 
 
 def operator_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+    accelerator: Accelerator,
+    block: Block,
+    operator: Operator,
+    sizes: Mapping[str, int],
+    direction: Pass,
+    *,
+    quantised: bool = False,
 ) -> float:
     """Return seconds of one operator on its local share of the work.
 
@@ -85,20 +93,26 @@ def operator_time(
     sizes
         Local size of every dim of the operator's iteration space: cut dims divided, the
         batch multiplied.
+    quantised
+        Whether a product casts its input, and in the backward pass its output's gradient, to fp8
+        and multiplies in fp8 (Micikevicius et al. 2022, "FP8 formats for deep learning").
     """
     sizes = _loaded(operator, sizes)
     if operator.kind in PRODUCTS:
-        return _matmul_operator_time(accelerator, block, operator, sizes, direction)
+        return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
     traffic = _traffic(block, operator, sizes, direction)
     return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
 
 
-def weight_gradient_time(accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]) -> float:
+def weight_gradient_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], *, quantised: bool = False
+) -> float:
     """Return the seconds of an operator's backward that make gradients of its parameters alone.
 
     One of the two products of a matrix product, all of an embedding; 0 where they come with those of inputs.
+    The cast to fp8 comes with the gradients of inputs, which need it first.
     """
     if not operator.parameters:
         return 0.0
@@ -106,21 +120,19 @@ def weight_gradient_time(accelerator: Accelerator, block: Block, operator: Opera
         return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
     if operator.kind not in PRODUCTS:
         return 0.0
-    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes))
+    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes), quantised)
     return accelerator.launch + right
 
 
-def operator_launches(operator: Operator, direction: Pass) -> int:
-    """Return how many kernels an operator launches: a product has two gradients."""
-    return 2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1
+def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = False) -> int:
+    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8."""
+    return (2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1) + quantised
 
 
-def optimizer_time(
-    accelerator: Accelerator, parameters: float, bytes_per_parameter: float, num_tensors: int = 0
-) -> float:
-    """Return seconds of the optimizer's step: it reads and writes its state once, tensor by tensor."""
+def optimizer_time(accelerator: Accelerator, traffic: float, num_tensors: int = 0) -> float:
+    """Return seconds of the optimizer's step, which reads and writes ``traffic`` bytes, tensor by tensor."""
     launches = accelerator.launch + num_tensors * accelerator.optimizer_launch
-    return launches + parameters * bytes_per_parameter / accelerator.bandwidth("optimizer")
+    return launches + traffic / accelerator.bandwidth("optimizer")
 
 
 def local_size(tensor: Tensor, sizes: Mapping[str, int]) -> int:
@@ -175,33 +187,80 @@ def _largest_capacity(operator: Operator, sizes: Mapping[str, int]) -> int:
 
 
 def _matmul_operator_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+    accelerator: Accelerator,
+    block: Block,
+    operator: Operator,
+    sizes: Mapping[str, int],
+    direction: Pass,
+    quantised: bool,
 ) -> float:
-    launches = operator_launches(operator, direction) * accelerator.launch
+    seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
+    if quantised:
+        seconds += _cast_time(accelerator, block, operator, sizes, direction)
     if direction is Pass.BACKWARD:
-        return launches + sum(_gradient_times(accelerator, block, operator, sizes))
-    dtype, traffic = block.tensor[operator.inputs[0]].dtype, _image_traffic(block, operator, sizes)
-    return launches + matmul_time(accelerator, dtype, _product(block, operator, sizes), traffic)
+        return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised))
+    dtype, traffic = _multiplied(block, operator, quantised), _moved(block, operator, sizes, quantised)
+    return seconds + matmul_time(accelerator, dtype, _product(block, operator, sizes), traffic.result)
 
 
 def _gradient_times(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int]
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool
 ) -> tuple[float, float]:
     """Return the seconds of the two products of a backward: the gradients of the inputs, and of the weights."""
-    product, traffic = _product(block, operator, sizes), _image_traffic(block, operator, sizes)
-    dtype, slower = block.tensor[operator.inputs[0]].dtype, accelerator.matmul.gradient
+    product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
+    dtype, slower = _multiplied(block, operator, quantised), accelerator.matmul.gradient
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    first, second = (matmul_time(accelerator, dtype, each, traffic) for each in (left, right))
+    first = matmul_time(accelerator, dtype, left, traffic.image)
+    second = matmul_time(accelerator, dtype, right, traffic.weight)
     return first / slower, second / slower
 
 
-def _image_traffic(block: Block, operator: Operator, sizes: Mapping[str, int]) -> int | None:
-    """Return the elements that a convolution moves: an implicit GEMM reads the image, not its patches."""
+def _cast_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+) -> float:
+    """Return the seconds in which a product in fp8 casts what was not known before, without launch.
+
+    One kernel writes it and its transpose (Transformer Engine's fused cast and transpose); the weight is
+    cast once a step, with the optimizer.
+    """
+    elements = _elements(block, operator, sizes)
+    cast = elements.image if direction is Pass.FORWARD else elements.result
+    wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+    return cast * (wide + 2 * ITEMSIZE["fp8"]) / accelerator.bandwidth(OperatorKind.ELEMENTWISE)
+
+
+def _multiplied(block: Block, operator: Operator, quantised: bool) -> str:
+    """Return the dtype in which a product multiplies."""
+    return "fp8" if quantised else block.tensor[operator.inputs[0]].dtype
+
+
+class _Operands(NamedTuple):
+    """Something of a product's input, its weight, and its result."""
+
+    image: int
+    weight: int
+    result: int
+
+
+def _elements(block: Block, operator: Operator, sizes: Mapping[str, int]) -> _Operands:
+    """Return the elements of a product's operands: a convolution, as an implicit GEMM, reads the image, not patches."""
     if operator.kind is not OperatorKind.CONVOLUTION:
-        return None
-    names = (*operator.inputs, *operator.parameters[:1], *operator.outputs)
-    return sum(local_size(block.tensor[name], sizes) for name in names)
+        product = _product(block, operator, sizes)
+        sides = (product.m * product.k, product.k * product.n, product.m * product.n)
+        return _Operands(*(product.count * side for side in sides))
+    names = operator.inputs, operator.parameters[:1], operator.outputs
+    return _Operands(*(sum(local_size(block.tensor[each], sizes) for each in some) for some in names))
+
+
+def _moved(block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool) -> _Operands:
+    """Return the bytes that the product moves which makes each operand, or its gradient, of the two others.
+
+    In fp8 what it makes is as wide as the input was.
+    """
+    elements, wide = _elements(block, operator, sizes), ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+    read = ITEMSIZE["fp8"] if quantised else wide
+    return _Operands(*(sum(elements) * read + made * (wide - read) for made in elements))
 
 
 def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matmul:

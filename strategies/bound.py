@@ -76,7 +76,7 @@ class Bounds:
 
     def _reducing(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks of the rank that reduces most, one bucket after another, and of what follows."""
-        leaving, _, _, gather = self.durations.ending(plan, machine)
+        leaving, _, _, gather, *_ = self.durations.ending(plan, machine)
         rows = ([leaving[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
         each = zip(rows, gather, strict=True)
         return max(plan.num_microbatches * sum(map(sum, own)) + after for own, after in each)
@@ -88,12 +88,12 @@ class Bounds:
         return sum(step.ticks for step in steps if step.collective is None)
 
     def _tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the ticks after each rank's last backward: its last reduction, the optimizer, ZeRO's gather."""
-        leaving, late, optimizer, gather = self.durations.ending(plan, machine)
+        """Return the ticks after each rank's last backward: its last reduction, the norm, the update, ZeRO's gather."""
+        leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if offloads_optimizer(plan):
             optimizer = (0,) * plan.pipeline  # the host's chunks run beside the copies: left out of the bound
         reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
-        return [sum(each) for each in zip(reduced, optimizer, gather, strict=True)]
+        return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
 
 
 def _regathers(plan: Plan) -> bool:

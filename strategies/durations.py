@@ -1,17 +1,24 @@
 """Ticks of what a step is made of, for many plans: each table once for all plans that share it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
+from strategies.lowering.clipping import SQUARES, norm_ticks
 from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, reduction
-from strategies.lowering.division import Division
+from strategies.lowering.division import Division, Runs
 from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.parameters import Parameters
 from strategies.lowering.pipeline import boundary_part, slices
-from strategies.lowering.placed import BACKWARD, FORWARD
-from strategies.lowering.stage import Machine, Rank, StageCosts
+from strategies.lowering.placed import BACKWARD, FORWARD, NORM
+from strategies.lowering.stage import BlockCost, Machine, Rank, StageCosts
 from strategies.mesh import DATA, EXPERT_DATA
 from strategies.plan import Plan
+from strategies.training import Training
+
+OfRank = Callable[[Accelerator, Training, Plan, Parameters], int]
+"""Ticks that something takes on a device with the parameters that a rank holds."""
 
 
 class Passes(NamedTuple):
@@ -47,12 +54,18 @@ class Ending(NamedTuple):
         For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
     optimizer, gather
         For every pipeline position, the update of the parameters, and their gather; 0 for none.
+    squares
+        For every pipeline position, the read of the gradients for their norm; 0 for none.
+    norm
+        The sum of the norm over all positions, which then go on together; none where gradients are not clipped.
     """
 
     leaving: tuple[tuple[int, ...], ...]
     late: tuple[int, ...]
     optimizer: tuple[int, ...]
     gather: tuple[int, ...]
+    squares: tuple[int, ...]
+    norm: tuple[int, ...]
 
 
 class Durations:
@@ -71,11 +84,16 @@ class Durations:
         made = self.costs.division(plan)
         key = (made, self.costs.blocks.how(plan), rank.key)
         if key not in self._passes:
-            costs = {block: self.costs.blocks.cost(plan, block, rank) for block in made.blocks}
-            forward = (sum(count * costs[block].forward_ticks for block, count in runs) for runs in made.kinds)
-            backward = (sum(count * costs[block].backward_ticks for block, count in runs) for runs in made.kinds)
+            kinds = [self.runs(plan, runs, rank) for runs in made.kinds]
+            forward = (sum(count * cost.forward_ticks for cost, count in runs) for runs in kinds)
+            backward = (sum(count * cost.backward_ticks for cost, count in runs) for runs in kinds)
             self._passes[key] = Passes(tuple(forward), tuple(backward))
         return self._passes[key]
+
+    def runs(self, plan: Plan, runs: Runs, rank: Rank) -> list[tuple[BlockCost, int]]:
+        """Return the blocks of a stage on a rank in order, each with how often it occurs in a row."""
+        blocks = self.costs.blocks
+        return [(blocks.cost(plan, name, rank, again=again), n) for name, n, again in blocks.runs(plan, runs)]
 
     def sends(self, plan: Plan, machine: Machine) -> Sends:
         """Return the ticks of the transfers between stages; of a V, those on its way down."""
@@ -112,15 +130,18 @@ class Durations:
         key = (machine, self.costs.division(plan), self.costs.blocks.cut(plan), plan.zero, early)
         if key not in self._endings:
             training, held = self.costs.problem.training, self.costs.held(plan)
-            dense = [every - experts for every, experts in zip(held.parameters, held.experts, strict=True)]
-            shared = ((DATA, dense), (EXPERT_DATA, held.experts))
+            experts = [each.experts for each in held.positions]
+            dense = [each.elements - each.experts for each in held.positions]
+            shared = ((DATA, dense), (EXPERT_DATA, experts))
             late, gather = [0] * plan.pipeline, [0] * plan.pipeline
             for kind, counts in shared if plan.replicas > 1 and not early else ():
                 _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
             for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
                 _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.parameter_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
-            self._endings[key] = Ending(leaving, tuple(late), self._optimizer(plan, machine), tuple(gather))
+            optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)
+            squares = self._held_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
+            self._endings[key] = Ending(leaving, tuple(late), optimizer, tuple(gather), squares, norm)
         return self._endings[key]
 
     def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
@@ -154,14 +175,23 @@ class Durations:
             result.append(ticks[kind, position])
         return tuple(result)
 
-    def _optimizer(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
+    def _norm(self, machine: Machine) -> tuple[int, ...]:
+        if not self.costs.problem.training.gradient_clipping:
+            return ()
+        if NORM not in machine.table.tables:
+            return (0,)
+        groups = machine.different(NORM, SQUARES[0])[0]
+        return (machine.least_ticks(NORM, groups, *SQUARES),)
+
+    def _held_ticks(self, plan: Plan, machine: Machine, of_rank: OfRank) -> tuple[int, ...]:
+        """Return for every position the least ticks that something takes with the parameters held there."""
         training, held = self.costs.problem.training, self.costs.held(plan)
         ticks: dict[tuple[object, ...], int] = {}
         result = []
-        for ranks, *sizes in zip(machine.ranks, *held, strict=True):
-            key = (*(rank.key for rank in ranks), *sizes)
+        for ranks, parameters in zip(machine.ranks, held.positions, strict=True):
+            key = (*(rank.key for rank in ranks), parameters)
             if key not in ticks:
-                ticks[key] = min(optimizer_ticks(rank.accelerator, training, plan, *sizes) for rank in ranks)
+                ticks[key] = min(of_rank(rank.accelerator, training, plan, parameters) for rank in ranks)
             result.append(ticks[key])
         return tuple(result)
 

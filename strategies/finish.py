@@ -22,8 +22,10 @@ class Endings(NamedTuple):
         The first bucket of every stage among all, and after the last stage their number.
     leaving
         The reduction of every bucket.
-    late, optimizer, gather
+    late, optimizer, gather, squares
         For every pipeline position, as in `strategies.durations.Ending`.
+    norm
+        The sum of the norm of gradients; empty where they are not clipped.
     tied
         The sum of every tied parameter's gradients.
     """
@@ -33,6 +35,8 @@ class Endings(NamedTuple):
     late: IntArray
     optimizer: IntArray
     gather: IntArray
+    squares: IntArray
+    norm: IntArray
     tied: IntArray
 
 
@@ -79,6 +83,8 @@ def _finish(
     late: Rows,
     optimizer: Rows,
     gather: Rows,
+    squares: Rows,
+    norm: Rows,
     tied: Rows,
     last: Rows,
     pairs: Rows,
@@ -96,5 +102,11 @@ def _finish(
         for pair in range(len(pairs)):
             one, other = pairs[pair][0], pairs[pair][1]
             done[one] = done[other] = max(done[one], done[other]) + tied[how][pair]
+        for index in range(len(norm[how])):
+            together = 0
+            for position in range(len(last)):
+                together = max(together, done[position] + squares[how][position])
+            for position in range(len(last)):
+                done[position] = together + norm[how][index]
         for position in range(len(last)):
             result[step] = max(result[step], done[position] + optimizer[how][position] + gather[how][position])

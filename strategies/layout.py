@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import gcd, isqrt
 from typing import NamedTuple
 
@@ -10,8 +11,9 @@ from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
-from strategies.plan import Plan, Recompute
+from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
 from strategies.schedules.rule import no_pairs
 from strategies.training import Training
@@ -21,6 +23,8 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 OFFLOADS = ("optimizer",)
 """What a plan may keep in host memory."""
+GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
+"""How gradients are summed over the data axis: decentralised, or by a central server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Layout:
         Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
     reshard_after_forward
         Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
+    gradient_reduction
+        How gradients are summed over the data axis: one of `GRADIENT_REDUCTIONS`.
     """
 
     data: int = 1
@@ -59,7 +65,7 @@ class Layout:
     chunks: int = 1
     zero: int = 0
     sequence_parallel: bool = False
-    recompute: Recompute = Recompute.NONE
+    recompute: Recomputation = Recompute.NONE
     context: int = 1
     expert: int = 1
     attention: Attention = Attention.RING
@@ -71,6 +77,7 @@ class Layout:
     offload: tuple[str, ...] = ()
     zero_shards: int = 0
     reshard_after_forward: bool = True
+    gradient_reduction: str = "all_reduce"
 
     @property
     def replica(self) -> int:
@@ -97,11 +104,23 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _context_violations(problem.graph, layout)
     yield from _expert_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
-    yield from _pipeline_violations(problem, layout)
+    broken = tuple(_pipeline_violations(problem, layout))
+    yield from broken
+    if not broken:
+        yield from _recompute_violations(problem.graph, layout)
     wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
     if wrong is not None:
         yield Violation("offload", f"offload holds any of {', '.join(OFFLOADS)}, met {wrong}")
     yield from _zero_violations(layout)
+    if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
+        known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
+        yield Violation("gradient_reduction", f"gradient_reduction is one of {known}, met {met}")
+    elif layout.gradient_reduction == "parameter_server" and layout.zero:
+        yield Violation(
+            "gradient_reduction",
+            f"a parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share, "
+            f"met zero {layout.zero}; nearest: all_reduce",
+        )
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
@@ -285,6 +304,27 @@ def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation
             yield Violation("schedule", broken)
 
 
+def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
+    if isinstance(layout.recompute, SomeOperators):
+        blocks = [block for block in graph.blocks if block.layer] or list(graph.blocks)
+        known = list(dict.fromkeys(operator.name for block in blocks for operator in block.operators))
+        wrong = next((name for name in layout.recompute.names if name not in known), None)
+        if wrong is not None:
+            close = [f"; nearest: {name}" for name in get_close_matches(wrong, known, n=1, cutoff=0.3)]
+            text = f"recompute names operators of a layer: {', '.join(known)}; met {wrong[:100]}{''.join(close)}"
+            yield Violation("recompute", text)
+    if isinstance(layout.recompute, FirstLayers):
+        layers = {name for name, block in graph.occurrences if block.layer}
+        stages = partition(graph, layout.pipeline * layout.chunks, layout.stages)
+        most = max(sum(name in layers for name in stage.blocks) for stage in stages)
+        if layout.recompute.layers > most:
+            met = layout.recompute.layers
+            yield Violation(
+                "recompute",
+                f"a stage has at most {most} layers to recompute, met {met}; nearest: {most or Recompute.NONE}",
+            )
+
+
 def _nearest(whole: int, value: int) -> int:
     """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
     small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
@@ -327,6 +367,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         placement=placement,
         offload=layout.offload,
         reshard_after_forward=layout.reshard_after_forward,
+        gradient_reduction=layout.gradient_reduction,
     )
 
 

@@ -49,9 +49,8 @@ class Needs:
         cut = self.costs.blocks.cut(plan)
         key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload)
         if key not in self._resident:
-            held = self.costs.held(plan)
-            counts = list(zip(held.parameters, held.experts, strict=True))
-            sizes = {n: resident(self.cluster.accelerator, self.training, plan, *n, 0) for n in dict.fromkeys(counts)}
+            counts = self.costs.held(plan).positions
+            sizes = {n: resident(self.cluster.accelerator, self.training, plan, n, 0) for n in dict.fromkeys(counts)}
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
         return self._resident[key]
@@ -74,14 +73,16 @@ class Needs:
     def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
         """Return what the passes of every stage hold, by variant."""
         made = self.costs.division(plan)
-        kinds = [self._pass_memories(plan, shared, [b for b, n in runs for _ in range(n)]) for runs in made.kinds]
+        rows = (self.costs.blocks.runs(plan, runs) for runs in made.kinds)
+        named = ([(block, again) for block, n, again in row for _ in range(n)] for row in rows)
+        kinds = [self._pass_memories(plan, shared, each) for each in named]
         return [kinds[kind] for kind in made.kind_of]
 
-    def _pass_memories(self, plan: Plan, shared: Sharing, names: list[str]) -> dict[int, PassMemory]:
-        """Return what the passes of a stage of such blocks hold, by variant."""
+    def _pass_memories(self, plan: Plan, shared: Sharing, named: list[tuple[str, bool]]) -> dict[int, PassMemory]:
+        """Return what the passes of a stage hold, by variant; its blocks by name, and whether they are recomputed."""
         blocks = self.costs.blocks
-        memories = [blocks.memory(plan, name) for name in names]
-        elements, experts = ([count(plan, name) for name in names] for count in (blocks.parameters, blocks.experts))
+        memories = [blocks.memory(plan, name, again=again) for name, again in named]
+        elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         result = {}
         for variant in (which + joins for which in WHOLE for joins in (0, JOINED)):

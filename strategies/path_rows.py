@@ -51,10 +51,10 @@ class PathRows:
         made = self.costs.division(plan)
         key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
         if key not in self._filled:
-            costs = {block: self.costs.blocks.cost(plan, block, rank).backward_ticks for block in made.blocks}
             kinds = []
             for runs, buckets in zip(made.kinds, self.durations.buckets(plan, machine), strict=True):
-                ticks = list(accumulate(chain.from_iterable(repeat(costs[b], count) for b, count in reversed(runs))))
+                costs = reversed(self.durations.runs(plan, runs, rank))
+                ticks = list(accumulate(chain.from_iterable(repeat(cost.backward_ticks, n) for cost, n in costs)))
                 kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
             rows = [kinds[kind] for kind in made.kind_of]
             found = _row(list(chain.from_iterable(rows)))

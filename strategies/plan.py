@@ -1,24 +1,18 @@
 """Every decision about how a training step is laid out, complete and as plain data."""
 
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import Attention
+from strategies.recomputation import Recomputation, Recompute, recomputation
 from strategies.schedule import SCHEDULES, Schedule, schedule
 from strategies.schedules.rule import Placement, no_pairs, place
 from strategies.sharding import OperatorSharding
 
+__all__ = ["PLAN_VERSION", "Plan", "Recompute", "Stage"]
+
 PLAN_VERSION = 1
-
-
-class Recompute(StrEnum):
-    """Which forward activations are dropped and computed again in the backward pass."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +50,9 @@ class Plan:
         What is kept in host memory: ``optimizer`` for the optimizer's states, or nothing.
     reshard_after_forward
         Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
+    gradient_reduction
+        Who sums gradients over the data axis: its ranks among themselves, ``all_reduce``, or the first of
+        them as a central ``parameter_server``.
     """
 
     mesh: Mesh
@@ -67,13 +64,14 @@ class Plan:
     num_microbatches: int
     zero: int
     sequence_parallel: bool
-    recompute: Recompute
+    recompute: Recomputation
     overlap_gradients: bool
     attention: Attention | None = None
     scatter_gather: bool = False
     placement: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
     reshard_after_forward: bool = True
+    gradient_reduction: str = "all_reduce"
 
     @property
     def data(self) -> int:
@@ -163,13 +161,14 @@ class Plan:
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
+        parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with its version."""
-        return {"version": PLAN_VERSION} | asdict(self)
+        return {"version": PLAN_VERSION} | asdict(self) | {"recompute": self.recompute.document}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Plan":
@@ -177,24 +176,18 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional: dict[str, Any] = {
-                "attention": None,
-                "scatter_gather": False,
-                "placement": (),
-                "offload": (),
-                "reshard_after_forward": True,
-            }
-            fields = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
+            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+            stated = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
-                **fields
+                **stated
                 | {
                     "mesh": Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
                     "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
                     "shardings": tuple(_sharding(item) for item in document["shardings"]),
-                    "recompute": Recompute(document["recompute"]),
-                    "attention": fields["attention"] and Attention(fields["attention"]),
-                    "placement": tuple(int(device) for device in fields["placement"]),
-                    "offload": tuple(map(str, fields["offload"])),
+                    "recompute": recomputation(document["recompute"]),
+                    "attention": stated["attention"] and Attention(stated["attention"]),
+                    "placement": tuple(int(device) for device in stated["placement"]),
+                    "offload": tuple(map(str, stated["offload"])),
                 }
             )
         except (KeyError, TypeError) as error:

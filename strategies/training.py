@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 from simulator.operator_graph import ITEMSIZE
 
-PRECISIONS = ("fp64", "fp32", "fp16", "bf16")
-OPTIMIZERS = {"adamw": 2, "sgd": 1}
-"""State tensors of the size of a parameter: AdamW keeps two moments, SGD one momentum."""
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
+"""State tensors of the size of a parameter: AdamW keeps two moments, SGD and Lion (Chen et al. 2023, "Symbolic
+discovery of optimization algorithms") one momentum; Adafactor keeps only what `Training.factored_bytes` says."""
+
+GRADIENT_PRECISIONS = ("fp32", "same")
+"""Precision in which gradients are accumulated and reduced: fp32, or that of the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +23,23 @@ class Training:
         Sequences a step.
     sequence
         Tokens a sequence.
+    precision
+        One of `PRECISIONS`. ``fp8`` is bf16 training whose layers multiply in fp8.
+    optimizer
+        One of `OPTIMIZERS`.
+    gradient_precision
+        One of `GRADIENT_PRECISIONS`; ``None`` for fp32 with bf16 and fp8, and the same with all others
+        (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
+    gradient_clipping
+        Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     """
 
     global_batch: int
     sequence: int
     precision: str = "bf16"
     optimizer: str = "adamw"
+    gradient_precision: str | None = None
+    gradient_clipping: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.sequence < 1:
@@ -33,11 +48,29 @@ class Training:
             raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, met {self.precision}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, met {self.optimizer}")
+        if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
+            known = ", ".join(GRADIENT_PRECISIONS)
+            raise ValueError(f"gradient_precision is one of {known}, met {self.gradient_precision}")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of parameters and activations, as the model's graph is built in."""
+        return "bf16" if self.precision == "fp8" else self.precision
 
     @property
     def parameter_bytes(self) -> int:
         """Bytes of one parameter as the forward pass reads it."""
-        return ITEMSIZE[self.precision]
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def quantised_bytes(self) -> int:
+        """Bytes of the copies of one weight that layers multiply by, besides the parameter itself.
+
+        Transformer Engine keeps the bf16 weight, and of it an fp8 copy and its transpose, for
+        Hopper multiplies fp8 in one layout alone; both are made once a step (its user guide, "FP8
+        weight caching"; NVIDIA/TransformerEngine issues 1261 and 257).
+        """
+        return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
 
     @property
     def gradient_bytes(self) -> int:
@@ -45,7 +78,8 @@ class Training:
 
         Megatron-LM accumulates bf16 gradients in fp32 and keeps fp16 ones in fp16.
         """
-        return 4 if self.precision == "bf16" else ITEMSIZE[self.precision]
+        wide = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
+        return 4 if wide else ITEMSIZE[self.dtype]
 
     @property
     def optimizer_bytes(self) -> int:
@@ -53,6 +87,18 @@ class Training:
 
         Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
         """
-        half = self.precision in ("fp16", "bf16")
-        state = 4 if half else ITEMSIZE[self.precision]
-        return state * (OPTIMIZERS[self.optimizer] + half)
+        half = self.dtype in ("fp16", "bf16")
+        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half)
+
+    @property
+    def factored_bytes(self) -> int:
+        """Bytes of optimizer state for one row or column of a matrix, and for one element of a vector.
+
+        Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes of an [m, n]
+        matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
+        """
+        return self._state_bytes if self.optimizer == "adafactor" else 0
+
+    @property
+    def _state_bytes(self) -> int:
+        return max(ITEMSIZE[self.dtype], 4)

@@ -3,15 +3,18 @@
 from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
+from strategies.lowering.division import Runs
 from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
 from strategies.lowering.split import Split, split
 from strategies.lowering.step import Step, chain_ticks
+from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import Axis
-from strategies.plan import Plan, Recompute
+from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import OfLayer, Recomputation, Recompute
 from strategies.schedule import ActionKind
 from strategies.sharding import OperatorSharding
 
@@ -56,14 +59,14 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, int, Recompute, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, int, Recomputation, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
-        self._memories: dict[tuple[str, int, int, Recompute], BlockMemory] = {}
+        self._memories: dict[tuple[str, int, int, OfLayer], BlockMemory] = {}
         self._steps: dict[tuple[object, ...], BlockSteps] = {}
-        self._costs: dict[tuple[str, int, object], BlockCost] = {}
+        self._costs: dict[tuple[str, int, bool, object], BlockCost] = {}
 
     def cut(self, plan: Plan) -> int:
         """Return a number for how parameters are cut: equal numbers mean equal shares."""
@@ -82,16 +85,29 @@ class BlockCosts:
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
         return self._latest
 
-    def cost(self, plan: Plan, name: str, rank: Rank) -> BlockCost:
-        """Return the cost of a block on a rank."""
-        key = (name, self.how(plan), rank.key)
+    def runs(self, plan: Plan, runs: Runs) -> list[tuple[str, int, bool]]:
+        """Return the blocks of a stage in order, each with how often it occurs in a row, and if it is recomputed."""
+        left = plan.recompute.layers
+        if left is None:
+            return [(block, count, True) for block, count in runs]
+        result: list[tuple[str, int, bool]] = []
+        for block, count in runs:
+            again = min(left, count) if self.blocks[block].layer else 0
+            left -= again
+            result += [(block, n, first) for n, first in ((again, True), (count - again, False)) if n]
+        return result
+
+    def cost(self, plan: Plan, name: str, rank: Rank, *, again: bool = True) -> BlockCost:
+        """Return the cost of a block on a rank; ``again`` where it is one of those that the plan recomputes."""
+        key = (name, self.how(plan), again, rank.key)
         if key not in self._costs:
-            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), plan.recompute)
+            how = plan.recompute.layer if again else Recompute.NONE
+            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
             self._costs[key] = BlockCost(
                 steps,
                 chain_ticks(steps.forward),
                 chain_ticks(steps.backward),
-                self.memory(plan, name),
+                self.memory(plan, name, again=again),
                 self.parameters(plan, name),
                 self.experts(plan, name),
                 len(self.blocks[name].parameters),
@@ -99,9 +115,10 @@ class BlockCosts:
             )
         return self._costs[key]
 
-    def memory(self, plan: Plan, name: str) -> BlockMemory:
+    def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""
-        recompute = plan.recompute if self.blocks[name].layer else Recompute.NONE  # others keep all
+        layer = again and self.blocks[name].layer  # others keep all
+        recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
         sequences = 1 if self._scales(plan, name) else plan.microbatch
         key = (name, self.cut(plan), sequences, recompute)
         if key not in self._memories:
@@ -131,6 +148,20 @@ class BlockCosts:
         """Return how many of them only one expert uses."""
         return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
 
+    def factored(self, plan: Plan, name: str) -> tuple[int, int]:
+        """Return the rows and columns of a block's matrices on a rank and the elements of its vectors: all, experts'.
+
+        Those of experts are 0 where experts are not shared.
+        """
+        layout = self.layout(plan, name)
+        owned = layout.block.parameters, layout.expert_parameters()
+        every, experts = (factored_elements(layout, parameters) for parameters in owned)
+        return every, experts
+
+    def quantised(self, plan: Plan, name: str) -> int:
+        """Return the elements of the weights on a rank by which a block multiplies in fp8."""
+        return quantised_elements(self.layout(plan, name))
+
     def layout(self, plan: Plan, name: str) -> BlockLayout:
         """Return a block under the plan's shardings."""
         return self._layout(plan, name, plan.microbatch)
@@ -139,7 +170,9 @@ class BlockCosts:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
             shardings = {sharding.operator: sharding for sharding in plan.shardings}
-            self._layouts[key] = BlockLayout(self.blocks[name], plan.mesh, shardings, sequences)
+            self._layouts[key] = BlockLayout(
+                self.blocks[name], plan.mesh, shardings, sequences, self.problem.training.precision
+            )
         return self._layouts[key]
 
     def _plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:

@@ -103,7 +103,7 @@ class ClassTable:
         class_of, first = _numbered(colours)
         members, devices = self.class_of[groups.members[first]].tolist(), self._loads.groups[kind].groups
         whole = kind in GROUPS
-        classes = tuple(tuple(sorted(set(row))) if whole else tuple(row) for row in members)
+        classes = tuple(tuple(sorted(set(row))) if whole else tuple(dict.fromkeys(row)) for row in members)
         self._near[kind] = _near(first, groups, self.network.num_links)
         self.tables[kind] = GroupTable(kind, devices, class_of, first, classes)
 

@@ -3,7 +3,8 @@
 References
 ----------
 Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
-VLDB 2020 (buckets); Narayanan et al., SC 2021, section 3.3 (one reduction a step).
+VLDB 2020 (buckets); Narayanan et al., SC 2021, section 3.3 (one reduction a step); Li et al.,
+"Scaling distributed machine learning with the parameter server", OSDI 2014 (central reduction).
 """
 
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ def bucket_limit(plan: Plan) -> int:
 
 def reduction(plan: Plan) -> Collective:
     """Return the collective that sums gradients over the data axis: with ZeRO each rank keeps its share."""
+    if plan.gradient_reduction == "parameter_server":
+        return Collective.PUSH_PULL
     return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
 
 

@@ -15,8 +15,9 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.interconnect.parts import Parts
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS, host_phases
-from strategies.lowering.placed import BACKWARD, FORWARD, USUAL, Placed, tenant_kind, tied_kind
+from strategies.lowering.placed import BACKWARD, FORWARD, NORM, USUAL, Placed, tenant_kind, tied_kind
 from strategies.lowering.refinement import Groups, combine, joined, quantised
+from strategies.mesh import DATA, EXPERT_DATA
 
 BoolArray = NDArray[np.bool_]
 
@@ -34,7 +35,9 @@ class Loads:
         tenants = {tenant_kind(number): t.collective for number, t in enumerate(placed.cluster.tenants)}
         copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
         tied = {tied_kind(first, second): Collective.ALL_REDUCE for first, second in placed.tied}
-        for kind, collective in (USUAL | tenants | copies | tied).items():
+        central = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
+        norm = {NORM: Collective.ALL_REDUCE} if placed.norm else {}
+        for kind, collective in (USUAL | central | tenants | copies | tied | norm).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):
                 self.add(kind, collective, ranks, devices)

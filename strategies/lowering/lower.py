@@ -12,6 +12,7 @@ from simulator.collective_kinds import Collective
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
 from strategies.lowering.assemble import Content, assemble
+from strategies.lowering.clipping import SQUARES, norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import (
@@ -30,9 +31,10 @@ from strategies.lowering.machine import INSIDE, Machine, Rank
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import CHUNKS, HOST, STEPS, HostStep, host_bytes, host_ticks, offloads_optimizer
 from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
+from strategies.lowering.parameters import Parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import boundary_part, slices
-from strategies.lowering.placed import tied_kind
+from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.skeleton import Leaving, PartShape, Slot, StageShape, StepShape, UnitShape, skeleton
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
@@ -162,12 +164,12 @@ class Lowering:
         key = (stage, variant, rank.key)
         if key not in self._parts:
             cost = self.costs.stage(self.plan, stage, rank)
-            cut, held = self.cut(stage, variant), self._held(stage, variant, cost)
+            cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
             names, before = self.plan.stages[stage].blocks, self._before(stage, variant, rank.groups.get(TENSOR))
             self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held)
         return self._parts[key]
 
-    def _held(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
+    def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
         if not self.sharing.gradients:
             return ()
@@ -208,7 +210,14 @@ class Lowering:
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self._tied_sum(n))) for a, b, n in self.tied),
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.sharing,
+            norm=self._norm_legs(),
         )
+
+    def _norm_legs(self) -> int | None:
+        """Return the phases of the sum of the norm of gradients; ``None`` where they are not clipped."""
+        if not self.training.gradient_clipping:
+            return None
+        return self._legs(NORM, 0, SQUARES) if NORM in self.table.tables else 0
 
     def _stage_shape(self, stage: int) -> StageShape:
         first = self.table.by_position[self.positions[stage]][0]
@@ -316,12 +325,12 @@ class Lowering:
 
     def _shared(self, kind: str, position: int) -> int:
         """Return the parameters of a position that the groups of a kind share."""
-        experts = self.plan_costs.experts[position]
-        return experts if kind == EXPERT_DATA else self.plan_costs.parameters[position] - experts
+        held = self._held(position)
+        return held.experts if kind == EXPERT_DATA else held.elements - held.experts
 
-    def _updates(self, position: int) -> int:
-        """Return how many parameters a rank's optimizer updates."""
-        return updated_parameters(self.plan, self.plan_costs.parameters[position], self.plan_costs.experts[position])
+    def _held(self, position: int) -> Parameters:
+        """Return the parameters on a rank of a position."""
+        return self.plan_costs.held.positions[position]
 
     # what tasks do
 
@@ -334,6 +343,8 @@ class Lowering:
             return Content(self._own(slot.what, key, rank_class))
         if slot.what == "optimizer":
             return Content(self._optimizer(position, instance))
+        if slot.what == "squares":
+            return Content(self._squares(position, instance))
         if slot.what == "host":
             return self._host(STEPS[key[0]], position, instance)
         if slot.what == "collective":
@@ -365,6 +376,8 @@ class Lowering:
             return -1, key[2], self._replica_sum(kind, self._shared(kind, position)), "gradients of all blocks"
         if slot.what == "reduce":
             return -1, key[2], self._all_gradients(slot.site.kind, position), "gradients of all blocks"
+        if slot.what == "norm":
+            return -1, key[0], SQUARES, "norm of gradients"
         if slot.what == "gather":
             return -1, key[0], self._updated(slot.site.kind, position), "parameters"
         return -1, key[1], self._tied_sum(self.tied[key[0]][2]), "tied gradients"
@@ -379,22 +392,26 @@ class Lowering:
         return self._plain((what, key, self.machine.rank(rank_class).key), TaskKind.LAUNCH, stage, ticks, name)
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
-        rank, costs = self.machine.rank(rank_class), self.plan_costs
+        rank = self.machine.rank(rank_class)
         key = ("optimizer", position, rank.key)
         if key in self._work:
             return self._work[key]
-        held = costs.parameters[position], costs.experts[position], costs.parameter_tensors[position]
-        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, *held)
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self._held(position))
         return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+
+    def _squares(self, position: int, rank_class: int) -> Work:
+        rank = self.machine.rank(rank_class)
+        ticks = norm_ticks(rank.accelerator, self.training, self.plan, self._held(position))
+        return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
 
     def _host(self, step: HostStep, position: int, group: int) -> Content:
         """Return one chunk of one stage of the host's update."""
-        updated = self._updates(position)
-        size = host_bytes(self.training, updated, step.kind)
+        held = self._held(position)
+        size = host_bytes(self.training, self.plan, held, step.kind)
         (leg,) = self.machine.communicator(step.kind, group).legs(Collective.SEND, size)
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
-            ticks = host_ticks(updated)
+            ticks = host_ticks(updated_parameters(self.plan, held.elements, held.experts))
         work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
         return Content(work, leg.flow if leg.flow.usage else None)
 
@@ -512,7 +529,6 @@ class Lowering:
             rank = self.machine.rank(index)
             key = (position, rank.key)
             if key not in known:
-                held = self.plan_costs.parameters[position], self.plan_costs.experts[position]
-                known[key] = resident(rank.accelerator, self.training, self.plan, *held, 0)
+                known[key] = resident(rank.accelerator, self.training, self.plan, self._held(position), 0)
             changes += [MemoryChange(index, *change[1:]) for change in known[key]]
         return tuple(changes)

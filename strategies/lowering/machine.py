@@ -10,7 +10,7 @@ from simulator.collective_kinds import Algorithm, Collective
 from strategies.lowering.classes import ClassTable, Row
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
-from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
+from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR
 
 INSIDE = {
@@ -115,7 +115,7 @@ class Machine:
         if any(len(classes) > 1 for classes in table.by_position):
             return False
         tied = (tied_kind(first, second) for first, second in table.placed.tied)
-        usual = (*INSIDE, DATA, EXPERT_DATA, FORWARD, BACKWARD)
+        usual = (*INSIDE, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)
         kinds = [kind for kind in (*usual, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))

@@ -8,7 +8,8 @@ import numpy as np
 from simulator.accelerator import Accelerator
 from simulator.program import Category, IntArray, MemoryChange
 from strategies.lowering.offload import offloads_optimizer
-from strategies.lowering.optimizer import updated_parameters
+from strategies.lowering.optimizer import state_bytes, updated_parameters
+from strategies.lowering.parameters import Parameters
 from strategies.lowering.recompute import BlockMemory
 from strategies.orders import actions
 from strategies.plan import Plan
@@ -16,15 +17,16 @@ from strategies.training import Training
 
 
 def resident(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: int, experts: int, rank_class: int
+    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, rank_class: int
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host."""
-    share = updated_parameters(plan, parameters, experts)
-    states = share * training.optimizer_bytes
+    share = updated_parameters(plan, parameters.elements, parameters.experts)
+    copies = parameters.quantised * training.quantised_bytes
+    states = state_bytes(training, plan, parameters)
     on_host = offloads_optimizer(plan)
     sizes = {
-        Category.PARAMETERS: (share if plan.zero >= 3 else parameters) * training.parameter_bytes,
-        Category.GRADIENTS: (share if plan.zero >= 2 else parameters) * training.gradient_bytes,
+        Category.PARAMETERS: (share if plan.zero >= 3 else parameters.elements) * training.parameter_bytes + copies,
+        Category.GRADIENTS: (share if plan.zero >= 2 else parameters.elements) * training.gradient_bytes,
         Category.OPTIMIZER: 0 if on_host else states,
         Category.BUFFERS: int(accelerator.reserved),
     }

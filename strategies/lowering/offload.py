@@ -18,6 +18,8 @@ from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.routes import FloatArray, Routes
 from simulator.program import IntArray, StreamKind, TaskKind
 from simulator.units import to_ticks
+from strategies.lowering.optimizer import step_bytes, updated_parameters
+from strategies.lowering.parameters import Parameters
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -60,14 +62,15 @@ def offloads_optimizer(plan: Plan) -> bool:
     return "optimizer" in plan.offload
 
 
-def host_bytes(training: Training, updated: int, kind: str) -> float:
-    """Return the bytes that one chunk of a rank's update of so many parameters moves."""
+def host_bytes(training: Training, plan: Plan, held: Parameters, kind: str) -> float:
+    """Return the bytes that one chunk of a rank's update moves."""
+    updated = updated_parameters(plan, held.elements, held.experts)
     each = {
-        TO_HOST: training.gradient_bytes,
-        HOST: training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes,
-        FROM_HOST: training.parameter_bytes,
+        TO_HOST: updated * training.gradient_bytes,
+        HOST: step_bytes(training, plan, held),
+        FROM_HOST: updated * training.parameter_bytes,
     }
-    return updated * each[kind] / CHUNKS
+    return each[kind] / CHUNKS
 
 
 def host_ticks(updated: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import Pass, local_bytes, operator_launches, operator_time
+from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
@@ -38,8 +38,15 @@ class BlockSteps(NamedTuple):
 class BlockLayout:
     """A block under the shardings of a plan: local sizes, and layouts tensor by tensor."""
 
-    def __init__(self, block: Block, mesh: Mesh, shardings: Mapping[str, OperatorSharding], microbatch: int) -> None:
-        self.block, self.mesh = block, mesh
+    def __init__(
+        self,
+        block: Block,
+        mesh: Mesh,
+        shardings: Mapping[str, OperatorSharding],
+        microbatch: int,
+        precision: str = "",
+    ) -> None:
+        self.block, self.mesh, self.precision = block, mesh, precision
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators
@@ -69,27 +76,46 @@ class BlockLayout:
         }
         return local_bytes(tensor, sizes)
 
+    def quantises(self, operator: Operator) -> bool:
+        """Return whether an operator multiplies in fp8: products with a weight, but not the router or the fp32 logits.
+
+        Transformer Engine's linear and grouped linear layers, and convolutions, which cuDNN has in fp8 (XLA
+        calls it, tensorflow/tensorflow pull request 60807); embedding, norms, attention, the choice of
+        experts and the output layer stay as they are (DeepSeek-AI 2024, "DeepSeek-V3 technical report",
+        section 3.3.1, keeps the same ones).
+        """
+        if self.precision != "fp8" or operator.kind not in PRODUCTS or not operator.parameters:
+            return False
+        routes = operator.kind is OperatorKind.MATMUL and EXPERTS in dict(operator.dims)
+        return not routes and self.block.tensor[operator.outputs[0]].dtype != "fp32"
+
     def parameter_elements(self) -> int:
         """Return the elements of one rank's share of the block's parameters."""
         return sum(self.parameter_share(tensor) for tensor in self.block.parameters)
 
     def parameter_share(self, tensor: Tensor) -> int:
-        """Return the elements of one rank's share of a parameter: cut as its operators cut it."""
+        """Return the elements of one rank's share of a parameter."""
+        return prod(self.parameter_shape(tensor))
+
+    def parameter_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return the sizes of one rank's share of a parameter: cut as its operators cut it."""
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
                 cuts |= {d: axes for d, axes in self.shardings[operator.name].cuts if d in tensor.dims}
         # a norm's weight stays whole where only the sequence is cut, and the context axis cuts no parameter
         ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
-        return prod(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
+        return tuple(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
+
+    def expert_parameters(self) -> tuple[Tensor, ...]:
+        """Return the parameters that only one expert uses, where experts are shared."""
+        if self.mesh.size(EXPERT) == 1:
+            return ()
+        return tuple(tensor for tensor in self.block.parameters if EXPERTS in self._cut_dims(tensor))
 
     def expert_elements(self) -> int:
         """Return the elements of one rank's share of parameters that only one expert uses."""
-        if self.mesh.size(EXPERT) == 1:
-            return 0
-        return sum(
-            self.parameter_share(tensor) for tensor in self.block.parameters if EXPERTS in self._cut_dims(tensor)
-        )
+        return sum(self.parameter_share(tensor) for tensor in self.expert_parameters())
 
     def rings(self, operator: Operator) -> bool:
         """Return whether an operator meets the keys of a context group part by part, as they go round."""
@@ -152,8 +178,9 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
 
 
 def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
-    seconds = operator_time(accelerator, layout.block, operator, layout.sizes(operator), direction)
-    launches = operator_launches(operator, direction)
+    quantised = layout.quantises(operator)
+    seconds = operator_time(accelerator, layout.block, operator, layout.sizes(operator), direction, quantised=quantised)
+    launches = operator_launches(operator, direction, quantised=quantised)
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
         seconds += launches * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
@@ -175,5 +202,6 @@ def _collectives(
         whole = ShardingSpec(tuple((d, tuple(a for a in axes if a != move.axis)) for d, axes in source.cuts))
         exchanges = move.collective is Collective.ALL_TO_ALL
         size = float(layout.tensor_bytes(name, source.complete if exchanges else whole))
-        steps.append(communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}"))
+        step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
+        steps.append(step._replace(tensor=name))
     return steps

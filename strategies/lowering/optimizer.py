@@ -11,6 +11,7 @@ from math import ceil
 from simulator.accelerator import Accelerator
 from simulator.compute import optimizer_time
 from simulator.units import to_ticks
+from strategies.lowering.parameters import Parameters
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -22,13 +23,23 @@ def updated_parameters(plan: Plan, parameters: int, experts: int = 0) -> int:
     return ceil((parameters - experts) / plan.shards) + ceil(experts / plan.expert_shards)
 
 
-def optimizer_ticks(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: int, experts: int, num_tensors: int
-) -> int:
-    """Return the ticks of the optimizer's step: gradients in, state in and out, parameters out."""
-    tensors = ceil(num_tensors / plan.shards) if plan.zero else num_tensors
-    each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
-    seconds = optimizer_time(accelerator, updated_parameters(plan, parameters, experts), each, tensors)
+def state_bytes(training: Training, plan: Plan, held: Parameters) -> int:
+    """Return the bytes of optimizer state that one rank keeps."""
+    factored = updated_parameters(plan, held.factored, held.factored_experts) * training.factored_bytes
+    return updated_parameters(plan, held.elements, held.experts) * training.optimizer_bytes + factored
+
+
+def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
+    """Return the bytes that the optimizer's step reads and writes: gradients in, state in and out, parameters out."""
+    each = training.gradient_bytes + training.parameter_bytes
+    return updated_parameters(plan, held.elements, held.experts) * each + 2 * state_bytes(training, plan, held)
+
+
+def optimizer_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters) -> int:
+    """Return the ticks of the optimizer's step, the casts of weights that layers multiply by in fp8 included."""
+    tensors = ceil(held.tensors / plan.shards) if plan.zero else held.tensors
+    cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
+    seconds = optimizer_time(accelerator, step_bytes(training, plan, held) + cast, tensors)
     if plan.tensor > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)

@@ -14,6 +14,9 @@ from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
 
+NORM = "norm"
+"""The kind of groups that sum the norm of gradients."""
+
 USUAL = {
     TENSOR: Collective.ALL_REDUCE,
     CONTEXT: Collective.ALL_GATHER,
@@ -40,7 +43,8 @@ def tenant_kind(number: int) -> str:
 class Placed:
     """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
-    one parameter.
+    one parameter, and ``central`` where the first rank of each data group sums its gradients, ``norm`` the
+    axes over which the norm of gradients is summed.
     """
 
     cluster: Cluster
@@ -49,6 +53,8 @@ class Placed:
     looped: bool
     offloads: bool = False
     tied: tuple[tuple[int, int], ...] = ()
+    central: bool = False
+    norm: tuple[str, ...] = ()
 
     @cached_property
     def devices(self) -> IntArray:
@@ -60,8 +66,8 @@ class Placed:
         if kind in HOST_KINDS:
             return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
         pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
-        if kind in USUAL or kind in pairs:
-            ranks = self.groups(kind) if kind in USUAL else self.mesh.rows(PIPELINE)[:, pairs[kind]]
+        if kind == NORM or kind in USUAL or kind in pairs:
+            ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.groups(kind)
             return ranks, self.devices[ranks]
         tenant = next(t for number, t in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
         return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
@@ -72,6 +78,8 @@ class Placed:
             return self.mesh.rows()  # the same groups as along data
         if kind in GROUPS:
             return self.mesh.rows(*GROUPS[kind])
+        if kind == NORM:
+            return self.mesh.rows(*self.norm)
         rows = self.mesh.rows(PIPELINE)
         if len(rows) == 0:
             return np.empty((0, 2), dtype=np.int64)

@@ -18,7 +18,7 @@ from simulator.program import IntArray, StreamKind
 from strategies.lowering.fully_sharded import Sharing
 from strategies.lowering.offload import STEPS
 from strategies.lowering.pipeline import in_order
-from strategies.lowering.placed import BACKWARD, FORWARD, tied_kind
+from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
 from strategies.lowering.variant import JOINED, WEIGHTS, variant_of
 from strategies.mesh import REPLICA, TENSOR
 from strategies.orders import orders
@@ -123,6 +123,8 @@ class StepShape(NamedTuple):
         Pieces in which the host updates parameters; 0 where the device does.
     sharing
         What data ranks share besides the optimizer's states.
+    norm
+        Phases of the sum of the norm of gradients over all positions; ``None`` where it is not asked for.
     """
 
     schedule: str
@@ -136,6 +138,7 @@ class StepShape(NamedTuple):
     host_chunks: int
     replicas: tuple[tuple[tuple[int, int], ...], ...]
     sharing: Sharing
+    norm: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +229,8 @@ class _Builder:
         for number, (first, second, legs) in enumerate(self.shape.tied):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)
+        if self.shape.norm is not None:
+            self._clip(self.shape.norm)
         for position in range(self.shape.ranks):
             self._update(position)
         for position, gathers in enumerate(self.shape.gathers):
@@ -269,6 +274,15 @@ class _Builder:
         if legs:
             for position in positions:
                 self.leaving[position] = number
+
+    def _clip(self, legs: int) -> None:
+        """Read the gradients of every rank, and sum what their norm needs over the ranks of all positions."""
+        for position in range(self.shape.ranks):
+            chain, own = self.chain[position], ((position, StreamKind.COMPUTE),)
+            waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
+            chain.tail = self._add(Site(RANK, position), "squares", (), own, -1, waits)
+        streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
+        self._chain(Site(NORM, 0), "norm", (), streams, legs)
 
     def _update(self, position: int) -> None:
         """Update the parameters, on the device or chunk by chunk on the host."""

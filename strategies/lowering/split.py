@@ -44,7 +44,9 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
         if operator is None:
             inputs.append(step)
             continue
-        seconds = weight_gradient_time(accelerator, layout.block, operator, layout.sizes(operator))
+        quantised = layout.quantises(operator)
+        sizes = layout.sizes(operator)
+        seconds = weight_gradient_time(accelerator, layout.block, operator, sizes, quantised=quantised)
         ticks = min(to_ticks(seconds), step.ticks)
         weights.append(Step(TaskKind.WEIGHT_GRADIENT, ticks, step.operators))
         if step.launches > 1:

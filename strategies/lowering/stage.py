@@ -1,6 +1,6 @@
 """What one pipeline stage costs one rank: steps block by block, and what they hold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -8,13 +8,17 @@ from typing import NamedTuple, TypeVar, cast
 
 from strategies.lowering.block import BlockCost, BlockCosts
 from strategies.lowering.classes import fold, unfolded
+from strategies.lowering.clipping import norm_axes
 from strategies.lowering.division import Division, Runs, division, runs_of
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.parameters import Parameters
 from strategies.lowering.placed import Placed
+from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.tied import tied_parameters
+from strategies.lowering.weights import factored_share
 from strategies.mesh import Axis
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
@@ -61,26 +65,26 @@ class StageCost:
 
 
 class Held(NamedTuple):
-    """Parameters on one rank of each pipeline position: elements, tied ones once, and the tensors that hold them.
+    """Parameters on one rank of each pipeline position, tied ones once."""
 
-    ``experts`` are those of them that only one expert uses.
-    """
+    positions: tuple[Parameters, ...]
 
-    parameters: tuple[int, ...]
-    experts: tuple[int, ...]
-    parameter_tensors: tuple[int, ...]
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Elements on a rank of each position."""
+        return tuple(each.elements for each in self.positions)
 
 
 class PlanCosts(NamedTuple):
-    """The stages of one plan on the first rank class of each pipeline position.
-
-    The other fields are those of `Held`.
-    """
+    """The stages of one plan on the first rank class of each pipeline position, and what is held there."""
 
     stages: tuple[StageCost, ...]
-    parameters: tuple[int, ...]
-    experts: tuple[int, ...]
-    parameter_tensors: tuple[int, ...]
+    held: Held
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Elements of parameters on a rank of each pipeline position, tied ones once."""
+        return self.held.parameters
 
 
 class StageCosts:
@@ -117,11 +121,13 @@ class StageCosts:
     def machine(self, plan: Plan, *, folded: bool = True) -> Machine:
         """Return the rank classes that a plan makes of the cluster."""
         stages = self._stages.of_same(plan.stages)
-        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages)
+        central, norm = plan.gradient_reduction == "parameter_server", norm_axes(self.problem.training, plan)
+        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages, central, norm)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        placed = Placed(self.problem.cluster, plan.mesh, plan.placement, plan.looped, offloads_optimizer(plan), tied)
+        offloads = offloads_optimizer(plan)
+        placed = Placed(self.problem.cluster, plan.mesh, plan.placement, plan.looped, offloads, tied, central, norm)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:
@@ -146,7 +152,7 @@ class StageCosts:
         key = (self.division(plan), plan.positions, self.blocks.how(plan), tuple(rank.key for rank in ranks))
         if key not in self._plan_costs:
             stages = tuple(self.stage(plan, stage, ranks[at]) for stage, at in enumerate(plan.positions))
-            self._plan_costs[key] = PlanCosts(stages, *self.held(plan))
+            self._plan_costs[key] = PlanCosts(stages, self.held(plan))
         return self._plan_costs[key]
 
     def stage(self, plan: Plan, stage: int, rank: Rank) -> StageCost:
@@ -154,8 +160,9 @@ class StageCosts:
         made = self.division(plan)
         key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key)
         if key not in self._stage_costs:
-            runs = [(self.blocks.cost(plan, block, rank), count) for block, count in made.kinds[made.kind_of[stage]]]
-            self._stage_costs[key] = StageCost(tuple(chain.from_iterable(repeat(cost, count) for cost, count in runs)))
+            runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]])
+            costs = (repeat(self.blocks.cost(plan, block, rank, again=again), count) for block, count, again in runs)
+            self._stage_costs[key] = StageCost(tuple(chain.from_iterable(costs)))
         return self._stage_costs[key]
 
     def division(self, plan: Plan) -> Division:
@@ -173,30 +180,43 @@ class StageCosts:
         made = self.division(plan)
         key = (made, self.blocks.how(plan))
         if key not in self._memories:
-            kinds = [stage_memory((self.blocks.memory(plan, b), count) for b, count in runs) for runs in made.kinds]
+            kinds = [stage_memory(self._held_by(plan, runs)) for runs in made.kinds]
             self._memories[key] = tuple(kinds[kind] for kind in made.kind_of)
         return self._memories[key]
+
+    def _held_by(self, plan: Plan, runs: Runs) -> Iterator[tuple[BlockMemory, int]]:
+        for block, count, again in self.blocks.runs(plan, runs):
+            yield self.blocks.memory(plan, block, again=again), count
 
     def held(self, plan: Plan) -> Held:
         """Return the parameters on a rank of each pipeline position."""
         made, positions = self.division(plan), plan.positions
         key = (made, self.blocks.cut(plan), positions)
         if key not in self._held:
+            training, none = self.problem.training, dict.fromkeys(made.blocks, 0)
             tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
             elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
             experts = {block: self.blocks.experts(plan, block) for block in made.blocks}
-            counts = [_by_position(made, each, positions) for each in (elements, experts, tensors)]
-            for position, share in self._kept_once(plan):
+            factored = factored_experts = quantised = none
+            if training.factored_bytes:
+                both = {block: self.blocks.factored(plan, block) for block in made.blocks}
+                factored, factored_experts = ({block: found[of] for block, found in both.items()} for of in range(2))
+            if training.quantised_bytes:
+                quantised = {block: self.blocks.quantised(plan, block) for block in made.blocks}
+            every = (elements, tensors, factored, quantised, experts, factored_experts)
+            counts = [_by_position(made, each, positions) for each in every]
+            for position, share, rows in self._kept_once(plan):
                 counts[0][position] -= share
-            self._held[key] = Held(*map(tuple, counts))
+                counts[2][position] -= rows
+            self._held[key] = Held(tuple(Parameters(*row) for row in zip(*counts, strict=True)))
         return self._held[key]
 
-    def _kept_once(self, plan: Plan) -> list[tuple[int, int]]:
-        """Return the positions that have both ends of a tied parameter, and its elements there."""
+    def _kept_once(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """Return the positions that have both ends of a tied parameter, and its elements and rows there."""
         placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
         tied = [(first, second) for first, second in self.problem.graph.tied if first[0] in placed]
         return [
-            (placed[first[0]], self.parameter_share(plan, second))
+            (placed[first[0]], self.parameter_share(plan, second), self._factored_share(plan, second))
             for first, second in tied
             if placed.get(second[0]) == placed[first[0]]
         ]
@@ -214,6 +234,14 @@ class StageCosts:
                 layout.tensor_bytes(each, layout.produced.get(each, REPLICATED).complete) for each in outputs
             )
         return self._boundaries[key]
+
+    def _factored_share(self, plan: Plan, parameter: tuple[str, str]) -> int:
+        """Return what is factored of one rank's share of a parameter named by block and tensor."""
+        if not self.problem.training.factored_bytes:
+            return 0
+        layout = self.blocks.layout(plan, self._occurrences[parameter[0]].name)
+        owner = next(operator for operator in layout.block.operators if parameter[1] in operator.parameters)
+        return factored_share(layout, owner, layout.block.tensor[parameter[1]])
 
     def parameter_share(self, plan: Plan, parameter: tuple[str, str]) -> int:
         """Return one rank's share in elements of a parameter named by block and tensor."""

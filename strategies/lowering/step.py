@@ -20,7 +20,8 @@ class Step(NamedTuple):
     """A stretch of work of one rank: compute, or a collective over its group along ``axis``.
 
     ``ticks`` are those where nothing contends; ``launches`` the kernels that the host starts for it.
-    A step ``beside`` the next one starts with it, and what follows waits for both.
+    A step ``beside`` the next one starts with it, and what follows waits for both. ``tensor`` is what a
+    redistribution moves.
     """
 
     kind: TaskKind
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     size: float = 0.0
     axis: str = TENSOR
     beside: bool = False
+    tensor: str = ""
 
 
 def communication(

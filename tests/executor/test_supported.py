@@ -1,5 +1,6 @@
 """What torch cannot run is refused with a reason, all at once."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from tiny_jobs import TINY, job
 from executor.supported import unsupported
 from strategies.mesh import Axis, Mesh
 from strategies.plan import Stage
+from strategies.recomputation import SomeOperators
 
 
 def test_a_plan_that_runs_has_no_reason_against_it() -> None:
@@ -54,6 +56,32 @@ def test_batch_that_would_hang_torch() -> None:
     good = job(data=2, global_batch=16, microbatch=4)
     (reason,) = unsupported(good.spec, replace(good.training, global_batch=20), good.plan)
     assert reason == "global_batch: data(2) * microbatch(4) * microbatches(2) = 16, met 20"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"optimizer": "lion"}, "optimizer: .* adamw or sgd, met lion"),
+        ({"precision": "fp64", "gradient_precision": "fp32"}, "gradient_precision: .* met fp32"),
+        ({"gradient_clipping": True}, "gradient_clipping: .* met true; nearest: false"),
+    ],
+)
+def test_training_it_does_not_do(change: dict[str, object], reason: str) -> None:
+    good = job(data=2)
+    (met,) = unsupported(good.spec, replace(good.training, **change), good.plan)
+    assert re.search(reason, met)
+
+
+def test_a_server_is_not_run() -> None:
+    good = job(data=2)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, gradient_reduction="parameter_server"))
+    assert reason == "gradient_reduction: the executor has no server, met parameter_server; nearest: all_reduce"
+
+
+def test_single_operators_are_not_recomputed() -> None:
+    good = job(data=2)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, recompute=SomeOperators(("activation",))))
+    assert reason.startswith("recompute:") and "met the operators activation; nearest: selective" in reason
 
 
 def test_only_the_megatron_cut() -> None:

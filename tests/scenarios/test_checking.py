@@ -59,7 +59,8 @@ def test_the_good_one_is_good() -> None:
         (
             changed(precision="precison: fp32"),
             "s.yaml:12:3: training.precison: there is no such field; "
-            "known: global_batch, sequence, precision, optimizer; nearest: precision",
+            "known: global_batch, sequence, precision, optimizer, gradient_precision, gradient_clipping; "
+            "nearest: precision",
         ),
         (
             changed(layers='layers: "4"'),
@@ -96,6 +97,14 @@ def test_the_good_one_is_good() -> None:
             "s.yaml:12:3: training.precision: accelerator CPU core has no peak for bf16; known: fp32, fp64",
         ),
         (
+            changed(precision="precision: fp8"),
+            "s.yaml:12:3: training.precision: accelerator CPU core has no peak for fp8; known: fp32, fp64",
+        ),
+        (
+            changed(precision="gradient_precision: fp16"),
+            "s.yaml:12:3: training.gradient_precision: holds one of fp32, same, met 'fp16'; nearest: fp32",
+        ),
+        (
             changed(microbatch="context: true"),
             "s.yaml:21:3: plan.context: holds a whole number, met true",
         ),
@@ -105,8 +114,18 @@ def test_the_good_one_is_good() -> None:
         ),
         (
             changed(microbatch="recompute: {full: 12}"),
-            "s.yaml:21:3: plan.recompute: not supported yet: recompute is one of none, selective, full for all layers, "
-            "met a mapping",
+            "s.yaml:21:3: plan.recompute: a stage has at most 4 layers to recompute, met 12; nearest: 4",
+        ),
+        (
+            changed(microbatch="recompute: {operators: [attentoin]}"),
+            "s.yaml:21:3: plan.recompute: recompute names operators of a layer: input_norm, qkv, attention, "
+            "projection, attention_residual, feed_forward_norm, up, activation, down, feed_forward_residual; "
+            "met attentoin; nearest: attention",
+        ),
+        (
+            changed(microbatch="recompute: ful"),
+            "s.yaml:21:3: plan.recompute: recompute is one of none, selective, full, {full: layers a stage}, "
+            "{selective: layers a stage} and {operators: [names]}, met 'ful'; nearest: full",
         ),
         (
             changed(microbatch="sequence_parallel: yes"),

@@ -58,8 +58,13 @@ def test_assumptions_name_what_was_left_out_and_nothing_else() -> None:
     lines = load("local/dp2").assumptions
     assert "plan.zero is 0 (default)" in lines
     assert "model.transformer.kv_heads is 4 (default)" in lines
+    assert "training.gradient_precision is same (default)" in lines
+    assert "training.gradient_clipping is false (default)" in lines
     assert not any(
-        line.startswith(("plan.data", "training.", "model.transformer.layers", "plan.context")) for line in lines
+        line.startswith(
+            ("plan.data", "training.precision", "training.optimizer", "model.transformer.layers", "plan.context")
+        )
+        for line in lines
     )
     assert any(
         line.startswith("model.preset gpt3-175b means layers 96") for line in load("gpt3-175b-1024-a100").assumptions

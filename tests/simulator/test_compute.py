@@ -50,7 +50,7 @@ def test_waves_round_up() -> None:
 
 
 def test_optimizer_reads_and_writes_state_once() -> None:
-    assert optimizer_time(IDEAL, 1e6, 30.0) == pytest.approx(0.5 + 30.0)
+    assert optimizer_time(IDEAL, 1e6 * 30.0) == pytest.approx(0.5 + 30.0)
 
 
 @given(st.integers(64, 8192), st.integers(64, 8192), st.integers(64, 8192), st.floats(1, 3))

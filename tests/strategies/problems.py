@@ -37,4 +37,5 @@ def problem(
 
 def on(cluster: Cluster, spec: Transformer, batch: int, precision: str = "fp32") -> Problem:
     """Return a network on a cluster, for sequences of 32 tokens."""
-    return Problem(build(spec, 32, precision), cluster, Training(batch, 32, precision))
+    training = Training(batch, 32, precision)
+    return Problem(build(spec, 32, training.dtype), cluster, training)

@@ -26,11 +26,16 @@ def test_two_positions_by_hand() -> None:
         late=rows([0, 0]),
         optimizer=rows([2, 1]),
         gather=rows([7, 9]),
+        squares=rows([0, 0]),
+        norm=rows([]),
         tied=rows([5]),
     )
     steps = Steps(np.array([0]), np.array([0]))
     for pair in ([0, 1], [1, 0]):
         assert finish(steps, walked, rows([3, 9, 6]), endings, rows([0], [1]), rows(pair)).tolist() == [88]
+    # clipped: position 0 reads until 78 + 3, position 1 until 78 + 6; the norm takes 4 more, until 88; then as before
+    clipped = endings._replace(squares=rows([3, 6]), norm=rows([4]))
+    assert finish(steps, walked, rows([3, 9, 6]), clipped, rows([0], [1]), rows([0, 1])).tolist() == [98]
     late = endings._replace(first=rows([0, 0, 0]), late=rows([11, 30]), tied=rows([]), gather=rows([0, 0]))
     # after the passes: 50 + 11 + 2 = 63, and 45 + 30 + 1 = 76
     assert finish(steps, walked, rows([]), late, rows([0], [1]), rows().reshape(0, 2)).tolist() == [76]
@@ -44,7 +49,7 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         draw = np.random.default_rng(seed)
         stages, ways, steps = ranks * chunks, 3, 7
         first = np.concatenate([np.zeros((ways, 1), np.int64), draw.integers(0, 3, (ways, stages)).cumsum(1)], axis=1)
-        sizes = (first.max(), ranks, ranks, ranks, 2)
+        sizes = (first.max(), ranks, ranks, ranks, ranks, draw.integers(0, 2), 2)
         endings = Endings(first, *(draw.integers(0, 50, (ways, size)) for size in sizes))
         walked = Walked(draw.integers(0, 50, (ways, ranks)), draw.integers(0, 50, (ways, stages)))
         last = np.arange(stages).reshape(chunks, ranks).T[:, ::-1].copy()

@@ -41,6 +41,16 @@ PROBLEM = problem()
         (Layout(data=2, pipeline=4, stages=(2, 2, 2, 1)), "stages", "that add to layers(8), met [2, 2, 2, 1] = 7"),
         (Layout(data=8, sequence_parallel=True), "sequence_parallel", "needs tensor of at least 2"),
         (Layout(data=0), "data", "data is at least 1, met 0"),
+        (
+            Layout(data=8, zero=1, gradient_reduction="parameter_server"),
+            "gradient_reduction",
+            "a parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share, met zero 1",
+        ),
+        (
+            Layout(data=8, gradient_reduction="server"),
+            "gradient_reduction",
+            "gradient_reduction is one of all_reduce, parameter_server, met server",
+        ),
     ],
 )
 def test_a_broken_rule_says_what_holds_and_what_was_met(layout: Layout, field: str, message: str) -> None:

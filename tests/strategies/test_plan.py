@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from strategies.layout import Layout, complete
 from strategies.plan import Plan, Recompute
+from strategies.recomputation import FirstLayers, SomeOperators
 
 from .problems import problem
 
@@ -20,6 +21,10 @@ LAYOUTS = st.sampled_from(
         Layout(pipeline=4, data=2, schedule="interleaved", chunks=2, recompute=Recompute.FULL),
         Layout(pipeline=4, tensor=2, schedule="gpipe", stages=(3, 2, 2, 1)),
         Layout(data=8, zero=3, zero_shards=4, reshard_after_forward=False),
+        Layout(data=8, gradient_reduction="parameter_server"),
+        Layout(data=8, recompute=FirstLayers(Recompute.FULL, 3)),
+        Layout(data=8, recompute=FirstLayers(Recompute.SELECTIVE, 8)),
+        Layout(data=8, recompute=SomeOperators(("attention", "activation"))),
     ]
 )
 
@@ -28,6 +33,13 @@ LAYOUTS = st.sampled_from(
 def test_json_round_trip(layout: Layout) -> None:
     plan = complete(PROBLEM, layout)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_documents_from_before_a_choice_existed_have_its_default() -> None:
+    plan = complete(PROBLEM, Layout(data=8))
+    later = ("scatter_gather", "placement", "offload", "gradient_reduction")
+    document = {key: value for key, value in plan.to_json().items() if key not in later}
+    assert Plan.from_json(document) == plan
 
 
 @pytest.mark.parametrize("change", [{"version": 9}, {"mesh": 3}, {"stages": [{}]}, {"recompute": "some"}])

@@ -12,6 +12,7 @@ from strategies.lowering.classes import BACKWARD, FORWARD
 from strategies.lowering.recompute import block_memory
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Recompute
+from strategies.recomputation import OfLayer, SomeOperators
 
 from .problems import problem
 from .test_lowering import Case, cases
@@ -26,13 +27,13 @@ KINDS = {
 
 @given(
     st.sampled_from([(1, False), (2, False), (2, True)]),
-    st.sampled_from(list(Recompute)),
+    st.sampled_from([*Recompute, SomeOperators(("input_norm", "activation", "down"))]),
     st.sampled_from(["flash", "unfused"]),
     st.permutations([1, 2, 4]),
 )
 @settings(max_examples=60, deadline=None)
 def test_memory_of_any_microbatch_is_that_of_its_own_layout(
-    tensor: tuple[int, bool], recompute: Recompute, attention: str, microbatches: list[int]
+    tensor: tuple[int, bool], recompute: OfLayer, attention: str, microbatches: list[int]
 ) -> None:
     small = problem(devices=2, batch=8, attention=attention)
     layout = Layout(data=2 // tensor[0], tensor=tensor[0], sequence_parallel=tensor[1], recompute=recompute)

@@ -20,6 +20,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.memory import resident
+from strategies.lowering.parameters import Parameters
 from strategies.mesh import DATA, REPLICA
 from strategies.path_times import path_times
 from strategies.plan import Plan
@@ -162,9 +163,9 @@ def test_experts_lie_in_the_memory_of_those_that_hold_them() -> None:
     small = mixture(batch=8)
     plan = complete(small, Layout(data=8, expert=4, zero=3))
     costs = StageCosts(small).of(plan)
-    every, experts = costs.parameters[0], costs.experts[0]
-    share = ceil((every - experts) / 8) + ceil(experts / 2)
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, every, experts, 0)}
+    parameters = costs.held.positions[0]
+    share = ceil((parameters.elements - parameters.experts) / 8) + ceil(parameters.experts / 2)
+    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0)}
     assert held[Category.PARAMETERS] == held[Category.GRADIENTS] == 4 * share
     assert held[Category.OPTIMIZER] == 8 * share
 
@@ -225,7 +226,8 @@ def test_states_are_shared_as_the_zero_paper_says(ranks: int, zero: int) -> None
     small = problem(devices=ranks, batch=ranks, precision="bf16")
     plan = complete(small, Layout(data=ranks, zero=zero))
     count = 123_457
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, count, 0, 0)}
+    parameters = Parameters(elements=count, tensors=1)
+    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0)}
     share = ceil(count / ranks)
     assert held[Category.PARAMETERS] == 2 * (share if zero >= 3 else count)
     assert held[Category.GRADIENTS] == 4 * (share if zero >= 2 else count)

@@ -1,0 +1,113 @@
+"""What a training framework keeps in memory beyond the tensors of the algorithm, one convention a field.
+
+References
+----------
+Megatron-Core 0.12 (``core/tensor_parallel/layers.py``, ``core/transformer/moe``) with Transformer Engine 2.11
+(``module/base.py``, ``pytorch/cross_entropy.py``). Every figure of it was checked against the peak memory of
+19 measured configurations, which MooreThreads/SimuMax publishes (``docs/b200``).
+PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor/parallel/loss.py``), checked
+against its own ``MemTracker``.
+"""
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Conventions of one framework.
+
+    Parameters
+    ----------
+    logits_in_precision
+        Whether logits stay in the dtype of the product that makes them; else they are kept in fp32.
+    loss_copies
+        Copies of the logits that the loss makes in each pass beside the one it keeps, and the gradient it
+        makes of them: with the vocabulary whole, and with it cut. ``None`` where the gradient overwrites
+        the logits.
+    keeps_gathered
+        Whether a product keeps its input as gathered along the tensor axis; else it keeps its shard and
+        gathers it again in backward.
+    fused_gradients
+        Whether products add the gradients of weights straight to those that are there.
+    whole_table
+        Whether backward of an embedding makes the gradient of all rows, where its rows are cut.
+    dummy_gradients
+        Whether a product returns a gradient of its weight that nothing reads; one a shape, and never freed.
+    gather_buffer
+        Whether the gathered input of the last product has a buffer of its own that is never freed.
+    workspace, grouped_workspace, other_workspace
+        Bytes that stay for the scratch memory of products: on every rank, for products of experts, and for
+        products outside the framework's own layers, which are the last one and a router's.
+    routed_copies
+        Copies of the experts' results that are there as they are combined.
+    keeps_results
+        Whether combining keeps the experts' results; else the weights are applied in the experts' activation.
+    routing_bytes
+        Bytes kept for every pair of a token and an expert, beside the probability in fp32.
+    buffers_every_microbatch
+        Whether a stage has buffers to receive every microbatch of a step, and keeps what it sends until
+        backward; else it has those of the microbatch at hand.
+    flattens_gradients
+        Whether gradients that are summed after the last backward are first copied into one piece.
+    """
+
+    name: str
+    logits_in_precision: bool
+    loss_copies: tuple[int, int] | None
+    keeps_gathered: bool
+    fused_gradients: bool
+    whole_table: bool
+    dummy_gradients: bool
+    gather_buffer: bool
+    workspace: int
+    grouped_workspace: int
+    other_workspace: int
+    routed_copies: int
+    keeps_results: bool
+    routing_bytes: int
+    buffers_every_microbatch: bool
+    flattens_gradients: bool
+
+
+MEGATRON = Framework(
+    name="megatron",
+    logits_in_precision=True,  # --cross-entropy-loss-fusion with --cross-entropy-fusion-impl te
+    loss_copies=None,  # TE pytorch/cross_entropy.py writes the gradient over the logits
+    keeps_gathered=False,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    fused_gradients=True,  # --gradient-accumulation-fusion, the default
+    whole_table=False,
+    dummy_gradients=True,  # TE module/base.py, get_dummy_wgrad
+    gather_buffer=True,  # layers.py, get_global_memory_buffer().get_tensor(..., "mpu")
+    workspace=32 * MIB,  # TE module/base.py, get_cublas_workspace_size_bytes
+    grouped_workspace=4 * 32 * MIB,  # TE module/base.py, get_multi_stream_cublas_workspace
+    other_workspace=2 * 8320 * 1024,  # torch CUDABlas, :4096:2:16:8, one a thread: forward and autograd
+    routed_copies=4,  # token_dispatcher.py: the experts' results, sorted, exchanged, and in the tokens' order
+    keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
+    routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
+    buffers_every_microbatch=False,
+    flattens_gradients=False,
+)
+
+TORCH = Framework(
+    name="torch",
+    logits_in_precision=False,
+    loss_copies=(1, 2),  # log-probabilities; loss.py keeps the probabilities too
+    keeps_gathered=True,
+    fused_gradients=False,
+    whole_table=True,  # the embedding of a cut table is masked, and its backward makes every row
+    dummy_gradients=False,
+    gather_buffer=False,
+    workspace=0,
+    grouped_workspace=0,
+    other_workspace=0,
+    routed_copies=1,
+    keeps_results=True,
+    routing_bytes=0,
+    buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
+    flattens_gradients=True,  # the executor's reducer, where torch's own buckets do not reduce
+)
+
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH)}
+"""Frameworks by name."""

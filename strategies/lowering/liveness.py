@@ -1,0 +1,263 @@
+"""Live tensors of a block, operator by operator: the bytes of its fullest moment in each pass.
+
+Forward, a tensor lives from the operator that makes it to the last one that reads it, or to backward
+where one keeps it. Backward, the gradient of a tensor lives from the last operator that reads the
+tensor to the one that makes it; a sum hands on the gradient it gets, so that all its terms share one.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from simulator.collective_kinds import Collective
+from simulator.compute import PRODUCTS
+from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from strategies.framework import Framework
+from strategies.lowering.operator import BlockLayout
+from strategies.sharding import ShardingSpec, redistribute
+
+_ROUTED = "capacity"
+"""The dim that only tokens sent to experts have."""
+
+
+class Held(NamedTuple):
+    """What is held between forward and backward: its bytes, and the first operator that reads it in backward."""
+
+    size: int
+    first: int
+
+
+class Liveness:
+    """The tensors of one microbatch of a block on one rank, under the conventions of a framework."""
+
+    def __init__(self, layout: BlockLayout, framework: Framework) -> None:
+        self.layout, self.framework = layout, framework
+        self.block, self.operators = layout.block, layout.block.operators
+
+    # tensors
+
+    def size(self, name: str, spec: ShardingSpec) -> int:
+        """Return the bytes of a tensor in a layout, in the dtype the framework keeps it in."""
+        size = self.layout.tensor_bytes(name, spec)
+        if name in self._logits and self.framework.logits_in_precision:
+            return size * self._logits[name] // ITEMSIZE[self.block.tensor[name].dtype]
+        return size
+
+    def read(self, operator: Operator, name: str) -> int:
+        """Return the bytes of a tensor as an operator reads it."""
+        return self.size(name, self.layout.wanted(operator, name))
+
+    def made(self, name: str) -> int:
+        """Return the bytes of a tensor as it is made, partial results of each rank whole."""
+        return self.size(name, self.layout.produced[name].complete)
+
+    def share(self, operator: Operator, name: str) -> int:
+        """Return the bytes of a tensor between the collectives that bring it to a reader: gathered ones stay cut."""
+        wanted = self.read(operator, name)
+        return min(wanted, self.made(name)) if name in self.layout.produced else wanted
+
+    def kept(self, operator: Operator, name: str) -> tuple[str, int]:
+        """Return what an operator keeps of a tensor: a name, equal for what is the same memory, and bytes."""
+        gathered = self.framework.keeps_gathered
+        size = self.read(operator, name) if gathered else self.share(operator, name)
+        return (f"{name} exchanged" if self._exchanged(operator, name) else name), size
+
+    def saved(self, operator: Operator) -> tuple[str, ...]:
+        """Return the tensors that an operator keeps."""
+        if self.framework.keeps_results or operator.kind is not OperatorKind.PERMUTE:
+            return operator.saved
+        return tuple(name for name in operator.saved if _ROUTED not in self.block.tensor[name].dims)
+
+    def unnamed(self, operator: Operator) -> dict[str, int]:
+        """Return what an operator keeps beside the graph's tensors."""
+        each = self.framework.routing_bytes
+        if not each or operator.kind is not OperatorKind.TOP_K:
+            return {}
+        pairs = 1
+        for size in self.layout.sizes(operator).values():
+            pairs *= size
+        return {f"{operator.name} maps": each * pairs}
+
+    def _exchanged(self, operator: Operator, name: str) -> bool:
+        """Return whether a tensor comes to a reader in an all-to-all: a copy, cut along another dim."""
+        have, wanted = self.layout.produced.get(name), self.layout.wanted(operator, name)
+        if have is None or have.cuts == wanted.cuts:
+            return False
+        return any(move.collective is Collective.ALL_TO_ALL for move in redistribute(have, wanted))
+
+    @cached_property
+    def _logits(self) -> dict[str, int]:
+        """The bytes of one element of the logits as the product before the loss makes them."""
+        found = {}
+        for operator in self.operators:
+            if operator.kind in PRODUCTS and operator.outputs[0] in self._classified:
+                found[operator.outputs[0]] = ITEMSIZE[self.block.tensor[operator.inputs[0]].dtype]
+        return found
+
+    @cached_property
+    def _classified(self) -> frozenset[str]:
+        """Inputs of losses over classes."""
+        losses = (each for each in self.operators if each.kind is OperatorKind.CROSS_ENTROPY)
+        return frozenset(name for loss in losses for name in loss.inputs)
+
+    # forward
+
+    def forward(self, held: Mapping[str, Held]) -> int:
+        """Return the bytes of the fullest moment of forward, ``held`` included."""
+        last: dict[str, int] = {}
+        size: dict[str, int] = {}
+        born = dict.fromkeys(self.block.inputs, 0)
+        for index, operator in enumerate(self.operators):
+            for name in operator.inputs:
+                last[name] = index
+                size[name] = min(size.get(name, self.share(operator, name)), self.share(operator, name))
+            for name in operator.outputs:
+                born[name] = index
+        return max((self._running(index, held, born, last, size) for index in range(len(self.operators))), default=0)
+
+    def _running(
+        self,
+        index: int,
+        held: Mapping[str, Held],
+        born: Mapping[str, int],
+        last: Mapping[str, int],
+        size: Mapping[str, int],
+    ) -> int:
+        operator = self.operators[index]
+        live = {name: each.size for name, each in held.items() if each.first <= index}
+        for name, start in born.items():
+            if start <= index <= last.get(name, start) and name not in live:
+                live[name] = size.get(name) or self.made(name)
+        gathered = (self.read(operator, name) for name in operator.inputs if self._gathers(operator, name))
+        partial = (self.made(name) for name in operator.outputs if self.made(name) > size.get(name, self.made(name)))
+        besides = self._loss_copies(operator) + self._routed_copies(operator)
+        return sum(live.values()) + sum(gathered) + sum(partial) + besides
+
+    def _gathers(self, operator: Operator, name: str) -> bool:
+        """Return whether an operator reads a tensor gathered that is kept cut."""
+        return not self.framework.keeps_gathered and self.read(operator, name) > self.share(operator, name)
+
+    def _loss_copies(self, operator: Operator) -> int:
+        copies = self.framework.loss_copies
+        if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
+            return 0
+        cut = bool(self.layout.shardings[operator.name].cuts)
+        return copies[cut] * sum(self.read(operator, name) for name in operator.inputs)
+
+    def _routed_copies(self, operator: Operator) -> int:
+        if operator.kind is not OperatorKind.PERMUTE:
+            return 0
+        routed = (self.read(operator, n) for n in operator.inputs if _ROUTED in self.block.tensor[n].dims)
+        return (self.framework.routed_copies - 1) * sum(routed)
+
+    # backward
+
+    def backward(self, held: Mapping[str, Held], again: Mapping[str, Held], where: frozenset[int]) -> tuple[int, int]:
+        """Return the bytes of the fullest moment of backward, ``held`` included: with gradients of weights and without.
+
+        Parameters
+        ----------
+        again
+            What recomputed operators make a second time.
+        where
+            The recomputed operators: from the last to the first of them ``again`` is there.
+        """
+        most = without = 0
+        first, end = (min(where), max(where)) if where else (0, -1)
+        waiting = self._waiting
+        for index, operator in enumerate(self.operators):
+            live = sum(each.size for each in held.values() if each.first <= index)
+            if first <= index <= end:
+                live += sum(each.size for each in again.values() if each.first <= index)
+            live += waiting[index] + self._made_backward(operator)
+            without = max(without, live)
+            most = max(most, live + self.weight_gradient(operator))
+        return most, without
+
+    @cached_property
+    def _waiting(self) -> list[int]:
+        """For every operator, the bytes of gradients that are there as its backward begins."""
+        group = self._sums
+        size: dict[str, int] = {}
+        begin: dict[str, int] = {}
+        end = dict.fromkeys((group[name] for name in self.block.inputs if name in group), -1)
+        for index, operator in enumerate(self.operators):
+            for name in filter(self._flows, operator.inputs):
+                begin[group[name]] = max(begin.get(group[name], -1), index - 1)
+                size[group[name]] = max(size.get(group[name], 0), self.share(operator, name))
+            for name in operator.outputs:
+                end[group[name]] = min(end.get(group[name], index), index)
+        for name in filter(self._flows, self.block.outputs):
+            begin[group[name]] = len(self.operators) - 1
+            size.setdefault(group[name], self.made(name))
+        result = [0] * len(self.operators)
+        for name, most in size.items():
+            for index in range(max(end.get(name, 0), 0), begin[name] + 1):
+                result[index] += most
+        return result
+
+    @cached_property
+    def _sums(self) -> dict[str, str]:
+        """For every tensor, one that shares its gradient: that of a sum is that of every term."""
+        group: dict[str, str] = {name: name for name in (*self.layout.produced, *self.block.outputs)}
+        for operator in reversed(self.operators):
+            if _is_sum(operator):
+                for name in operator.inputs:
+                    other, one = group[name], group[operator.outputs[0]]
+                    group = {each: one if root == other else root for each, root in group.items()}
+        return group
+
+    def _flows(self, name: str) -> bool:
+        """Return whether a tensor has a gradient."""
+        return name in self.layout.produced and self.block.tensor[name].dtype != "int64"
+
+    def _made_backward(self, operator: Operator) -> int:
+        """Return the bytes that an operator's backward makes: gradients of inputs, and what it gathers for them."""
+        total = sum(self.made(name) for name in operator.outputs if self._reduced(name))
+        if _is_sum(operator):
+            return total
+        for name in filter(self._flows, operator.inputs):
+            wanted, share = self.read(operator, name), self.share(operator, name)
+            total += wanted + (share if share < wanted else 0)
+            if share < wanted and not self.framework.keeps_gathered and not self._buffered(operator):
+                total += wanted
+        if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
+            return 0  # the gradient of the logits takes their place
+        return total + self._loss_copies(operator)
+
+    def _reduced(self, name: str) -> bool:
+        """Return whether the gradient of a tensor is gathered for its producer, as its readers have it cut."""
+        readers = [operator for operator in self.operators if name in operator.inputs]
+        return self._flows(name) and any(self.read(operator, name) < self.made(name) for operator in readers)
+
+    def _buffered(self, operator: Operator) -> bool:
+        """Return whether an operator gathers its input into the buffer that is always there."""
+        return self.framework.gather_buffer and self.is_last_product(operator)
+
+    def is_last_product(self, operator: Operator) -> bool:
+        """Return whether an operator makes the logits."""
+        return operator.outputs[0] in self._logits
+
+    def weight_gradient(self, operator: Operator) -> int:
+        """Return the bytes of new gradients of weights while an operator's backward runs."""
+        if self.framework.fused_gradients and operator.kind in PRODUCTS:
+            return 0
+        tensors = [self.block.tensor[name] for name in operator.parameters]
+        if operator.kind is OperatorKind.EMBEDDING and self.framework.whole_table:
+            return sum(tensor.nbytes for tensor in tensors)
+        return sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
+
+    def deferred_gradient(self, operators: Iterable[Operator]) -> int:
+        """Return the most bytes that the gradients of one operator's weights need while they are computed apart."""
+        return max((self.weight_gradient(each) + self._again_gathered(each) for each in operators), default=0)
+
+    def _again_gathered(self, operator: Operator) -> int:
+        if self._buffered(operator):
+            return 0
+        return sum(self.read(operator, name) for name in operator.inputs if self._gathers(operator, name))
+
+
+def _is_sum(operator: Operator) -> bool:
+    """Return whether an operator only adds: its gradient is that of every term."""
+    terms = len(operator.inputs) + len(operator.parameters)
+    return operator.kind is OperatorKind.ELEMENTWISE and not operator.saved and terms > 1 and len(operator.outputs) == 1

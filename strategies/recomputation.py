@@ -1,0 +1,130 @@
+"""Which forward activations are dropped and computed again in the backward pass.
+
+A plan says it in one of three ways: a word for all layers, a word for the first layers of every
+stage, or the names of operators, for all layers. All three say with ``layer`` what happens in a
+layer that is recomputed, and with ``layers`` how many of a stage are, ``None`` for all.
+
+References
+----------
+Chen et al. 2016, "Training deep nets with sublinear memory cost" (full); Korthikanti et
+al. 2022, "Reducing activation recomputation in large transformer models" (selective);
+Megatron-LM, ``--recompute-method block`` with ``--recompute-num-layers`` (so many layers of
+every model chunk) and ``--recompute-modules`` (parts of a layer).
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from reprlib import Repr
+from typing import Any
+
+
+class Recompute(StrEnum):
+    """What is computed again of a layer: nothing, the attention core, or all of it."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+    @property
+    def layer(self) -> "Recompute":
+        """What is computed again of a layer that is recomputed."""
+        return self
+
+    @property
+    def layers(self) -> None:
+        """How many layers of every stage are recomputed; ``None`` for all."""
+        return None
+
+    @property
+    def document(self) -> str:
+        """The same as plain data."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLayers:
+    """The first ``layers`` of every stage, of every chunk where it has several, are recomputed; the others keep all."""
+
+    layer: Recompute
+    layers: int
+
+    def __post_init__(self) -> None:
+        if self.layer is Recompute.NONE:
+            raise ValueError("recompute of some layers is full or selective, met none; nearest: none for all of them")
+        if self.layers < 1:
+            raise ValueError(f"recompute of some layers has at least 1 of them, met {self.layers}; nearest: none")
+
+    def __str__(self) -> str:
+        return f"{self.layer} ({self.layers} layers a stage)"
+
+    @property
+    def document(self) -> dict[str, int]:
+        """The same as plain data."""
+        return {self.layer.value: self.layers}
+
+
+@dataclass(frozen=True, slots=True)
+class SomeOperators:
+    """The operators of ``names`` are computed again in every layer."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("recompute of operators names at least one, met none; nearest: none")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise ValueError(f"recompute names each operator once, met {twice} twice")
+
+    def __str__(self) -> str:
+        return " + ".join(self.names)
+
+    @property
+    def layer(self) -> "SomeOperators":
+        """What is computed again of a layer that is recomputed."""
+        return self
+
+    @property
+    def layers(self) -> None:
+        """How many layers of every stage are recomputed; ``None`` for all."""
+        return None
+
+    @property
+    def document(self) -> dict[str, list[str]]:
+        """The same as plain data."""
+        return {"operators": list(self.names)}
+
+
+OfLayer = Recompute | SomeOperators
+"""What may be computed again of one layer."""
+
+Recomputation = Recompute | FirstLayers | SomeOperators
+"""What a plan may say."""
+
+
+def recomputation(document: Any) -> Recomputation:
+    """Return what a document states: a word, ``{full: 12}``, ``{selective: 12}`` or ``{operators: [...]}``.
+
+    >>> recomputation({"full": 12})
+    FirstLayers(layer=<Recompute.FULL: 'full'>, layers=12)
+
+    Raises
+    ------
+    ValueError
+        Where it states none of these.
+    """
+    if isinstance(document, str) and document in list(Recompute):
+        return Recompute(document)
+    if isinstance(document, dict) and len(document) == 1:
+        ((key, value),) = document.items()
+        if key in ("full", "selective") and type(value) is int:
+            return FirstLayers(Recompute(key), value)
+        if key == "operators" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return SomeOperators(tuple(value))
+    words = ", ".join(Recompute)
+    close = get_close_matches(document, list(Recompute), n=1) if isinstance(document, str) else []
+    raise ValueError(
+        f"recompute is one of {words}, {{full: layers a stage}}, {{selective: layers a stage}} and "
+        f"{{operators: [names]}}, met {Repr().repr(document)}" + (f"; nearest: {close[0]}" if close else "")
+    )

@@ -1,0 +1,267 @@
+"""Recompute of some layers and of some operators: what it costs, and what it gives back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.engine import simulate, step_time
+from simulator.models.experts import Experts
+from simulator.models.transformer import Transformer, build
+from simulator.program import TaskKind
+from strategies.layout import Layout, complete, violations
+from strategies.lowering import StageCosts, lower
+from strategies.needs import Needs
+from strategies.parallelism import Attention
+from strategies.path_times import path_times
+from strategies.plan import Plan, Recompute
+from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, Recomputation, SomeOperators, recomputation
+from strategies.schedule import ActionKind
+
+from .problems import problem
+from .test_experts import mixture
+
+LAYERS = 8
+KINDS = st.sampled_from([Recompute.FULL, Recompute.SELECTIVE])
+CUTS = st.sampled_from([Layout(data=2), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)])
+ATTENTION = st.sampled_from(["flash", "unfused"])
+
+
+def plan_of(small: Problem, layout: Layout, how: Recomputation) -> Plan:
+    return complete(small, replace(layout, recompute=how))
+
+
+def step_ticks(small: Problem, plan: Plan) -> int:
+    return round(step_time(lower(small, plan)) * 1e12)
+
+
+@given(st.integers(1, LAYERS), KINDS, ATTENTION)
+@settings(max_examples=40, deadline=None)
+def test_layers_that_are_alike_lie_evenly_between_none_and_all(count: int, how: Recompute, attention: str) -> None:
+    # on one device a step is a sum, so that n of L layers take n / L of the way, in time and in memory
+    small = problem(devices=1, batch=2, layers=LAYERS, attention=attention, dropout=True)
+    costs = StageCosts(small)
+    none, some, every = (plan_of(small, Layout(), kind) for kind in (Recompute.NONE, FirstLayers(how, count), how))
+    ticks = [step_ticks(small, plan) for plan in (none, some, every)]
+    assert (ticks[1] - ticks[0]) * LAYERS == (ticks[2] - ticks[0]) * count
+    kept = [costs.memories(plan)[0].kept for plan in (none, some, every)]
+    assert (kept[0] - kept[1]) * LAYERS == (kept[0] - kept[2]) * count
+    assert ticks[2] > ticks[0] and kept[2] < kept[0]
+
+
+@given(st.integers(1, 4), KINDS, st.sampled_from(["1f1b", "gpipe"]))
+@settings(max_examples=20, deadline=None)
+def test_every_stage_recomputes_its_own_first_layers(count: int, how: Recompute, schedule: str) -> None:
+    small = problem(devices=4, layers=LAYERS, attention="unfused")
+    layout = Layout(pipeline=4, schedule=schedule, stages=(4, 2, 1, 1))
+    plan, costs = plan_of(small, layout, FirstLayers(how, count)), StageCosts(small)
+    none, every = (costs.of(plan_of(small, layout, kind)).stages for kind in (Recompute.NONE, how))
+    for index, layers in enumerate((4, 2, 1, 1)):
+        first = 1 if index == 0 else 0  # the embedding comes first
+        again = slice(first, first + min(count, layers))
+        expected = list(none[index].blocks)
+        expected[again] = every[index].blocks[again]
+        assert costs.of(plan).stages[index].blocks == tuple(expected)
+    assert Needs(costs).peak(plan) == simulate(lower(small, plan)).peak_memory
+
+
+def test_every_chunk_recomputes_its_own_first_layers() -> None:
+    small = problem(devices=2, layers=LAYERS, batch=4)
+    layout = Layout(pipeline=2, schedule="interleaved", chunks=2)
+    ticks = [
+        [stage.backward_ticks for stage in StageCosts(small).of(plan_of(small, layout, how)).stages]
+        for how in (Recompute.NONE, FirstLayers(Recompute.FULL, 1), Recompute.FULL)
+    ]
+    assert all(2 * (some - none) == every - none > 0 for none, some, every in zip(*ticks, strict=True))  # 1 layer of 2
+
+
+def operators(small: Problem) -> tuple[str, ...]:
+    """Return the names of a layer's operators."""
+    return tuple(operator.name for operator in small.graph.blocks[1].operators)
+
+
+def same(small: Problem, layout: Layout, first: Recomputation, second: Recomputation) -> bool:
+    costs = StageCosts(small)
+    plans = [plan_of(small, layout, how) for how in (first, second)]
+    stages, memories = ([each(plan) for plan in plans] for each in (lambda p: costs.of(p).stages, costs.memories))
+    return bool(stages[0] == stages[1] and memories[0] == memories[1])
+
+
+@given(CUTS, ATTENTION)
+@settings(max_examples=12, deadline=None)
+def test_all_operators_are_full_recompute(layout: Layout, attention: str) -> None:
+    small = problem(devices=2, attention=attention, dropout=True)
+    assert same(small, layout, SomeOperators(operators(small)), Recompute.FULL)
+    assert not same(small, layout, SomeOperators(operators(small)[:-1]), Recompute.FULL)
+
+
+@given(CUTS, ATTENTION)
+@settings(max_examples=12, deadline=None)
+def test_selective_recompute_is_the_list_of_its_operators(layout: Layout, attention: str) -> None:
+    small = problem(devices=2, attention=attention, dropout=True)
+    core = {"flash": ("attention",), "unfused": ("scores", "softmax", "attention_dropout", "context")}
+    assert same(small, layout, SomeOperators(core[attention]), Recompute.SELECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("names", "width"),
+    [
+        (("activation",), 256),  # what the activation function makes, [32, ffn]
+        (("input_norm",), 64),  # what the norm makes, [32, hidden]
+        (("input_norm", "feed_forward_norm", "activation"), 64 + 64 + 256),
+        (("up", "activation"), 2 * 256),  # and its input too, made again from what `up` keeps
+        (("attention",), 8),  # the sums of exponentials of 8 heads; the projection keeps the context, its input
+        (("attention_residual",), 0),  # its output goes, but the projection's comes to stay
+        (("down",), 0),  # nobody reads what it makes
+    ],
+)
+def test_outputs_of_recomputed_operators_are_given_back(names: tuple[str, ...], width: int) -> None:
+    small = problem(devices=1, layers=LAYERS)
+    costs = StageCosts(small)
+    plain, some = (costs.memories(plan_of(small, Layout(), how))[0] for how in (Recompute.NONE, SomeOperators(names)))
+    assert plain.kept - some.kept == LAYERS * 32 * width * 4  # tokens, and bytes of fp32
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "names", "again"),
+    [
+        (False, ("attention_residual",), []),  # the sum of what the projection made stays
+        (False, ("projection", "attention_residual"), ["all_reduce projected"]),
+        (True, ("input_norm",), []),  # nothing gathered is needed to run the norm again
+        (True, ("qkv",), ["all_gather input_norm_out"]),  # kept cut along the sequence
+        (True, ("attention",), []),
+        (True, ("down", "feed_forward_residual"), ["reduce_scatter narrow"]),
+    ],
+)
+def test_collectives_run_again_where_what_they_make_is_needed_and_gone(
+    sequence_parallel: bool, names: tuple[str, ...], again: list[str]
+) -> None:
+    small = problem(devices=2)
+    plan = plan_of(small, Layout(tensor=2, sequence_parallel=sequence_parallel), SomeOperators(names))
+    layer = StageCosts(small).of(plan).stages[0].blocks[1].steps
+    repeated = layer.backward[: len(names) + len(again)]
+    assert [step.operators for step in repeated if step.kind.communicates] == again
+    assert [step.operators for step in repeated if step.kind is TaskKind.RECOMPUTE] == list(names)
+    assert not any(step.kind is TaskKind.RECOMPUTE for step in layer.backward[len(repeated) :])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_first_layers_are_counted_over_layers_of_different_blocks(count: int) -> None:
+    # DeepSeek's first layer has no experts, and is a layer as the three behind it
+    base = mixture(devices=1)
+    experts = Experts(8, 2, 32, dense_layers=1)
+    spec = Transformer(4, 64, 8, 8, 256, 128, ffn_kind="swiglu", positions="rotary", experts=experts)
+    small = replace(base, graph=build(spec, 32, "fp32"))
+    kinds = (Recompute.NONE, FirstLayers(Recompute.FULL, count), Recompute.FULL)
+    none, some, every = (StageCosts(small).of(plan_of(small, Layout(), how)).stages[0].blocks for how in kinds)
+    assert some == (none[0], *every[1 : 1 + count], *none[1 + count :])
+    assert len({block.forward_ticks for block in none[1:5]}) == 2
+    (broken,) = violations(small, Layout(recompute=FirstLayers(Recompute.FULL, 5)))
+    assert "at most 4 layers" in broken.message
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_every_stage_of_a_v_recomputes_with_the_gradients_of_inputs(schedule: str) -> None:
+    small = problem(devices=2, layers=LAYERS)
+    layout = Layout(pipeline=2, chunks=2, schedule=schedule)
+    costs = StageCosts(small)
+    none, some = (
+        costs.of(plan_of(small, layout, how)).stages for how in (Recompute.NONE, FirstLayers(Recompute.FULL, 1))
+    )
+    for index, (before, after) in enumerate(zip(none, some, strict=True)):
+        first = 1 if index == 0 else 0
+        both = zip(before.blocks, after.blocks, strict=True)
+        extra = [two.ticks(ActionKind.INPUT) - one.ticks(ActionKind.INPUT) for one, two in both]
+        assert extra == [block.forward_ticks if at == first else 0 for at, block in enumerate(before.blocks)]
+    plan = plan_of(small, layout, FirstLayers(Recompute.FULL, 1))
+    assert Needs(costs).peak(plan) == max(each.peak for each in simulate(lower(small, plan)).memory)
+
+
+@pytest.mark.parametrize("how", [Recompute.SELECTIVE, SomeOperators(("attention",))])
+def test_keys_go_round_again_for_attention_that_runs_again(how: Recomputation) -> None:
+    small = problem(devices=4)
+    layout = Layout(context=4, attention=Attention.RING)
+    none, some = (
+        StageCosts(small).of(plan_of(small, layout, kind)).stages[0].blocks[1] for kind in (Recompute.NONE, how)
+    )
+    again = some.steps.backward[: len(some.steps.backward) - len(none.steps.backward)]
+    assert [step.operators for step in again] == 3 * ["shift keys and values", "attention"] + ["attention"]
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_recomputed_plans_hold_and_take_what_they_are_said_to(data: st.DataObject) -> None:
+    small = mixture(devices=4, batch=8)
+    names = [operator.name for block in small.graph.blocks if block.layer for operator in block.operators]
+    some = st.builds(SomeOperators, st.lists(st.sampled_from(names), min_size=1, unique=True).map(tuple))
+    layout = data.draw(st.sampled_from([
+        Layout(data=4, expert=4), Layout(data=2, expert=2, tensor=2, sequence_parallel=True),
+        Layout(data=2, context=2), Layout(data=2, expert=2, pipeline=2, schedule="zb1p"),
+    ]))  # fmt: skip
+    plan = plan_of(small, layout, data.draw(some | st.just(FirstLayers(Recompute.FULL, 1))))
+    costs = StageCosts(small)
+    folded, unfolded = (simulate(lower(small, plan, costs=costs, folded=how)) for how in (True, False))
+    assert folded.step_time == pytest.approx(unfolded.step_time, rel=1e-6)
+    assert Needs(costs).peak(plan) == max(each.peak for each in unfolded.memory)
+    longest = round(step_time(lower(small, plan, costs=costs), "longest_path") * 1e12)
+    assert path_times(costs, [plan]).tolist() == [longest]
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "text"),
+    [
+        ("full", Recompute.FULL, "full"),
+        ({"full": 12}, FirstLayers(Recompute.FULL, 12), "full (12 layers a stage)"),
+        ({"selective": 3}, FirstLayers(Recompute.SELECTIVE, 3), "selective (3 layers a stage)"),
+        ({"operators": ["up", "activation"]}, SomeOperators(("up", "activation")), "up + activation"),
+    ],
+)
+def test_a_recomputation_reads_and_writes_as_it_is_typed(document: Any, value: Recomputation, text: str) -> None:
+    assert recomputation(document) == value
+    assert value.document == document
+    assert str(value) == text
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("ful", "met 'ful'; nearest: full"),
+        ({"full": 0}, "at least 1 of them, met 0; nearest: none"),
+        ({"full": True}, "met {'full': True}"),
+        ({"none": 3}, "met {'none': 3}"),
+        ({"full": 1, "selective": 2}, "met {'full': 1, 'selective': 2}"),
+        ({"operators": []}, "names at least one, met none"),
+        ({"operators": ["up", "up"]}, "names each operator once, met up twice"),
+        (None, "met None"),
+    ],
+)
+def test_what_is_no_recomputation_says_so(document: Any, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        recomputation(document)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (SomeOperators(("attentoin",)), "met attentoin; nearest: attention"),
+        (FirstLayers(Recompute.FULL, 5), "a stage has at most 4 layers to recompute, met 5; nearest: 4"),
+    ],
+)
+def test_a_layout_refuses_what_its_model_does_not_have(how: Recomputation, message: str) -> None:
+    (broken,) = violations(problem(devices=4), Layout(pipeline=4, stages=(4, 2, 1, 1), recompute=how))
+    assert broken.field == "recompute" and message in broken.message
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.sampled_from(["embedding", "layers", "head"]), st.integers(1, 4))))
+def test_layers_are_counted_over_all_runs_of_a_stage(count: int, runs: list[tuple[str, int]]) -> None:
+    small = problem(devices=1, layers=9)
+    plan = plan_of(small, Layout(), FirstLayers(Recompute.FULL, count))
+    found = StageCosts(small).blocks.runs(plan, tuple(runs))
+    assert [name for name, n, _ in found for _ in range(n)] == [name for name, n in runs for _ in range(n)]
+    again = [first for name, n, first in found if name == "layers" for _ in range(n)]
+    assert again == [index < count for index in range(len(again))]
+    assert not any(first for name, _, first in found if name != "layers")
