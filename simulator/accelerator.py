@@ -9,7 +9,8 @@ class MatmulModel:
 
     ``time = launch + waves(m, n) * wave_work / (peak * fraction * k / (k + half_k))``: a
     tile of ``tile`` rows and columns runs on one of ``units`` processors, and the last
-    wave of tiles costs as much as a full one where ``units`` is not 0.
+    wave of tiles costs as much as a full one where ``units`` is not 0. Where there are fewer
+    tiles than processors, several of them share the reduction of a tile (split-k [1]_).
 
     Parameters
     ----------
@@ -23,6 +24,11 @@ class MatmulModel:
         Processors that work on tiles at once; 0 for no wave quantisation.
     gradient
         Rate of the two gradient products, bias gradient included, over that of forward.
+
+    References
+    ----------
+    .. [1] Osama et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication on
+       the GPU", PPoPP 2023, section 3.2 (fixed-split).
     """
 
     fraction: float = 1.0

@@ -64,17 +64,17 @@ def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: 
     >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
     0.002
     """
-    model = accelerator.matmul
-    rate = accelerator.peak(dtype) * model.fraction * product.k / (product.k + model.half_k)
-    area = product.count * product.m * product.n
+    model, area, reduced = accelerator.matmul, product.count * product.m * product.n, float(product.k)
     if model.units:
         tiles = product.count * ceil(product.m / model.tile[0]) * ceil(product.n / model.tile[1])
         area = ceil(tiles / model.units) * model.units * model.tile[0] * model.tile[1]
+        reduced /= max(model.units // tiles, 1)
+    rate = accelerator.peak(dtype) * model.fraction * reduced / (reduced + model.half_k)
     if traffic is None:
         elements = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
         traffic = elements * ITEMSIZE[dtype]
     memory = traffic / accelerator.bandwidth(OperatorKind.MATMUL)
-    return max(2.0 * area * product.k / rate, memory)
+    return max(2.0 * area * reduced / rate, memory)
 
 
 def operator_time(

@@ -49,6 +49,24 @@ def test_waves_round_up() -> None:
     assert matmul_time(waves, "fp32", Matmul(1, 50, 10, 7)) == pytest.approx(2 * one)
 
 
+def test_processors_without_a_tile_share_the_reduction_of_others() -> None:
+    # 1 tile of 10 x 10 on 4 processors: each reduces 2 of 8, a quarter of the time of 4 tiles; 2 tiles: a half;
+    # 3 tiles leave one processor idle and take as long as 4
+    waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tile=(10, 10), units=4))
+    one, two, three, four = (matmul_time(waves, "fp32", Matmul(1, 10, 10 * tiles, 8)) for tiles in (1, 2, 3, 4))
+    assert (one, two, three) == pytest.approx((four / 4, four / 2, four))
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h100-80gb"])
+def test_gradients_of_a_small_kernel_are_not_slower_than_its_forward_by_the_number_of_processors(name: str) -> None:
+    # 3 x 3 from 64 to 64 channels on 256 images of 56 x 56: weights' gradients are one product of [576, 802,816] and
+    # [802,816, 64], 5 tiles; backward does twice the work of forward, some of it at a lower rate
+    block, operator = found(ResNet((3, 4, 6, 3)), "stage_1", "convolution")
+    sizes = {dim: 256 if dim == "batch" else size for dim, size in operator.dims}
+    forward, backward = (operator_time(accelerator(name), block, operator, sizes, each) for each in Pass)
+    assert 1 < backward / forward < 4
+
+
 def test_optimizer_reads_and_writes_state_once() -> None:
     assert optimizer_time(IDEAL, 1e6 * 30.0) == pytest.approx(0.5 + 30.0)
 
