@@ -1,0 +1,226 @@
+"""The gallery: every scenario is simulated and fits, and every technique does what it is for."""
+
+import math
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from scenarios import library, load
+from scenarios.loader import scenario_in
+from scenarios.reader import Document, read
+from scenarios.simulation import Simulation
+
+NAMES = [name for name in library.names() if name.startswith("gallery/")]
+MAX_TASKS = 60_000
+"""Tasks of one step that a core simulates in about a second."""
+
+BEYOND = {
+    "context-ring": "counts the whole square of attention, of which the kernel computes half",
+    "context-all-gather": "counts the whole square of attention, of which the kernel computes half",
+    "context-ulysses": "counts the whole square of attention, of which the kernel computes half",
+    "dlrm-dcnv2-8-b300": "sums all tables over the devices",
+}
+"""Why the model FLOP/s of some are not 5 to 65 % of the peak."""
+
+
+@cache
+def simulated(name: str) -> Simulation:
+    return load(name).simulate()
+
+
+def variant(name: str, fields: Mapping[str, Any]) -> Simulation:
+    """Return the step of a scenario with some fields, by dotted path, of other values."""
+    document = read(library.find(name))
+    data = deepcopy(document.data)
+    for path, value in fields.items():
+        *sections, last = path.split(".")
+        table = data
+        for section in sections:
+            table = table[section]
+        table[last] = value
+    return scenario_in(Document(document.file, data)).simulate()
+
+
+def exposed(result: Simulation, kind: str) -> float:
+    return dict(result.exposed_communication)[f"{kind} communication"]
+
+
+def test_the_gallery_has_both_rooms() -> None:
+    rooms = [name.split("/")[1] for name in NAMES]
+    assert rooms.count("techniques") >= 30
+    assert rooms.count("models") >= 15
+
+
+def test_a_bare_name_means_one_scenario_of_the_library() -> None:
+    bare = [name.rsplit("/", 1)[-1] for name in library.names()]
+    assert sorted(bare) == sorted(set(bare))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scenario_of_the_gallery_is_quick_fits_and_is_finite(name: str, record_property: Any) -> None:
+    start = time.process_time()
+    result = simulated(name)
+    record_property("cpu_seconds", time.process_time() - start)
+    assert result.fits
+    assert 0 < result.step_time < math.inf
+    assert all(0 < stage.peak < math.inf for stage in result.memory)
+    assert result.tasks <= MAX_TASKS
+    bare = name.rsplit("/", 1)[-1]
+    assert (0.05 <= result.mfu <= 0.65) is (bare not in BEYOND)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scenario_of_the_gallery_says_where_it_comes_from(name: str) -> None:
+    comment = [row for row in library.find(name).read_text().splitlines() if row.startswith("#")]
+    assert any(word in row for row in comment for word in ("# Source: ", "# Model: "))
+    assert ("techniques" in name) <= any(row.startswith("# Look at: ") for row in comment)
+
+
+USUAL = ["pipeline", "data", "tensor"]
+EVEN_4, EVEN_8 = [8, 8, 8, 7], [4, 4, 4, 4, 4, 4, 4, 3]
+ONE_CHUNK = {"plan.chunks": 1, "plan.stages": EVEN_4}
+TWO_CHUNKS = {"plan.chunks": 2, "plan.stages": EVEN_8}
+QUIET = [
+    {
+        "name": "another job",
+        "devices": [*range(8, 16), *range(24, 32)],
+        "collective": "all_reduce",
+        "size": "1 B",
+        "period": "1000 s",
+    }
+]
+
+FASTER: list[tuple[str, dict[str, Any]]] = [
+    ("data-parallel-buckets", {"plan.overlap_gradients": False}),
+    ("zero-1-optimizer", {"plan.zero": 0}),
+    ("sequence-parallel", {"plan.sequence_parallel": False}),
+    ("pipeline-gpipe", {"plan.schedule": "naive"}),
+    ("pipeline-1f1b", {"plan.schedule": "naive"}),
+    ("pipeline-interleaved", {"plan.schedule": "1f1b"} | ONE_CHUNK),
+    ("pipeline-looped-bfs", {"plan.schedule": "gpipe"} | ONE_CHUNK),
+    ("pipeline-zb1p", {"plan.schedule": "1f1b"}),
+    ("pipeline-zb2p", {"plan.schedule": "zb1p"}),
+    ("pipeline-interleaved-zero-bubble", {"plan.schedule": "interleaved"}),
+    ("pipeline-interleaved-zero-bubble", {"plan.schedule": "zb1p"} | ONE_CHUNK),
+    ("pipeline-zbv", {"plan.schedule": "1f1b"} | ONE_CHUNK),
+    ("pipeline-zbv", {"plan.schedule": "interleaved_zero_bubble"}),
+    ("pipeline-dualpipev", {"plan.schedule": "zbv"}),
+    ("pipeline-dualpipev", {"plan.schedule": "1f1b", "plan.chunks": 1}),
+    ("uneven-stages", {"plan.stages": "even"}),
+    ("mixed-devices", {"plan.stages": "even"}),
+    ("context-ring", {"plan.attention": "all_gather"}),
+]
+"""A scenario, and fields with which its step takes longer."""
+
+SLOWER: list[tuple[str, dict[str, Any]]] = [
+    ("data-parallel-no-overlap", {"plan.overlap_gradients": True}),
+    ("parameter-server", {"cluster.algorithms": {}}),
+    ("straggler", {"cluster.speeds": {}}),
+    ("shared-network", {"cluster.tenants": QUIET}),
+    ("bad-placement", {"plan.order": USUAL}),
+    ("recompute-selective", {"plan.recompute": "none"}),
+    ("recompute-full", {"plan.recompute": "selective"}),
+    ("optimizer-offload", {"plan.offload": []}),
+    ("expert-imbalance", {"model.transformer.experts.imbalance": 1.0}),
+]
+"""A scenario, and fields without which its step is shorter: a hindrance, or the price of memory."""
+
+LEANER: list[tuple[str, dict[str, Any]]] = [
+    ("tensor-parallel", {"plan.tensor": 1, "plan.data": 8, "plan.microbatch": 1}),
+    ("sequence-parallel", {"plan.sequence_parallel": False}),
+    ("zero-1-optimizer", {"plan.zero": 0}),
+    ("recompute-selective", {"plan.recompute": "none"}),
+    ("recompute-full", {"plan.recompute": "selective"}),
+    ("optimizer-offload", {"plan.offload": []}),
+    ("pipeline-naive", {"plan.schedule": "1f1b"}),
+    ("pipeline-1f1b", {"plan.schedule": "gpipe"}),
+    ("pipeline-interleaved", {"plan.schedule": "looped_bfs"}),
+    ("pipeline-zb1p", {"plan.schedule": "zb2p"}),
+    ("pipeline-zbv", {"plan.schedule": "1f1b"} | ONE_CHUNK),
+    ("expert-parallel", {"plan.expert": 1}),
+    ("expert-tensor-parallel", {"plan.tensor": 1, "plan.data": 8, "plan.sequence_parallel": False}),
+    *(
+        (f"context-{how}", {"plan.context": 1, "plan.data": 8, "training.global_batch": 8})
+        for how in ("ring", "all-gather", "ulysses")
+    ),
+]
+"""A scenario, and fields with which its fullest device holds more."""
+
+
+@pytest.mark.parametrize(("name", "fields"), FASTER)
+def test_a_technique_saves_time(name: str, fields: dict[str, Any]) -> None:
+    assert simulated(name).step_time < 0.999 * variant(name, fields).step_time
+
+
+@pytest.mark.parametrize(("name", "fields"), SLOWER)
+def test_a_hindrance_costs_time(name: str, fields: dict[str, Any]) -> None:
+    assert simulated(name).step_time > 1.01 * variant(name, fields).step_time
+
+
+@pytest.mark.parametrize(("name", "fields"), LEANER)
+def test_a_technique_saves_memory(name: str, fields: dict[str, Any]) -> None:
+    assert simulated(name).peak_memory < 0.99 * variant(name, fields).peak_memory
+
+
+def test_gpipe_and_1f1b_have_the_same_bubble_and_it_is_the_published_one() -> None:
+    # 4 stages, 16 microbatches: (p - 1) / (m + p - 1) = 3 / 19; besides the optimizer's step and the embeddings
+    gpipe, steady = simulated("pipeline-gpipe"), simulated("pipeline-1f1b")
+    assert gpipe.step_time == pytest.approx(steady.step_time, rel=1e-3)
+    assert 3 / 19 < steady.bubble < 3 / 19 + 0.02
+
+
+def test_a_naive_pipeline_works_on_one_device_at_a_time() -> None:
+    # 3 of 4 devices are idle, but for the optimizer's step
+    assert 0.7 < simulated("pipeline-naive").bubble < 0.75
+
+
+def test_two_chunks_halve_the_bubble() -> None:
+    # 3 / 19 of the step or 3 / 16 of the work with one chunk; 3 / 32 of the work, 3 / 35 of the step, with two
+    for name in ("pipeline-interleaved", "pipeline-looped-bfs"):
+        assert 3 / 35 < simulated(name).bubble < 3 / 35 + 0.02
+
+
+def test_a_straggler_takes_no_longer_than_it_is_slow() -> None:
+    healthy = simulated("data-parallel-buckets").step_time
+    assert 1.2 * healthy < simulated("straggler").step_time <= 1.25 * healthy
+
+
+def test_a_pair_of_passes_hides_the_exchange_between_experts() -> None:
+    apart = variant("pipeline-dualpipev", {"plan.schedule": "zbv"})
+    assert exposed(simulated("pipeline-dualpipev"), "expert") < 0.5 * exposed(apart, "expert")
+
+
+def test_a_ring_hides_what_a_gather_shows() -> None:
+    ring, gather = simulated("context-ring"), simulated("context-all-gather")
+    assert exposed(ring, "context") < 0.5 * exposed(gather, "context")
+
+
+def test_a_parameter_server_is_as_fast_as_its_network_port() -> None:
+    # 8 ranks of the other node send all gradients, 4 bytes each, through the server's NIC of 24 GB/s, and get as much
+    parameters = load("parameter-server").problem.graph.num_parameters
+    assert simulated("parameter-server").step_time > 2 * 8 * 4 * parameters / 24e9
+
+
+def test_an_offloaded_optimizer_is_on_the_host() -> None:
+    # AdamW: 12 bytes a parameter in fp32, once for each of two data-parallel ranks, which share the host
+    (stage,) = simulated("optimizer-offload").memory
+    parameters = load("optimizer-offload").problem.graph.num_parameters
+    assert stage.optimizer == 0
+    assert stage.host_peak == pytest.approx(2 * 12 * parameters, rel=0.01)
+
+
+def test_a_bad_placement_is_the_same_plan_elsewhere() -> None:
+    # the order of the axes says where ranks are: what a device holds stays
+    usual = variant("bad-placement", {"plan.order": USUAL})
+    assert simulated("bad-placement").peak_memory == usual.peak_memory
+    assert exposed(simulated("bad-placement"), "tensor") > 2 * exposed(usual, "tensor")
+
+
+def test_the_configuration_beside_a_scenario_is_the_published_model() -> None:
+    # TinyLlama: 22 layers of 2 * 2048^2 + 2 * 2048 * 256 + 3 * 2048 * 5632 + 2 * 2048, and 2 * 32000 * 2048 + 2048
+    layer = 2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 5632 + 2 * 2048
+    assert load("tinyllama-1.1b-8-a100").problem.graph.num_parameters == 22 * layer + 2 * 32000 * 2048 + 2048
