@@ -27,7 +27,9 @@ _SEQUENCE_CUT = frozenset(
     {OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE, OperatorKind.TOP_K, OperatorKind.MATMUL}
 )
 """Kinds that sequence parallelism cuts: a product is one that tensor parallelism leaves whole, as a router's."""
-_ALONG_SEQUENCE = ("key", "capacity")
+CAPACITY = "capacity"
+"""The dim of the slots that an expert has for the tokens of one sequence."""
+_ALONG_SEQUENCE = ("key", CAPACITY)
 """Dims of tensors that an operator over ``sequence`` makes: keys and values, and tokens sent to experts."""
 
 
@@ -63,7 +65,8 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
     * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
       `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
     * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
-      layout to the other and back in all-to-alls [6]_.
+      layout to the other and back in all-to-alls [6]_. With sequence parallelism each tensor rank sends
+      its part of the tokens, and the parts of an expert's tokens are gathered where the expert is.
 
     References
     ----------
@@ -89,6 +92,8 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
         cuts |= _context_cuts(block, operator, names, by.attention, cuts)
     if tensor is None and by.sequence_parallel and operator.kind in _SEQUENCE_CUT and SEQUENCE in names:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
+    if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
+        cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
     if by.expert:
         cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
     return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()))
@@ -103,9 +108,13 @@ def _context_cuts(
     if "key" in names:
         ring = attention is Attention.RING and operator.kind is OperatorKind.ATTENTION
         return dict.fromkeys((SEQUENCE, "key") if ring else (SEQUENCE,), (CONTEXT,))
-    made = {dim for tensor in operator.inputs + operator.outputs for dim in block.tensor[tensor].dims}
-    dims = [dim for dim in (SEQUENCE, *_ALONG_SEQUENCE) if dim in names or dim in made]
+    dims = [dim for dim in (SEQUENCE, *_ALONG_SEQUENCE) if dim in names or _has(block, operator, dim)]
     return dict.fromkeys(dims, (CONTEXT,))
+
+
+def _has(block: Block, operator: Operator, dim: str) -> bool:
+    """Return whether an operator reads or makes a tensor with a dim."""
+    return any(dim in block.tensor[name].dims for name in operator.inputs + operator.outputs)
 
 
 def is_expert(block: Block, operator: Operator) -> bool:

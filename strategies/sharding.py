@@ -28,6 +28,11 @@ class ShardingSpec:
         """The same cuts with nothing left to sum."""
         return ShardingSpec(self.cuts)
 
+    def without(self, axis: str) -> "ShardingSpec":
+        """Return the layout in which an axis cuts nothing, and nothing is left to sum."""
+        cuts = ((dim, tuple(each for each in axes if each != axis)) for dim, axes in self.cuts)
+        return ShardingSpec(tuple((dim, axes) for dim, axes in cuts if axes))
+
     def __str__(self) -> str:
         cuts = ", ".join(f"{dim}/{'*'.join(axes)}" for dim, axes in self.cuts)
         return f"[{cuts}]" + (f" partial over {'*'.join(self.partial)}" if self.partial else "")
@@ -73,6 +78,8 @@ class Redistribution:
 def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribution, ...]:
     """Return the collectives that turn ``source`` into ``target``; cutting what is whole is free.
 
+    What is gathered is gathered last, so that no other collective moves more than it must.
+
     >>> redistribute(ShardingSpec(partial=("tensor",)), REPLICATED)
     (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim=''),)
     """
@@ -84,9 +91,21 @@ def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribu
     for axis in source.partial:
         collective = Collective.REDUCE_SCATTER if axis in wanted else Collective.ALL_REDUCE
         steps.append(Redistribution(collective, axis, wanted.get(axis, "")))
-    for axis, dim in placed.items():
-        if axis not in wanted:
-            steps.append(Redistribution(Collective.ALL_GATHER, axis, dim))
-        elif wanted[axis] != dim:
-            steps.append(Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis]))
-    return tuple(steps)
+    moved = (axis for axis, dim in placed.items() if wanted.get(axis, dim) != dim)
+    steps += [Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis]) for axis in moved]
+    gathered = ((axis, dim) for axis, dim in placed.items() if axis not in wanted)
+    return (*steps, *(Redistribution(Collective.ALL_GATHER, axis, dim) for axis, dim in gathered))
+
+
+def after(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
+    """Return the layout that a collective leaves.
+
+    >>> exchange = Redistribution(Collective.ALL_TO_ALL, "expert", "experts")
+    >>> print(after(ShardingSpec((("batch", ("expert",)),)), exchange))
+    [experts/expert]
+    """
+    cuts = dict(layout.without(move.axis).cuts)
+    if move.collective in (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL):
+        cuts[move.dim] = (*cuts.get(move.dim, ()), move.axis)
+    partial = tuple(axis for axis in layout.partial if axis != move.axis)
+    return ShardingSpec(tuple(cuts.items()), partial)

@@ -20,7 +20,7 @@ from strategies.lowering.ring_attention import ring_backward, ring_forward
 from strategies.lowering.step import Step, communication
 from strategies.mesh import CONTEXT, EXPERT, Mesh
 from strategies.parallelism import EXPERTS
-from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, redistribute
+from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, after, redistribute
 
 _DISTRIBUTED = frozenset(
     {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
@@ -65,13 +65,13 @@ class BlockLayout:
     def sizes(self, operator: Operator) -> dict[str, int]:
         """Return the local size of every dim of an operator's iteration space."""
         cuts = dict(self.shardings[operator.name].cuts)
-        return {dim: self._scaled(dim, size) // self._ways(cuts.get(dim, ())) for dim, size in operator.dims}
+        return {dim: -(-self._scaled(dim, size) // self._ways(cuts.get(dim, ()))) for dim, size in operator.dims}
 
     def tensor_bytes(self, name: str, spec: ShardingSpec = REPLICATED) -> int:
         """Return the bytes of one rank's share of a tensor in the layout ``spec``."""
         tensor = self.block.tensor[name]
         sizes = {
-            dim: self._scaled(dim, size) // self._ways(spec.axes(dim))
+            dim: -(-self._scaled(dim, size) // self._ways(spec.axes(dim)))
             for dim, size in zip(tensor.dims, tensor.shape, strict=True)
         }
         return local_bytes(tensor, sizes)
@@ -195,13 +195,12 @@ def _collectives(
     target: ShardingSpec,
     what: str = "",
 ) -> list[Step]:
-    steps = []
+    steps, current = [], source
     for move in redistribute(source, target):
-        if move.axis not in groups:
-            continue
-        whole = ShardingSpec(tuple((d, tuple(a for a in axes if a != move.axis)) for d, axes in source.cuts))
-        exchanges = move.collective is Collective.ALL_TO_ALL
-        size = float(layout.tensor_bytes(name, source.complete if exchanges else whole))
-        step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
-        steps.append(step._replace(tensor=name))
+        if move.axis in groups:
+            exchanges = move.collective is Collective.ALL_TO_ALL
+            size = float(layout.tensor_bytes(name, current.complete if exchanges else current.without(move.axis)))
+            step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
+            steps.append(step._replace(tensor=name))
+        current = after(current, move)
     return steps

@@ -47,6 +47,27 @@ def test_tokens_go_to_their_experts_and_back(expert: int) -> None:
         assert found == [("expert", Collective.ALL_TO_ALL, sent)] * 2
 
 
+def test_a_tensor_rank_sends_its_part_of_the_tokens() -> None:
+    # with sequence parallelism over 2 ranks half the tokens each: half the bytes of both exchanges; what an expert
+    # reads is gathered from the 2, and what it makes in two partial sums is scattered over them
+    small = mixture()
+    layout = Layout(data=4, tensor=2, expert=4, sequence_parallel=True)
+    plan, costs = complete(small, layout), StageCosts(small)
+    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
+    found = [
+        (step.axis, step.collective, step.size)
+        for step in steps.forward
+        if step.tensor.startswith(("dispatched", "expert_n"))
+    ]
+    whole = float(SEQUENCE * TOP_K * HIDDEN * FP32)
+    assert found == [
+        ("expert", Collective.ALL_TO_ALL, whole / 2),
+        ("tensor", Collective.ALL_GATHER, whole),
+        ("tensor", Collective.REDUCE_SCATTER, whole),
+        ("expert", Collective.ALL_TO_ALL, whole / 2),
+    ]
+
+
 @pytest.mark.parametrize("expert", [1, 2, 4, 8])
 @pytest.mark.parametrize("zero", [0, 1])
 def test_experts_are_held_by_fewer_and_what_all_share_by_all(expert: int, zero: int) -> None:
