@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["LinkUse", "Span", "Timeline", "simulated"]
 
 
+_SOMETIMES = (TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION)
+
+
 @dataclass(frozen=True)
 class LinkUse:
     """What one link of a class of ``count`` carries in a step: byte/s, bytes, and the fraction of its capacity."""
@@ -114,12 +117,15 @@ class Timeline:
         return 1 - used / total if total else 0.0
 
     def exposed_communication(self) -> dict[TaskKind, float]:
-        """Return by kind the seconds of communication with no compute under it, averaged over ranks."""
+        """Return by kind the seconds of communication with no compute under it, averaged over ranks.
+
+        Of kinds that a plan need not have, those between experts and along a sequence, only what there is.
+        """
         computing = {kind for kind in TaskKind if kind.computes}
         ranks = max(int(self._ranks.sum()), 1)
         result: dict[TaskKind, float] = {}
         for kind in TaskKind:
-            if kind.communicates:
+            if kind.communicates and (kind not in _SOMETIMES or self._seconds([kind]).any()):
                 alone = self._seconds(computing | {kind}) - self._seconds(computing)
                 result[kind] = float(alone @ self._ranks) / ranks
         return result

@@ -1,8 +1,9 @@
 """The plan as a user writes it, the rules it must keep, and the complete plan it means."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from math import gcd, isqrt
 from typing import NamedTuple
 
@@ -134,6 +135,15 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
             f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){context} = {ranks} ranks, "
             f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
+    if layout.order != AXES:
+        yield from _order_violations(layout)
+    if layout.placement and sorted(layout.placement) != sorted(cluster.free_devices):
+        wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
+        met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
+        yield Violation("placement", f"placement names each of the {free} free devices once, {met}")
+
+
+def _order_violations(layout: Layout) -> Iterator[Violation]:
     sizes = {name: getattr(layout, name) for name in AXES if name != REPLICA}
     needed = {name for name, size in sizes.items() if name in (PIPELINE, DATA, TENSOR) or size > 1}
     if len(set(layout.order)) != len(layout.order) or not needed <= set(layout.order) <= set(AXES):
@@ -141,10 +151,6 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
         yield Violation(
             "order", f"order names {', '.join(names[:-1])} and {names[-1]} once each, met {', '.join(layout.order)}"
         )
-    if layout.placement and sorted(layout.placement) != sorted(cluster.free_devices):
-        wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
-        met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
-        yield Violation("placement", f"placement names each of the {free} free devices once, {met}")
 
 
 def _zero_violations(layout: Layout) -> Iterator[Violation]:
@@ -200,7 +206,8 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         )
 
 
-def _sizes(graph: OperatorGraph, dims: Container[str]) -> dict[str, int]:
+@lru_cache(maxsize=64)
+def _sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
     """Return the sizes of some dims of operators, of one that has several their greatest common divisor."""
     sizes: dict[str, int] = {}
     for block in graph.blocks:
@@ -373,10 +380,16 @@ def complete(problem: Problem, layout: Layout) -> Plan:
 
 def _mesh(layout: Layout) -> Mesh:
     """Return the mesh of a layout; where groups of data ranks share states, with an axis for their replicas."""
-    order = list(layout.order)
-    if REPLICA not in order:
-        order.insert(order.index(DATA), REPLICA)
     sizes = {name: getattr(layout, name) for name in AXES}
     sizes[DATA] //= layout.expert * layout.replica
+    return _mesh_of(layout.order, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=4096)
+def _mesh_of(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """Return the mesh of axes in an order, those of one rank left out where no plan needs them."""
+    names, of_axis = list(order), dict(sizes)
+    if REPLICA not in names:
+        names.insert(names.index(DATA), REPLICA)
     always = (PIPELINE, DATA, TENSOR)
-    return Mesh(tuple(Axis(name, sizes[name]) for name in order if name in always or sizes[name] > 1))
+    return Mesh(tuple(Axis(name, of_axis[name]) for name in names if name in always or of_axis[name] > 1))

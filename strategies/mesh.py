@@ -55,7 +55,10 @@ class Mesh:
 
     def size(self, name: str) -> int:
         """Return the size of an axis; 1 where the mesh has none of that name."""
-        return next((axis.size for axis in self.axes if axis.name == name), 1)
+        for axis in self.axes:
+            if axis.name == name:
+                return axis.size
+        return 1
 
     def stride(self, name: str) -> int:
         """Return the distance in ranks of two neighbours along an axis."""

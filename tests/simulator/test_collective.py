@@ -129,7 +129,7 @@ def test_equal_leaves_and_nodes_may_change_places(
         shuffled = [moved[i] for i in by_node]
         same = time(cluster, collective, algorithm, group, 64.0)
         assert time(cluster, collective, algorithm, moved, 64.0) == pytest.approx(same, rel=1e-12)
-        if collective is not Collective.SEND:
+        if collective not in (Collective.SEND, Collective.SHIFT):  # these go from each rank to the next
             assert time(cluster, collective, algorithm, shuffled, 64.0) == pytest.approx(same, rel=1e-12)
 
 
