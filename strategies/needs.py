@@ -47,10 +47,11 @@ class Needs:
     def _held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
-        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload)
+        buffers = self.costs.buffers(plan)
+        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload, buffers)
         if key not in self._resident:
-            counts = self.costs.held(plan).positions
-            sizes = {n: resident(self.cluster.accelerator, self.training, plan, n, 0) for n in dict.fromkeys(counts)}
+            counts = list(zip(self.costs.held(plan).positions, buffers, strict=True))
+            sizes = {n: resident(self.cluster.accelerator, self.training, plan, *n, 0) for n in dict.fromkeys(counts)}
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
         return self._resident[key]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from simulator.operator_graph import ITEMSIZE
+from strategies.framework import FRAMEWORKS, Framework
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
@@ -32,6 +33,8 @@ class Training:
         (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
     gradient_clipping
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
+    framework
+        What runs the step, one of `FRAMEWORKS`: what it keeps in memory besides.
     """
 
     global_batch: int
@@ -40,6 +43,7 @@ class Training:
     optimizer: str = "adamw"
     gradient_precision: str | None = None
     gradient_clipping: bool = False
+    framework: str = "megatron"
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.sequence < 1:
@@ -51,6 +55,13 @@ class Training:
         if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
             known = ", ".join(GRADIENT_PRECISIONS)
             raise ValueError(f"gradient_precision is one of {known}, met {self.gradient_precision}")
+        if self.framework not in FRAMEWORKS:
+            raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
+
+    @property
+    def conventions(self) -> Framework:
+        """What the framework keeps in memory, and how."""
+        return FRAMEWORKS[self.framework]
 
     @property
     def dtype(self) -> str:

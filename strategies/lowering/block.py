@@ -3,11 +3,13 @@
 from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
+from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
+from strategies.lowering.liveness import Liveness
 from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
-from strategies.lowering.recompute import BlockMemory, block_memory, with_recompute
+from strategies.lowering.recompute import BlockMemory, Moments, moments, with_recompute
 from strategies.lowering.split import Split, split
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.weights import factored_elements, quantised_elements
@@ -64,7 +66,10 @@ class BlockCosts:
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
+        self._liveness: dict[tuple[str, int, int], Liveness] = {}
+        self._moments: dict[tuple[str, int, int, OfLayer], Moments] = {}
         self._memories: dict[tuple[str, int, int, OfLayer], BlockMemory] = {}
+        self._buffers: dict[tuple[str, int, int], BlockBuffers] = {}
         self._steps: dict[tuple[object, ...], BlockSteps] = {}
         self._costs: dict[tuple[str, int, bool, object], BlockCost] = {}
 
@@ -119,13 +124,20 @@ class BlockCosts:
         """Return what one microbatch of a block holds on a rank."""
         layer = again and self.blocks[name].layer  # others keep all
         recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
-        sequences = 1 if self._scales(plan, name) else plan.microbatch
-        key = (name, self.cut(plan), sequences, recompute)
+        key = (name, self.cut(plan), plan.microbatch, recompute)
         if key not in self._memories:
-            self._memories[key] = block_memory(self._layout(plan, name, sequences), recompute)
-        if sequences == plan.microbatch:
-            return self._memories[key]
-        return BlockMemory(*(plan.microbatch * size for size in self._memories[key]))
+            sequences = 1 if self._scales(plan, name) else plan.microbatch
+            which = (name, self.cut(plan), sequences, recompute)
+            if which not in self._moments:
+                self._moments[which] = moments(self._live(plan, name, sequences), recompute)
+            self._memories[key] = self._moments[which].memory(plan.microbatch // sequences)
+        return self._memories[key]
+
+    def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
+        key = (name, self.cut(plan), sequences)
+        if key not in self._liveness:
+            self._liveness[key] = Liveness(self._layout(plan, name, sequences), self.problem.training.conventions)
+        return self._liveness[key]
 
     def _scales(self, plan: Plan, name: str) -> bool:
         """Return whether all that a block computes has a batch that no axis cuts: twice of it takes twice the bytes."""
@@ -136,6 +148,13 @@ class BlockCosts:
             cut = any(dim == BATCH for sharding in plan.shardings for dim, _ in sharding.cuts)
             self._scaling[key] = not cut and all(BATCH in block.tensor[each].dims for each in names)
         return self._scaling[key]
+
+    def buffers(self, plan: Plan, name: str) -> BlockBuffers:
+        """Return what a block asks its framework to keep on a rank."""
+        key = (name, self.cut(plan), plan.microbatch)
+        if key not in self._buffers:
+            self._buffers[key] = block_buffers(self._live(plan, name, plan.microbatch))
+        return self._buffers[key]
 
     def parameters(self, plan: Plan, name: str) -> int:
         """Return the elements of a block's parameters on a rank."""

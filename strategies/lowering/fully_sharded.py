@@ -166,7 +166,7 @@ class PassMemory(NamedTuple):
 def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: ActionKind) -> PassMemory:
     """Return what a pass holds whose blocks, in its order, keep activations and also take and give back ``held``.
 
-    >>> block = BlockMemory(kept=10, recomputed=5, working=20)
+    >>> block = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
     >>> gathered = Changes((Change(Category.PARAMETERS, 7),), (Change(Category.PARAMETERS, 7),))
     >>> pass_memory([block, block], [gathered] * 2, ActionKind.FORWARD)
     PassMemory(change=20, peak=47)
@@ -174,9 +174,9 @@ def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: Ac
     level = peak = 0
     for memory, each in zip(blocks, held or (NOTHING,) * len(blocks), strict=True):
         taken, given = memory.changes(kind)
-        level += taken + memory.working + _size(each.acquired)
+        level += taken + memory.working(kind) + _size(each.acquired)
         peak = max(peak, level)
-        level -= given + memory.working + _size(each.released)
+        level -= given + memory.working(kind) + _size(each.released)
     return PassMemory(level, peak)
 
 

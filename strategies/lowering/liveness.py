@@ -5,7 +5,7 @@ where one keeps it. Backward, the gradient of a tensor lives from the last opera
 tensor to the one that makes it; a sum hands on the gradient it gets, so that all its terms share one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ class Liveness:
     def __init__(self, layout: BlockLayout, framework: Framework) -> None:
         self.layout, self.framework = layout, framework
         self.block, self.operators = layout.block, layout.block.operators
+        self._read: dict[tuple[str, str], int] = {}
+        self._made: dict[str, int] = {}
 
     # tensors
 
@@ -45,11 +47,16 @@ class Liveness:
 
     def read(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor as an operator reads it."""
-        return self.size(name, self.layout.wanted(operator, name))
+        key = (operator.name, name)
+        if key not in self._read:
+            self._read[key] = self.size(name, self.layout.wanted(operator, name))
+        return self._read[key]
 
     def made(self, name: str) -> int:
         """Return the bytes of a tensor as it is made, partial results of each rank whole."""
-        return self.size(name, self.layout.produced[name].complete)
+        if name not in self._made:
+            self._made[name] = self.size(name, self.layout.produced[name].complete)
+        return self._made[name]
 
     def share(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor between the collectives that bring it to a reader: gathered ones stay cut."""
@@ -57,10 +64,18 @@ class Liveness:
         return min(wanted, self.made(name)) if name in self.layout.produced else wanted
 
     def kept(self, operator: Operator, name: str) -> tuple[str, int]:
-        """Return what an operator keeps of a tensor: a name, equal for what is the same memory, and bytes."""
+        """Return what an operator keeps of a tensor: a name, equal for what is the same memory, and bytes.
+
+        What an all-to-all brought is a copy. A product in fp8 keeps its input as it was cast, in one byte, and
+        another operator may keep the same tensor as it was. NVIDIA/TransformerEngine issue 1764: the fp8 data is
+        kept, or on Hopper its transpose.
+        """
         gathered = self.framework.keeps_gathered
         size = self.read(operator, name) if gathered else self.share(operator, name)
-        return (f"{name} exchanged" if self._exchanged(operator, name) else name), size
+        known = f"{name} exchanged" if self._exchanged(operator, name) else name
+        if not self.layout.quantises(operator):
+            return known, size
+        return f"{known} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[self.block.tensor[name].dtype]
 
     def saved(self, operator: Operator) -> tuple[str, ...]:
         """Return the tensors that an operator keeps."""
@@ -128,10 +143,9 @@ class Liveness:
         for name, start in born.items():
             if start <= index <= last.get(name, start) and name not in live:
                 live[name] = size.get(name) or self.made(name)
-        gathered = (self.read(operator, name) for name in operator.inputs if self._gathers(operator, name))
         partial = (self.made(name) for name in operator.outputs if self.made(name) > size.get(name, self.made(name)))
         besides = self._loss_copies(operator) + self._routed_copies(operator)
-        return sum(live.values()) + sum(gathered) + sum(partial) + besides
+        return sum(live.values()) + self.gathered(operator) + sum(partial) + besides
 
     def _gathers(self, operator: Operator, name: str) -> bool:
         """Return whether an operator reads a tensor gathered that is kept cut."""
@@ -152,27 +166,28 @@ class Liveness:
 
     # backward
 
-    def backward(self, held: Mapping[str, Held], again: Mapping[str, Held], where: frozenset[int]) -> tuple[int, int]:
-        """Return the bytes of the fullest moment of backward, ``held`` included: with gradients of weights and without.
+    def backward(self, held: Mapping[str, Held], again: Mapping[str, Held], where: range) -> list[int]:
+        """Return for every operator the bytes held as its backward runs, without gradients of weights.
 
         Parameters
         ----------
         again
             What recomputed operators make a second time.
         where
-            The recomputed operators: from the last to the first of them ``again`` is there.
+            The operators during whose backward ``again`` is there.
         """
-        most = without = 0
-        first, end = (min(where), max(where)) if where else (0, -1)
-        waiting = self._waiting
+        result = []
         for index, operator in enumerate(self.operators):
             live = sum(each.size for each in held.values() if each.first <= index)
-            if first <= index <= end:
+            if index in where:
                 live += sum(each.size for each in again.values() if each.first <= index)
-            live += waiting[index] + self._made_backward(operator)
-            without = max(without, live)
-            most = max(most, live + self.weight_gradient(operator))
-        return most, without
+            result.append(live + self._waiting[index] + self._making[operator.name])
+        return result
+
+    @cached_property
+    def _making(self) -> dict[str, int]:
+        """What the backward of every operator makes."""
+        return {operator.name: self._made_backward(operator) for operator in self.operators}
 
     @cached_property
     def _waiting(self) -> list[int]:
@@ -247,14 +262,13 @@ class Liveness:
             return sum(tensor.nbytes for tensor in tensors)
         return sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
 
-    def deferred_gradient(self, operators: Iterable[Operator]) -> int:
-        """Return the most bytes that the gradients of one operator's weights need while they are computed apart."""
-        return max((self.weight_gradient(each) + self._again_gathered(each) for each in operators), default=0)
-
-    def _again_gathered(self, operator: Operator) -> int:
-        if self._buffered(operator):
-            return 0
+    def gathered(self, operator: Operator) -> int:
+        """Return the bytes of the inputs that an operator gathers in each pass."""
         return sum(self.read(operator, name) for name in operator.inputs if self._gathers(operator, name))
+
+    def gathered_apart(self, operator: Operator) -> int:
+        """Return the bytes of inputs that are gathered again while gradients of weights are computed."""
+        return 0 if self._buffered(operator) else self.gathered(operator)
 
 
 def _is_sum(operator: Operator) -> bool:

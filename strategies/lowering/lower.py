@@ -525,10 +525,13 @@ class Lowering:
     def _resident(self) -> tuple[MemoryChange, ...]:
         changes: list[MemoryChange] = []
         known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
+        buffers = self.costs.buffers(self.plan)
         for index, position in enumerate(self.table.positions):
             rank = self.machine.rank(index)
             key = (position, rank.key)
             if key not in known:
-                known[key] = resident(rank.accelerator, self.training, self.plan, self._held(position), 0)
+                known[key] = resident(
+                    rank.accelerator, self.training, self.plan, self._held(position), buffers[position], 0
+                )
             changes += [MemoryChange(index, *change[1:]) for change in known[key]]
         return tuple(changes)

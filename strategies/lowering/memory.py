@@ -17,9 +17,15 @@ from strategies.training import Training
 
 
 def resident(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, rank_class: int
+    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, buffers: int, rank_class: int
 ) -> tuple[MemoryChange, ...]:
-    """Return what one rank holds for the whole step, on its device and on its host."""
+    """Return what one rank holds for the whole step, on its device and on its host.
+
+    Parameters
+    ----------
+    buffers
+        Bytes that the framework keeps besides.
+    """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
     copies = parameters.quantised * training.quantised_bytes
     states = state_bytes(training, plan, parameters)
@@ -28,7 +34,7 @@ def resident(
         Category.PARAMETERS: (share if plan.zero >= 3 else parameters.elements) * training.parameter_bytes + copies,
         Category.GRADIENTS: (share if plan.zero >= 2 else parameters.elements) * training.gradient_bytes,
         Category.OPTIMIZER: 0 if on_host else states,
-        Category.BUFFERS: int(accelerator.reserved),
+        Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
     held = tuple(MemoryChange(rank_class, category, size) for category, size in sizes.items())
     return (*held, MemoryChange(rank_class, Category.OPTIMIZER, states, host=True)) if on_host else held
@@ -74,15 +80,16 @@ def stage_memory(runs: Iterable[tuple[BlockMemory, int]]) -> StageMemory:
     Forward keeps block after block and backward gives back the last one first, so that each run
     is fullest at its last block.
 
-    >>> stage_memory([(BlockMemory(kept=10, recomputed=5, working=20), 3), (BlockMemory(2, 0, 1), 1)])[:3]
+    >>> layer = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
+    >>> stage_memory([(layer, 3), (BlockMemory(2, 0, 1, 1), 1)])[:3]
     (32, 18, 23)
     """
     held = forward = backward = 0
     listed = list(runs)
     for memory, count in listed:
         held += count * memory.kept
-        forward = max(forward, held + memory.working)
-        backward = max(backward, held + memory.recomputed + memory.working)
+        forward = max(forward, held + memory.forward)
+        backward = max(backward, held + memory.recomputed + memory.backward)
     deferred = sum(memory.deferred * count for memory, count in listed)
     inputs, weights = _fullest_inputs(listed) - held, _fullest_weights(listed)
     return StageMemory(held, max(forward - held, 0), max(backward - held, 0), deferred, inputs, weights)
@@ -97,7 +104,7 @@ def _fullest_inputs(runs: Sequence[tuple[BlockMemory, int]]) -> int:
     most = held
     for memory, count in reversed(runs):
         step = memory.deferred - memory.kept
-        fullest = memory.recomputed + memory.gradients + memory.working
+        fullest = memory.recomputed + memory.gradients + memory.inputs
         most = max(most, held + fullest, held + step * (count - 1) + fullest)
         held += step * count
     return most
@@ -107,7 +114,7 @@ def _fullest_weights(runs: Sequence[tuple[BlockMemory, int]]) -> int:
     """Return the most bytes above the first while a stage makes the gradients of its weights, the last block first."""
     held = most = 0
     for memory, count in reversed(runs):
-        most = max(most, held + memory.working)
+        most = max(most, held + memory.weights)
         held -= memory.deferred * count
     return most
 

@@ -152,8 +152,8 @@ known_parts = lru_cache(maxsize=1024)(parts)
 def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> Iterator[_Item]:
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
-    acquired = _changes(taken, memory.working) + besides.acquired
-    released = _changes(given, memory.working) + besides.released
+    working = memory.working(kind)
+    acquired, released = _changes(taken, working) + besides.acquired, _changes(given, working) + besides.released
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
         yield _Item(step, name, acquired if index == 0 else (), released if last else (), name if last else None)

@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS
-from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind
+from simulator.operator_graph import Block, Operator, OperatorKind
 from simulator.program import TaskKind
-from strategies.lowering.operator import BlockLayout, BlockSteps
+from strategies.lowering.liveness import Held, Liveness
+from strategies.lowering.operator import BlockSteps
 from strategies.lowering.split import defers
 from strategies.lowering.step import Step
 from strategies.mesh import TENSOR
@@ -43,22 +44,27 @@ class BlockMemory(NamedTuple):
         Held from forward to backward.
     recomputed
         Made again at the start of backward and held until its end.
-    working
-        Inputs and outputs of the operator that has the most, while the block runs.
+    forward, backward
+        Held beyond those at the fullest moment of each pass.
     deferred
         What the gradients of weights need, once those of inputs are made.
     gradients
         The part of it that only then exists: gradients of what operators with weights put out.
+    inputs, weights
+        Where backward is split, held beyond those at the fullest moment of each part.
     """
 
     kept: int
     recomputed: int
-    working: int
+    forward: int
+    backward: int
     deferred: int = 0
     gradients: int = 0
+    inputs: int = 0
+    weights: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
-        """Return what a pass of a kind takes at its start, and what it gives back at its end, besides ``working``."""
+        """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
         if kind is ActionKind.FORWARD:
             return self.kept, 0
         if kind is ActionKind.WEIGHT:
@@ -67,6 +73,14 @@ class BlockMemory(NamedTuple):
             return self.recomputed, self.recomputed + self.kept
         taken = self.recomputed + self.gradients
         return taken, taken + self.kept - self.deferred
+
+    def working(self, kind: ActionKind) -> int:
+        """Return what a pass of a kind holds at its fullest moment beyond what it takes."""
+        if kind is ActionKind.FORWARD:
+            return self.forward
+        if kind is ActionKind.BACKWARD:
+            return self.backward
+        return self.inputs if kind is ActionKind.INPUT else self.weights
 
 
 def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
@@ -100,60 +114,100 @@ def with_recompute(block: Block, steps: BlockSteps, how: OfLayer) -> BlockSteps:
     return BlockSteps(steps.forward, (*repeated, *steps.backward))
 
 
-def block_memory(layout: BlockLayout, how: OfLayer) -> BlockMemory:
-    """Return what one microbatch of a block holds on one rank."""
-    block = layout.block
-    again = set(recomputed_operators(block, how))
-    saved = _saved(layout, block.operators)
-    rest = tuple(operator for operator in block.operators if operator not in again)
-    gone = {name for operator in again if operator.kind not in _HEAVY for name in operator.outputs}
-    read = dict(_held(layout, o, name) for o in rest for name in o.saved if name not in gone)
-    kept = read | _boundary(layout, block, again)
-    total = sum((saved | kept).values())
-    working = max(sum(_sizes(layout, operator).values()) for operator in block.operators)
-    inputs, gradients = _deferred(layout)
-    return BlockMemory(sum(kept.values()), total - sum(kept.values()), working, inputs + gradients, gradients)
+class Moments(NamedTuple):
+    """Bytes of one block on one rank, moment by moment: those of activations, and those that no batch changes.
 
-
-def _deferred(layout: BlockLayout) -> tuple[int, int]:
-    """Return what operators with weight gradients of their own keep for them: what they read, and of what gradients."""
-    operators = [operator for operator in layout.block.operators if defers(operator)]
-    outputs = dict(_held(layout, operator, name) for operator in operators for name in operator.outputs)
-    return sum(_saved(layout, tuple(operators)).values()), sum(outputs.values())
-
-
-def _saved(layout: BlockLayout, operators: tuple[Operator, ...]) -> dict[str, int]:
-    """Return the bytes of every tensor that ``operators`` keep for backward."""
-    return dict(_held(layout, operator, name) for operator in operators for name in operator.saved)
-
-
-def _boundary(layout: BlockLayout, block: Block, again: set[Operator]) -> dict[str, int]:
-    """Return what the recomputed operators read from outside: without it they cannot run again."""
-    inside = {name for operator in again for name in operator.outputs}
-    readers = [operator for operator in block.operators if operator in again]
-    outside = ((operator, name) for operator in readers for name in operator.inputs if name not in inside)
-    return dict(_held(layout, operator, name) for operator, name in outside)
-
-
-def _held(layout: BlockLayout, operator: Operator, name: str) -> tuple[str, int]:
-    """Return what an operator keeps of a tensor: a product in fp8 keeps its input as it was cast, in one byte.
-
-    Another operator may keep the same tensor as it was. NVIDIA/TransformerEngine issue 1764: the fp8
-    data is kept, or on Hopper its transpose.
+    Parameters
+    ----------
+    kept, remade
+        Held from forward to backward, and what backward can make again.
+    forward
+        Held at the fullest moment of forward.
+    backward
+        For every operator, what is held while its backward runs, and the gradients of its weights.
+    deferred, gradients
+        As in `BlockMemory`.
+    weights
+        For every operator with weight gradients of its own, what it holds while they are computed, and them.
     """
-    size = _share(layout, operator, name)
-    if not layout.quantises(operator):
-        return name, size
-    return f"{name} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[layout.block.tensor[name].dtype]
+
+    kept: int
+    remade: int
+    forward: int
+    backward: tuple[tuple[int, int], ...]
+    deferred: int
+    gradients: int
+    weights: tuple[tuple[int, int], ...]
+
+    def memory(self, times: int = 1) -> BlockMemory:
+        """Return what ``times`` as many sequences hold."""
+        most = max(times * live + gradient for live, gradient in self.backward)
+        held = min(times * (self.kept + self.remade), most)
+        kept, without = times * self.kept, times * max(live for live, _ in self.backward)
+        return BlockMemory(
+            kept,
+            held - kept,
+            max(times * self.forward - kept, 0),
+            most - held,
+            times * self.deferred,
+            times * self.gradients,
+            max(without - held, 0),
+            max((times * live + gradient for live, gradient in self.weights), default=0),
+        )
 
 
-def _sizes(layout: BlockLayout, operator: Operator) -> dict[str, int]:
-    return {name: _share(layout, operator, name) for name in operator.inputs + operator.outputs}
+def moments(live: Liveness, how: OfLayer) -> Moments:
+    """Return what a block holds, moment by moment."""
+    operators = live.operators
+    again = set(recomputed_operators(live.block, how))
+    held, saved = _kept(live, again), _saved(live)
+    remade = {name: each for name, (each, _) in saved.items() if name not in held}
+    last = max((saved[name][1] for name in remade), default=-1)
+    where = [index for index, operator in enumerate(operators) if operator in again]
+    backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
+    gradients = (live.weight_gradient(operator) for operator in operators)
+    apart = [operator for operator in operators if defers(operator)]
+    return Moments(
+        sum(each.size for each in held.values()),
+        sum(each.size for each in remade.values()),
+        live.forward(held),
+        tuple(zip(backward, gradients, strict=True)),
+        *_deferred(live, apart),
+        tuple((live.gathered_apart(operator), live.weight_gradient(operator)) for operator in apart),
+    )
 
 
-def _share(layout: BlockLayout, operator: Operator, name: str) -> int:
-    """Return the bytes of a tensor as kept: one gathered for a reader is kept as it was produced."""
-    wanted = layout.tensor_bytes(name, layout.wanted(operator, name))
-    if name not in layout.produced:
-        return wanted
-    return min(wanted, layout.tensor_bytes(name, layout.produced[name].complete))
+def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
+    """Return what stays from forward to backward: what others keep, and what recomputed operators read from outside."""
+    result: dict[str, Held] = {}
+    inside = {name for operator in again for name in operator.outputs}
+    gone = {name for operator in again if operator.kind not in _HEAVY for name in operator.outputs}
+    for index, operator in enumerate(live.operators):
+        if operator in again:
+            found = dict(live.kept(operator, name) for name in operator.inputs if name not in inside)
+        else:
+            found = dict(live.kept(operator, name) for name in live.saved(operator) if name not in gone)
+            found |= live.unnamed(operator)
+        for name, size in found.items():
+            result.setdefault(name, Held(size, index))
+    return result
+
+
+def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
+    """Return what operators keep for backward where none is recomputed, and the last operator that keeps it."""
+    result: dict[str, tuple[Held, int]] = {}
+    for index, operator in enumerate(live.operators):
+        for name, size in (
+            *(live.kept(operator, name) for name in live.saved(operator)),
+            *live.unnamed(operator).items(),
+        ):
+            result[name] = result[name][0] if name in result else Held(size, index), index
+    return result
+
+
+def _deferred(live: Liveness, operators: list[Operator]) -> tuple[int, int]:
+    """Return what operators with weight gradients of their own keep for them: all of it, and its part of gradients."""
+    inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
+    outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
+    gradients = sum(outputs.values())
+    return sum(inputs.values()) + gradients, gradients

@@ -7,6 +7,7 @@ from itertools import chain, repeat
 from typing import NamedTuple, TypeVar, cast
 
 from strategies.lowering.block import BlockCost, BlockCosts
+from strategies.lowering.buffers import Boundary, buffers
 from strategies.lowering.classes import fold, unfolded
 from strategies.lowering.clipping import norm_axes
 from strategies.lowering.division import Division, Runs, division, runs_of
@@ -108,6 +109,7 @@ class StageCosts:
         self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
         self._held: dict[tuple[Division, int, tuple[int, ...]], Held] = {}
         self._memories: dict[tuple[Division, int], tuple[StageMemory, ...]] = {}
+        self._buffers: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._boundaries: dict[tuple[str, int, int], int] = {}
         self._shares: dict[tuple[str, str, int], int] = {}
         self._kept: dict[object, object] = {}
@@ -211,6 +213,36 @@ class StageCosts:
             self._held[key] = Held(tuple(Parameters(*row) for row in zip(*counts, strict=True)))
         return self._held[key]
 
+    def buffers(self, plan: Plan) -> tuple[int, ...]:
+        """Return the bytes that the framework keeps on a rank of each pipeline position besides states."""
+        made, framework = self.division(plan), self.problem.training.conventions
+        microbatches = plan.num_microbatches if framework.buffers_every_microbatch else 0
+        key = (made, self.blocks.cut(plan), plan.positions, plan.microbatch, microbatches)
+        if key not in self._buffers:
+            known: dict[tuple[object, ...], int] = {}
+            self._buffers[key] = tuple(
+                self._buffers_of(plan, tuple(stages), microbatches, known) for stages in _stages_by_position(plan)
+            )
+        return self._buffers[key]
+
+    def _buffers_of(
+        self, plan: Plan, stages: tuple[int, ...], microbatches: int, known: dict[tuple[object, ...], int]
+    ) -> int:
+        """Return what a framework keeps on a rank of some stages; ``known`` is what it keeps for others."""
+        made = self.division(plan)
+        boundaries = tuple(self.boundary(plan, stage) for stage in stages)
+        key = (tuple(made.kind_of[stage] for stage in stages), boundaries)
+        if key not in known:
+            names = dict.fromkeys(block for kind in key[0] for block, _ in made.kinds[kind])
+            blocks = (self.blocks.buffers(plan, name) for name in names)
+            known[key] = buffers(self.problem.training.conventions, blocks, boundaries, microbatches)
+        return known[key]
+
+    def boundary(self, plan: Plan, stage: int) -> Boundary:
+        """Return the bytes of one microbatch at both ends of a stage; 0 where there is no other."""
+        before = self.boundary_bytes(plan, stage - 1) if stage else 0
+        return Boundary(before, self.boundary_bytes(plan, stage) if stage < len(plan.stages) - 1 else 0)
+
     def _kept_once(self, plan: Plan) -> list[tuple[int, int, int]]:
         """Return the positions that have both ends of a tied parameter, and its elements and rows there."""
         placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
@@ -258,4 +290,11 @@ def _by_position(made: Division, of_block: dict[str, int], positions: Sequence[i
     result = [0] * (max(positions) + 1)
     for kind, position in zip(made.kind_of, positions, strict=True):
         result[position] += kinds[kind]
+    return result
+
+
+def _stages_by_position(plan: Plan) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in range(plan.pipeline)]
+    for stage, position in enumerate(plan.positions):
+        result[position].append(stage)
     return result

@@ -80,14 +80,14 @@ def test_the_peak_is_that_of_all_actions_in_order(value: Schedule, data: st.Data
     assert peak_activations(plan, stages).tolist() == expected
 
 
-@given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
+@given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
 def test_runs_of_blocks_hold_what_their_blocks_hold_one_by_one(runs: list[tuple[BlockMemory, int]]) -> None:
     blocks = [memory for memory, count in runs for _ in range(count)]
     kept = sum(block.kept for block in blocks)
     before = np.cumsum([0, *(block.kept for block in blocks)])[1:].tolist()
-    forward = max((held + block.working for held, block in zip(before, blocks, strict=True)), default=0)
+    forward = max((held + block.forward for held, block in zip(before, blocks, strict=True)), default=0)
     rows = zip(before, blocks, strict=True)
-    backward = max((held + block.recomputed + block.working for held, block in rows), default=0)
+    backward = max((held + block.recomputed + block.backward for held, block in rows), default=0)
     assert stage_memory(runs)[:3] == (kept, max(forward - kept, 0), max(backward - kept, 0))
 
 

@@ -9,7 +9,8 @@ from simulator.collective_kinds import Collective
 from strategies.layout import Layout, complete
 from strategies.lowering import StageCosts
 from strategies.lowering.classes import BACKWARD, FORWARD
-from strategies.lowering.recompute import block_memory
+from strategies.lowering.liveness import Liveness
+from strategies.lowering.recompute import moments
 from strategies.mesh import DATA, TENSOR
 from strategies.plan import Recompute
 from strategies.recomputation import OfLayer, SomeOperators
@@ -41,7 +42,9 @@ def test_memory_of_any_microbatch_is_that_of_its_own_layout(
     for microbatch in microbatches:
         plan = complete(small, replace(layout, microbatch=microbatch))
         for block in small.graph.blocks:
-            expected = block_memory(blocks.layout(plan, block.name), recompute)
+            expected = moments(
+                Liveness(blocks.layout(plan, block.name), small.training.conventions), recompute
+            ).memory()
             assert blocks.memory(plan, block.name) == expected
 
 

@@ -165,7 +165,7 @@ def test_experts_lie_in_the_memory_of_those_that_hold_them() -> None:
     costs = StageCosts(small).of(plan)
     parameters = costs.held.positions[0]
     share = ceil((parameters.elements - parameters.experts) / 8) + ceil(parameters.experts / 2)
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0)}
+    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0, 0)}
     assert held[Category.PARAMETERS] == held[Category.GRADIENTS] == 4 * share
     assert held[Category.OPTIMIZER] == 8 * share
 
@@ -227,7 +227,7 @@ def test_states_are_shared_as_the_zero_paper_says(ranks: int, zero: int) -> None
     plan = complete(small, Layout(data=ranks, zero=zero))
     count = 123_457
     parameters = Parameters(elements=count, tensors=1)
-    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0)}
+    held = {c.category: c.size for c in resident(small.cluster.accelerator, small.training, plan, parameters, 0, 0)}
     share = ceil(count / ranks)
     assert held[Category.PARAMETERS] == 2 * (share if zero >= 3 else count)
     assert held[Category.GRADIENTS] == 4 * (share if zero >= 2 else count)
@@ -279,13 +279,14 @@ def test_the_fullest_moment_of_two_units_by_hand() -> None:
     a, b = first.memory, second.memory
     assert a.recomputed == b.recomputed == 0
     moments = (
-        a.kept + a.working + w0 + w1,  # forward of the first unit, the second is gathered
-        a.kept + b.kept + b.working + w1,
-        a.kept + b.kept + b.working + w1 + w1 + w0,  # its own gradients, the first is gathered
-        a.kept + a.working + w0 + w0 + w1,  # its own gradients, and those of the second on their way
+        a.kept + a.forward + w0 + w1,  # forward of the first unit, the second is gathered
+        a.kept + b.kept + b.forward + w1,
+        a.kept + b.kept + b.backward + w1 + w1 + w0,  # its own gradients, the first is gathered
+        a.kept + a.backward + w0 + w0 + w1,  # its own gradients, and those of the second on their way
     )
     count = ceil(sum(pair.weights) / 2)
-    assert costs.peak_memory(pair.plan) == max(moments) + count * (4 + 4 + 8)  # fp32 Adam: two moments
+    (buffers,) = StageCosts(pair.small).buffers(pair.plan)
+    assert costs.peak_memory(pair.plan) == max(moments) + count * (4 + 4 + 8) + buffers  # fp32 Adam: two moments
     timeline = simulate(lower(pair.small, pair.plan))
     assert timeline.peak_memory == costs.peak_memory(pair.plan)
 

@@ -1,0 +1,87 @@
+"""What a framework keeps on a rank for the whole step besides states and activations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from simulator.compute import PRODUCTS
+from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from strategies.framework import Framework
+from strategies.lowering.liveness import Liveness
+from strategies.lowering.operator import BlockLayout
+from strategies.parallelism import EXPERTS
+
+
+class Boundary(NamedTuple):
+    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next."""
+
+    before: int
+    after: int
+
+
+class BlockBuffers(NamedTuple):
+    """What a block asks a framework to keep on a rank.
+
+    Parameters
+    ----------
+    dummies
+        The bytes of a gradient of a weight that nothing reads, by the rows and columns of the weight.
+    gathered
+        The buffer for the gathered input of the last product.
+    grouped, others
+        Whether it has products of experts, and products outside the framework's own layers.
+    """
+
+    dummies: Mapping[tuple[int, int], int]
+    gathered: int
+    grouped: bool
+    others: bool
+
+
+def block_buffers(live: Liveness) -> BlockBuffers:
+    """Return what a block asks its framework to keep."""
+    layout, framework = live.layout, live.framework
+    scores = {name for each in layout.block.operators if each.kind is OperatorKind.TOP_K for name in each.inputs}
+    products = [each for each in layout.block.operators if each.kind in PRODUCTS and each.parameters]
+    routers = [each for each in products if each.outputs[0] in scores]
+    last = [each for each in products if live.is_last_product(each)]
+    dummies = (
+        dict(_shape(layout, each) for each in products if each not in routers) if framework.dummy_gradients else {}
+    )
+    gathered = max((live.gathered(each) for each in last), default=0) if framework.gather_buffer else 0
+    grouped = any(each.kind is OperatorKind.GROUPED_MATMUL for each in products)
+    return BlockBuffers(dummies, gathered, grouped, bool(routers or last))
+
+
+def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], int]:
+    """Return rows and columns of one rank's share of the weight of a product, one expert's of many, and its bytes."""
+    tensor = layout.block.tensor[operator.parameters[0]]
+    sizes = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
+    sizes.pop(EXPERTS, None)
+    columns = prod(size for dim, size in sizes.items() if dim in operator.reduced)
+    rows = prod(sizes.values()) // columns
+    return (rows, columns), rows * columns * ITEMSIZE[tensor.dtype]
+
+
+def buffers(
+    framework: Framework, blocks: Iterable[BlockBuffers], boundaries: Sequence[Boundary], microbatches: int
+) -> int:
+    """Return the bytes that a framework keeps on a rank of some blocks.
+
+    Parameters
+    ----------
+    boundaries
+        Of every stage of the rank.
+    microbatches
+        Microbatches of a step.
+    """
+    found = list(blocks)
+    dummies: dict[tuple[int, int], int] = {}
+    for each in found:
+        dummies |= each.dummies
+    size = sum(dummies.values()) + max((each.gathered for each in found), default=0) + framework.workspace
+    size += framework.grouped_workspace * any(each.grouped for each in found)
+    size += framework.other_workspace * any(each.others for each in found)
+    if framework.buffers_every_microbatch:
+        return size + microbatches * sum(sum(boundary) for boundary in boundaries)
+    return size + max((boundary.before for boundary in boundaries), default=0)
