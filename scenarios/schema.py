@@ -22,6 +22,7 @@ from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
 from scenarios.long_run_schema import RunTable
 from scenarios.model_schema import ModelTable
 from simulator.models.hugging_face import MAX_LAYERS
+from strategies.framework import FRAMEWORKS
 from strategies.layout import GRADIENT_REDUCTIONS, OFFLOADS
 from strategies.mesh import AXES
 from strategies.parallelism import Attention
@@ -67,6 +68,9 @@ class TrainingTable(Table):
     global_batch: Annotated[int, Count(MAX_BATCH)] = Field(description="Sequences a step.")
     sequence: Annotated[int, Count(MAX_SEQUENCE)] = Field(description="Tokens a sequence.")
     precision: Annotated[str, OneOf(lambda: PRECISIONS)] = "bf16"
+    framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
+        default="megatron", description="What runs the step: what it keeps in memory besides."
+    )
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
     gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
         default=None,

@@ -9,6 +9,7 @@ from simulator.engine import simulate
 from simulator.memory import MemoryProfile
 from simulator.program import IntArray
 from strategies.lowering import StageCosts, lower
+from strategies.lowering.buffers import Boundary, flat_gradients
 from strategies.lowering.data import bucket_limit, fillings
 from strategies.lowering.division import Division
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
@@ -24,6 +25,7 @@ class Needs:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
+        self._flattens = self.training.conventions.flattens_gradients
         self._resident: dict[tuple[object, ...], IntArray] = {}
         self._activations: dict[tuple[str, int, int, Division, int, Sharing], IntArray] = {}
         self._capacities: dict[tuple[tuple[Axis, ...], tuple[int, ...]], NDArray[np.float64]] = {}
@@ -65,7 +67,11 @@ class Needs:
                 self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))
             else:
                 self._activations[key] = peak_activations(plan, self.costs.memories(plan))
-        return self._activations[key]
+        return np.maximum(self._activations[key], self._flat(plan)) if self._flattens else self._activations[key]
+
+    def _flat(self, plan: Plan) -> IntArray:
+        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position."""
+        return np.array([flat_gradients(self.training, plan, n) for n in self.costs.held(plan).parameters], np.int64)
 
     def _sharing(self, plan: Plan) -> Sharing:
         """Return what a plan shares; the same value for all that share nothing."""
@@ -74,15 +80,21 @@ class Needs:
     def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
         """Return what the passes of every stage hold, by variant."""
         made = self.costs.division(plan)
-        rows = (self.costs.blocks.runs(plan, runs) for runs in made.kinds)
-        named = ([(block, again) for block, n, again in row for _ in range(n)] for row in rows)
-        kinds = [self._pass_memories(plan, shared, each) for each in named]
-        return [kinds[kind] for kind in made.kind_of]
+        stages = [(kind, self.costs.ends(plan, stage)) for stage, kind in enumerate(made.kind_of)]
+        kinds = {}
+        for kind, ends in dict.fromkeys(stages):
+            runs = self.costs.blocks.runs(plan, made.kinds[kind])
+            kinds[kind, ends] = self._pass_memories(
+                plan, shared, [(b, again) for b, n, again in runs for _ in range(n)], ends
+            )
+        return [kinds[each] for each in stages]
 
-    def _pass_memories(self, plan: Plan, shared: Sharing, named: list[tuple[str, bool]]) -> dict[int, PassMemory]:
+    def _pass_memories(
+        self, plan: Plan, shared: Sharing, named: list[tuple[str, bool]], ends: Boundary
+    ) -> dict[int, PassMemory]:
         """Return what the passes of a stage hold, by variant; its blocks by name, and whether they are recomputed."""
         blocks = self.costs.blocks
-        memories = [blocks.memory(plan, name, again=again) for name, again in named]
+        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, again=again), 1) for name, again in named])]
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         result = {}

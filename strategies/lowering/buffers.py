@@ -9,7 +9,10 @@ from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
+from strategies.lowering.recompute import BlockMemory
 from strategies.parallelism import EXPERTS
+from strategies.plan import Plan
+from strategies.training import Training
 
 
 class Boundary(NamedTuple):
@@ -17,6 +20,16 @@ class Boundary(NamedTuple):
 
     before: int
     after: int
+
+    def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what the blocks of a stage hold where both have buffers: they come in runs of equal ones."""
+        rows = [row for row in runs if row[1]]
+        if not any(self) or not rows:
+            return rows
+        (first, count), *rest = rows
+        rows = [(first.within(self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
+        last, count = rows.pop()
+        return [*rows, *([(last, count - 1)] if count > 1 else []), (last.within(0, self.after), 1)]
 
 
 class BlockBuffers(NamedTuple):
@@ -61,6 +74,13 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
     columns = prod(size for dim, size in sizes.items() if dim in operator.reduced)
     rows = prod(sizes.values()) // columns
     return (rows, columns), rows * columns * ITEMSIZE[tensor.dtype]
+
+
+def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
+    """Return the bytes of the copy of a rank's gradients that is summed after the last backward."""
+    late = plan.tensor > 1 or not plan.overlap_gradients
+    flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
+    return parameters * training.gradient_bytes if flat else 0
 
 
 def buffers(

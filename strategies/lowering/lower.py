@@ -10,8 +10,9 @@ import numpy as np
 from simulator.collection import no_collection
 from simulator.collective_kinds import Collective
 from simulator.interconnect.interconnect import interconnect
-from simulator.program import Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
+from simulator.program import Category, Change, Flow, HostClass, LinkClass, MemoryChange, Piece, Program, TaskKind, Work
 from strategies.lowering.assemble import Content, assemble
+from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import SQUARES, norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.contention import Passes, passes
@@ -397,6 +398,12 @@ class Lowering:
         if key in self._work:
             return self._work[key]
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self._held(position))
+        flat = flat_gradients(self.training, self.plan, self._held(position).elements)
+        if flat:
+            changes = (Change(Category.BUFFERS, flat),)  # the copy that was summed is read back
+            piece = Piece(TaskKind.OPTIMIZER, "optimizer", 0, ticks, acquired=changes, released=changes)
+            self._work[key] = Work(TaskKind.OPTIMIZER, -1, ticks, (piece,))
+            return self._work[key]
         return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
 
     def _squares(self, position: int, rank_class: int) -> Work:

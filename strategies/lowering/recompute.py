@@ -74,6 +74,15 @@ class BlockMemory(NamedTuple):
         taken = self.recomputed + self.gradients
         return taken, taken + self.kept - self.deferred
 
+    def within(self, before: int, after: int) -> "BlockMemory":
+        """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
+        return self._replace(
+            kept=max(self.kept - before, 0) + after,
+            forward=max(self.forward - after, 0),
+            backward=max(self.backward - after, 0),
+            inputs=max(self.inputs - after, 0),
+        )
+
     def working(self, kind: ActionKind) -> int:
         """Return what a pass of a kind holds at its fullest moment beyond what it takes."""
         if kind is ActionKind.FORWARD:

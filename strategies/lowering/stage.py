@@ -110,6 +110,7 @@ class StageCosts:
         self._held: dict[tuple[Division, int, tuple[int, ...]], Held] = {}
         self._memories: dict[tuple[Division, int], tuple[StageMemory, ...]] = {}
         self._buffers: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._buffered = problem.training.conventions.buffers_every_microbatch
         self._boundaries: dict[tuple[str, int, int], int] = {}
         self._shares: dict[tuple[str, str, int], int] = {}
         self._kept: dict[object, object] = {}
@@ -160,11 +161,15 @@ class StageCosts:
     def stage(self, plan: Plan, stage: int, rank: Rank) -> StageCost:
         """Return the cost of a stage on a rank."""
         made = self.division(plan)
-        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key)
+        ends = self.ends(plan, stage)
+        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends)
         if key not in self._stage_costs:
             runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]])
             costs = (repeat(self.blocks.cost(plan, block, rank, again=again), count) for block, count, again in runs)
-            self._stage_costs[key] = StageCost(tuple(chain.from_iterable(costs)))
+            blocks = list(chain.from_iterable(costs))
+            memories = ends.applied([(cost.memory, 1) for cost in blocks])
+            pairs = zip(blocks, memories, strict=True)
+            self._stage_costs[key] = StageCost(tuple(cost._replace(memory=memory) for cost, (memory, _) in pairs))
         return self._stage_costs[key]
 
     def division(self, plan: Plan) -> Division:
@@ -182,8 +187,12 @@ class StageCosts:
         made = self.division(plan)
         key = (made, self.blocks.how(plan))
         if key not in self._memories:
-            kinds = [stage_memory(self._held_by(plan, runs)) for runs in made.kinds]
-            self._memories[key] = tuple(kinds[kind] for kind in made.kind_of)
+            stages = list(zip(made.kind_of, (self.ends(plan, stage) for stage in range(len(plan.stages))), strict=True))
+            kinds = {
+                (kind, ends): stage_memory(ends.applied(list(self._held_by(plan, made.kinds[kind]))))
+                for kind, ends in dict.fromkeys(stages)
+            }
+            self._memories[key] = tuple(kinds[each] for each in stages)
         return self._memories[key]
 
     def _held_by(self, plan: Plan, runs: Runs) -> Iterator[tuple[BlockMemory, int]]:
@@ -242,6 +251,10 @@ class StageCosts:
         """Return the bytes of one microbatch at both ends of a stage; 0 where there is no other."""
         before = self.boundary_bytes(plan, stage - 1) if stage else 0
         return Boundary(before, self.boundary_bytes(plan, stage) if stage < len(plan.stages) - 1 else 0)
+
+    def ends(self, plan: Plan, stage: int) -> Boundary:
+        """Return the bytes at both ends of a stage that lie in buffers; 0 where there are none."""
+        return self.boundary(plan, stage) if self._buffered else Boundary(0, 0)
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, int, int]]:
         """Return the positions that have both ends of a tied parameter, and its elements and rows there."""

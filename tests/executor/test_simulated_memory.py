@@ -40,7 +40,7 @@ class Case:
     def problem(self) -> Problem:
         layout = Layout(**self.layout)
         ranks = layout.data * layout.tensor * layout.pipeline
-        training = Training(self.global_batch, SEQUENCE, "fp32")
+        training = Training(self.global_batch, SEQUENCE, "fp32", framework="torch")
         return Problem(build(self.spec(), SEQUENCE, "fp32"), cluster(ranks), training)
 
     def job(self, problem: Problem) -> Job:
@@ -51,10 +51,14 @@ CASES = (
     Case("dense", 4, layout={"microbatch": 4}),
     Case("selective", 4, layout={"microbatch": 4, "recompute": Recompute.SELECTIVE}),
     Case("full", 4, layout={"microbatch": 4, "recompute": Recompute.FULL}),
+    Case("accumulation", 16, layout={"microbatch": 4}),
     Case("data", 64, rank=5, layout={"data": 64}),
+    Case("data-late", 4, layout={"data": 4, "overlap_gradients": False}),
     Case("tensor", 4, layout={"microbatch": 4, "tensor": 4}),
+    Case("tensor-sequence", 4, layout={"microbatch": 4, "tensor": 4, "sequence_parallel": True}),
     Case("tensor-full", 16, layout={"microbatch": 4, "tensor": 8, "data": 4, "recompute": Recompute.FULL}),
     Case("1f1b-first", 4, layout={"pipeline": 4}),
+    Case("1f1b-middle", 8, rank=1, layout={"pipeline": 4}),
     Case("1f1b-last", 4, rank=3, layout={"pipeline": 4}),
     Case("gpipe-middle", 4, rank=1, layout={"pipeline": 4, "schedule": "gpipe"}),
     Case("interleaved", 4, layout={"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
@@ -76,11 +80,12 @@ def measured(case: Case) -> RankMemory:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_parameters_gradients_and_states_are_exact(case: Case) -> None:
+def test_states_are_exact_and_the_peak_within_3_percent(case: Case) -> None:
     told, held = simulated(case), measured(case)
     assert held.parameters == told[Category.PARAMETERS]
     assert held.gradients == told[Category.GRADIENTS]
     assert held.optimizer == told[Category.OPTIMIZER]
+    assert told["peak"] == pytest.approx(held.peak, rel=0.03)
 
 
 def test_ranks_of_zero_1_hold_the_states_once() -> None:
