@@ -68,15 +68,15 @@ class TrainingTable(Table):
     global_batch: Annotated[int, Count(MAX_BATCH)] = Field(description="Sequences a step.")
     sequence: Annotated[int, Count(MAX_SEQUENCE)] = Field(description="Tokens a sequence.")
     precision: Annotated[str, OneOf(lambda: PRECISIONS)] = "bf16"
-    framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
-        default="megatron", description="What runs the step: what it keeps in memory besides."
-    )
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
     gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
         default=None,
         description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8, else same.",
     )
     gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
+    framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
+        default="megatron", description="What runs the step: what it keeps in memory besides."
+    )
 
 
 class PresetCluster(ConditionsTable):

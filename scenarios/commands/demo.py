@@ -27,6 +27,7 @@ training:
   sequence: 64                # tokens
   precision: fp32
   optimizer: adamw
+  framework: torch
 
 cluster:
   file: cluster.yaml

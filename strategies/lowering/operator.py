@@ -12,7 +12,7 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
-from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
+from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
@@ -102,8 +102,12 @@ class BlockLayout:
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
-                cuts |= {d: axes for d, axes in self.shardings[operator.name].cuts if d in tensor.dims}
-        # a norm's weight stays whole where only the sequence is cut, and the context axis cuts no parameter
+                cuts |= {
+                    dim: axes
+                    for dim, axes in self.shardings[operator.name].cuts
+                    if dim in tensor.dims and dim != SEQUENCE
+                }
+        # where the sequence is cut a table of positions stays whole, and the context axis cuts no parameter
         ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
         return tuple(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
 

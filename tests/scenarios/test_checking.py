@@ -59,7 +59,7 @@ def test_the_good_one_is_good() -> None:
         (
             changed(precision="precison: fp32"),
             "s.yaml:12:3: training.precison: there is no such field; "
-            "known: global_batch, sequence, precision, optimizer, gradient_precision, gradient_clipping; "
+            "known: global_batch, sequence, precision, optimizer, gradient_precision, gradient_clipping, framework; "
             "nearest: precision",
         ),
         (

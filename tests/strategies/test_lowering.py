@@ -15,6 +15,7 @@ from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine, Switch
 from simulator.program import Program, StreamKind, TaskKind
 from simulator.units import to_seconds
 from strategies.cost_model import SimulatedCost
+from strategies.framework import FRAMEWORKS
 from strategies.layout import Layout, complete
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.optimizer import optimizer_ticks
@@ -68,6 +69,7 @@ class Case(NamedTuple):
     reshard: bool = True
     central: bool = False
     clipping: bool = False
+    framework: str = "megatron"
 
     def build(self) -> tuple[Problem, Plan]:
         """Return the problem and the plan."""
@@ -90,7 +92,7 @@ class Case(NamedTuple):
             link_speeds=(("nic 0 out", self.slow_link),) if self.slow_link != 1 else (),
             overlap_slowdown=self.slowdown,
         )
-        training = replace(small.training, gradient_clipping=self.clipping)
+        training = replace(small.training, gradient_clipping=self.clipping, framework=self.framework)
         small = replace(small, cluster=cluster, training=training)
         layout = Layout(
             data=self.data,
@@ -142,6 +144,7 @@ def cases(draw: st.DrawFn, zeros: tuple[int, ...] = (0, 1), data_ranks: tuple[in
         reshard=zero < 3 or draw(st.booleans()),
         central=draw(st.booleans()),
         clipping=draw(st.booleans()),
+        framework=draw(st.sampled_from(sorted(FRAMEWORKS))),
     )
 
 

@@ -1,0 +1,146 @@
+"""Live tensors of small blocks, by hand, and what frameworks keep besides."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.models.builder import BlockBuilder
+from simulator.models.layers import cross_entropy, linear, residual
+from simulator.operator_graph import Block
+from strategies.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
+from strategies.layout import Layout, complete
+from strategies.lowering import StageCosts
+from strategies.lowering.buffers import Boundary
+from strategies.lowering.liveness import Liveness
+from strategies.lowering.operator import BlockLayout
+from strategies.lowering.recompute import BlockMemory, Moments, moments
+from strategies.mesh import Axis, Mesh
+from strategies.plan import Recompute
+from strategies.sharding import OperatorSharding
+
+from .problems import problem
+
+ONE = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 1)))
+TWO = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 2)))
+
+# one sequence of 4 tokens, hidden 8, wide 32, in bf16: x and narrow have 4 * 8 * 2 = 64 bytes, wide and active
+# 4 * 32 * 2 = 256; each weight has 8 * 32 * 2 = 512
+X, WIDE, WEIGHT = 64, 256, 512
+
+
+def layer() -> Block:
+    """Two products around an activation, and the sum with the input."""
+    builder = BlockBuilder("bf16", {"sequence": 4, "hidden": 8, "ffn": 32})
+    x = builder.tensor("x", "batch sequence hidden")
+    wide, active = (builder.tensor(name, "batch sequence ffn") for name in ("wide", "active"))
+    narrow = builder.tensor("narrow", "batch sequence hidden")
+    linear(builder, "up", x, (wide,), "batch sequence ffn hidden", weight="hidden ffn", reduced="hidden")
+    builder.elementwise("activation", "batch sequence ffn", (wide,), (active,), saved=(wide,))
+    linear(builder, "down", active, (narrow,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
+    return builder.block("layer", (x,), (residual(builder, "sum", (narrow,), x, drop=False, output="out"),), layer=True)
+
+
+def head() -> Block:
+    """The product with 16 words and its loss: 4 * 16 = 64 logits, and a weight of 8 * 16 * 2 = 256 bytes."""
+    builder = BlockBuilder("bf16", {"sequence": 4, "hidden": 8, "vocab": 16})
+    x, logits = builder.tensor("x", "batch sequence hidden"), builder.tensor("logits", "batch sequence vocab", "fp32")
+    dims = "batch sequence vocab hidden"
+    linear(builder, "logits", x, (logits,), dims, weight="hidden vocab", reduced="hidden")
+    return builder.block("head", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
+
+
+def of(block: Block, framework: Framework, how: Recompute = Recompute.NONE) -> Moments:
+    return moments(Liveness(BlockLayout(block, ONE, {}, 1), framework), how)
+
+
+def test_a_layer_by_hand() -> None:
+    found = of(layer(), MEGATRON)
+    assert found.kept == X + WIDE + WIDE
+    # as the sum runs: x, wide and active are kept, narrow is read, out is made
+    assert found.forward == X + WIDE + WIDE + X + X
+    # the gradient of out is also that of narrow and of x, and waits through all of backward
+    up = X + X + WIDE + X  # x is kept; the gradients of out and wide; it makes that of x
+    activation = X + WIDE + X + WIDE + WIDE  # x and wide are kept, active is not any more; two gradients as wide
+    down = X + WIDE + WIDE + X + WIDE  # all is kept; it makes the gradient of active
+    total = X + WIDE + WIDE + X  # the sum makes nothing
+    assert [live for live, _ in found.backward] == [up, activation, down, total]
+    assert [gradient for _, gradient in found.backward] == [0, 0, 0, 0]  # added where the gradients are
+    assert [gradient for _, gradient in of(layer(), TORCH).backward] == [WEIGHT, 0, WEIGHT, 0]
+
+
+def test_full_recompute_keeps_the_input_alone() -> None:
+    plain, again = of(layer(), TORCH), of(layer(), TORCH, Recompute.FULL)
+    assert (again.kept, again.remade) == (X, WIDE + WIDE)
+    assert again.backward == plain.backward  # all is there again
+    # the fullest moment of forward: x, wide and active as the activation runs
+    assert again.forward == X + WIDE + WIDE
+
+
+@pytest.mark.parametrize("framework", [MEGATRON, TORCH], ids=["megatron", "torch"])
+def test_sequence_parallel_keeps_shards_or_what_was_gathered(framework: Framework) -> None:
+    # the sum is cut along the sequence, the products along the wide dim: x arrives cut, and up reads it gathered
+    cuts = {"up": "ffn", "activation": "ffn", "down": "ffn", "sum": "sequence"}
+    block = layer()
+    shardings = {f"layer.{name}": OperatorSharding(name, ((dim, ("tensor",)),)) for name, dim in cuts.items()}
+    layout = BlockLayout(block, TWO, shardings, 1)
+    layout.produced["x"] = layout.shardings["sum"].of_input(block.tensor["x"])
+    found = moments(Liveness(layout, framework), Recompute.NONE)
+    assert found.kept == (X if framework.keeps_gathered else X // 2) + WIDE // 2 + WIDE // 2
+
+
+def test_logits_by_hand() -> None:
+    megatron, torch = of(head(), MEGATRON), of(head(), TORCH)
+    logits, weight = 64, 256
+    assert megatron.kept == X + 2 * logits and torch.kept == X + 4 * logits
+    # at the loss Megatron has the logits, whose gradient takes their place; torch their logarithms and two gradients;
+    # largest logit, sum and target are 4 tokens * 4 bytes each, and the gradient of the loss is theirs
+    assert megatron.backward[1] == (X + 2 * logits + 16, 0)
+    assert torch.backward[1] == (X + 3 * 4 * logits + 16, 0)
+    # at the product the logits are gone, and their gradient is there
+    assert megatron.backward[0] == (X + 2 * logits + X, 0)
+    assert torch.backward[0] == (X + 4 * logits + X, weight)
+
+
+@given(st.integers(1, 9))
+def test_more_sequences_hold_more_and_weights_the_same(times: int) -> None:
+    found = of(layer(), TORCH)
+    memory = found.memory(times)
+    assert memory.kept == times * found.kept
+    assert memory.kept + memory.recomputed + memory.backward == max(
+        times * live + gradient for live, gradient in found.backward
+    )
+
+
+def test_products_of_one_shape_share_a_gradient_that_nothing_reads() -> None:
+    small = problem(layers=8, devices=1, batch=4)  # fp32; hidden 64, 8 heads of 8, ffn 256, vocab 128
+    plan = complete(small, Layout())
+    shapes = 192 * 64 + 64 * 64 + 256 * 64 + 64 * 256 + 128 * 64  # qkv, projection, up, down and the logits
+    workspaces = 32 * 2**20 + 2 * 8320 * 1024
+    assert StageCosts(small).buffers(plan) == (4 * shapes + workspaces,)
+
+
+def test_torch_receives_every_microbatch_in_a_buffer_of_its_own() -> None:
+    small = problem(layers=8, devices=4, batch=12)
+    small = replace(small, training=replace(small.training, framework="torch"))
+    boundary = 32 * 64 * 4  # tokens * hidden * fp32
+    plan = complete(small, Layout(pipeline=4))
+    assert StageCosts(small).buffers(plan) == tuple(12 * boundary * ends for ends in (1, 2, 2, 1))
+
+
+@given(st.lists(st.tuples(st.builds(BlockMemory, *[st.integers(9, 99)] * 8), st.integers(1, 3)), max_size=3))
+def test_buffers_at_both_ends_change_the_first_and_the_last_block(runs: list[tuple[BlockMemory, int]]) -> None:
+    blocks = [memory for memory, count in runs for _ in range(count)]
+    changed = [memory for memory, count in Boundary(3, 5).applied(runs) for _ in range(count)]
+    assert len(changed) == len(blocks)
+    if blocks:
+        assert sum(each.kept for each in changed) == sum(each.kept for each in blocks) - 3 + 5
+        assert changed[-1].backward == blocks[-1].backward - 5
+        assert changed[1:-1] == blocks[1:-1]
+
+
+def test_frameworks_by_name() -> None:
+    assert set(FRAMEWORKS) == {"megatron", "torch"}
+    with pytest.raises(ValueError, match="framework is one of megatron, torch, met jax"):
+        replace(problem().training, framework="jax")
