@@ -112,7 +112,7 @@ class _Batch:
 
 def _waits(plan: Plan) -> bool:
     """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
-    return plan.replica > 1 or (plan.shards > 1 and plan.zero >= 2)
+    return plan.replica > 1 or (plan.zero >= 2 and plan.shards > 1)
 
 
 def _table(rows: Sequence[IntArray]) -> IntArray:

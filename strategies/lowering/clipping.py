@@ -27,9 +27,10 @@ SQUARES = (Collective.ALL_REDUCE, 4.0)
 
 def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
     """Return the axes along which the norm is summed; none without clipping."""
+    if not training.gradient_clipping:
+        return ()
     whole = (REPLICA,) if plan.zero else (REPLICA, DATA, CONTEXT)  # ranks along these hold the same gradients
-    names = tuple(axis.name for axis in plan.mesh.axes if axis.name not in whole)
-    return names if training.gradient_clipping else ()
+    return tuple(axis.name for axis in plan.mesh.axes if axis.name not in whole)
 
 
 def norm_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters) -> int:
