@@ -108,16 +108,18 @@ class _Bottleneck:
 
     ``pace`` is the rate in whole units a tick.
 
-    ``queue`` has (goal, number, flow), also of flows that have gone since. ``alarm`` is the
-    tick of the next call to come; it may be early, and calls at other ticks are void.
+    ``queue`` has (goal, number, flow), also of flows that have gone since. At tick ``due``, or later,
+    the next of them ends. ``alarm`` is the tick of the next call to come; it may be earlier, and calls
+    at other ticks are void.
     """
 
-    __slots__ = ("alarm", "network", "pace", "progress", "queue", "rate", "since")
+    __slots__ = ("alarm", "due", "network", "pace", "progress", "queue", "rate", "since")
 
     def __init__(self, network: "Network") -> None:
         self.network = network
         self.rate, self.pace, self.progress, self.since = 0.0, 0, 0, 0
         self.queue: list[tuple[int, int, _Flow]] = []
+        self.due = 0
         self.alarm: int | None = None
 
     def hold(self, flows: Iterable[_Flow], rate: float, now: int) -> None:
@@ -142,6 +144,7 @@ class _Bottleneck:
         tick = self.since - (self.progress - goal) // self.pace
         if tick < now:
             tick = now
+        self.due = tick
         if self.alarm is None or tick < self.alarm:
             self.alarm = tick
             self.network.clock.call(tick - now, self.ring, tick)
@@ -149,6 +152,10 @@ class _Bottleneck:
     def ring(self, now: int) -> None:
         """End the flows that have reached their goal."""
         if self.alarm != now:
+            return
+        if self.due > now:
+            self.alarm = due = self.due
+            self.network.clock.call(due - now, self.ring, due)
             return
         self.alarm = None
         ended: list[_Flow] = []
@@ -288,8 +295,8 @@ class Network:
                 if users:
                     link = self._dirty[index] = self._links[index]
                     link.remove(flow, share)
-        if self._dirty:
-            self._slowest = min(self._slowest, rate)
+        if self._dirty and rate < self._slowest:
+            self._slowest = rate
         for flow in flows:
             flow.done(flow.payload)
         if self._dirty:
