@@ -57,6 +57,8 @@ class BlockLayout:
                 self.produced.setdefault(name, self.wanted(operator, name))  # the block's inputs come as first read
             for name in operator.outputs:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
+        for name in block.inputs:
+            self.produced.setdefault(name, REPLICATED)  # no operator reads it: it passes the block by
 
     def wanted(self, operator: Operator, name: str) -> ShardingSpec:
         """Return the layout in which ``operator`` reads the tensor ``name``."""

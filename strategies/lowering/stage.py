@@ -23,7 +23,6 @@ from strategies.lowering.weights import factored_share
 from strategies.mesh import Axis
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
-from strategies.sharding import REPLICATED
 
 __all__ = ["BlockCost", "Machine", "PlanCosts", "Rank", "StageCost", "StageCosts"]
 
@@ -275,9 +274,7 @@ class StageCosts:
         if key not in self._boundaries:
             layout = self.blocks.layout(plan, name)
             outputs = dict.fromkeys(layout.block.outputs)
-            self._boundaries[key] = sum(
-                layout.tensor_bytes(each, layout.produced.get(each, REPLICATED).complete) for each in outputs
-            )
+            self._boundaries[key] = sum(layout.tensor_bytes(each, layout.produced[each].complete) for each in outputs)
         return self._boundaries[key]
 
     def _factored_share(self, plan: Plan, parameter: tuple[str, str]) -> int:
