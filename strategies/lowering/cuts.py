@@ -1,0 +1,106 @@
+"""How passes are cut into parts, and gradients into buckets."""
+
+from functools import cached_property
+
+from simulator.collective_kinds import Collective
+from strategies.lowering.communicator import Communicator
+from strategies.lowering.contention import Passes, passes
+from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
+from strategies.lowering.fully_sharded import Changes, changes, sharing
+from strategies.lowering.machine import Machine
+from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
+from strategies.lowering.pipeline import slices
+from strategies.lowering.stage import StageCost, StageCosts
+from strategies.lowering.step import Step, communication
+from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
+from strategies.mesh import TENSOR
+from strategies.plan import Plan
+from strategies.schedule import ActionKind
+
+
+class Cuts:
+    """The passes of one plan in parts, and its gradients in buckets, each worked out once.
+
+    Parameters
+    ----------
+    machine
+        The rank classes of the plan.
+    granularity
+        What becomes one task where nothing asks for less.
+    """
+
+    def __init__(self, costs: StageCosts, plan: Plan, machine: Machine, granularity: Granularity) -> None:
+        self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
+        self.cluster, self.training = costs.problem.cluster, costs.problem.training
+        self.overlaps = overlaps(self.cluster, plan)
+        self.in_buckets = reduces_in_buckets(self.cluster, plan)
+        self.sharing = sharing(self.cluster, plan)
+        self.tied = costs.tied(plan)
+        self.plan_costs = costs.of(plan)
+        self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
+        self._buckets: dict[int, tuple[Bucket, ...]] = {}
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The pipeline position of every stage."""
+        return self.plan.positions
+
+    @cached_property
+    def passes(self) -> tuple[Passes, ...]:
+        """For every position, how its passes run."""
+        return passes(self.machine, self.plan, self.in_buckets, self.tied)
+
+    def cut(self, stage: int, variant: int) -> Cut:
+        """Return where the passes of a stage are cut."""
+        plan, which, shared = self.plan, variant % JOINED, self.sharing
+        last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
+        meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
+        beneath = last or (backward and meets) or shared.parameters
+        every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
+        ends: frozenset[str] = frozenset()
+        if shared.parameters:
+            ends = frozenset(plan.stages[stage].blocks)
+        elif self.in_buckets and (last or (backward and shared.gradients)):
+            ends = frozenset(bucket.last for bucket in self.buckets(stage))
+        apart = self.passes[self.positions[stage]] is Passes.APART
+        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
+
+    def buckets(self, stage: int) -> tuple[Bucket, ...]:
+        """Return the buckets of a stage's gradients."""
+        if stage not in self._buckets:
+            cost = self.plan_costs.stages[stage]
+            names = self.plan.stages[stage].blocks
+            self._buckets[stage] = buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
+        return self._buckets[stage]
+
+    def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
+        """Return a pass of a stage on a rank class in parts."""
+        rank = self.machine.rank(rank_class)
+        key = (stage, variant, rank.key)
+        if key not in self._parts:
+            cost = self.costs.stage(self.plan, stage, rank)
+            cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
+            names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank.groups.get(TENSOR))
+            self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held)
+        return self._parts[key]
+
+    def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
+        """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
+        if not self.sharing.gradients:
+            return ()
+        elements, experts = [block.parameters for block in cost.blocks], [block.experts for block in cost.blocks]
+        filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
+        turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
+        return changes(self.sharing, self.training, variant, elements[::turn], filled)
+
+    def before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
+        """Return the gather of the slices that arrive from another stage, if there is one."""
+        arrives = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
+        if kind_of(variant) is ActionKind.WEIGHT:
+            return ()
+        if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not slices(self.plan):
+            return ()
+        if self.positions[arrives] == self.positions[arrives + 1]:
+            return ()
+        size = float(self.costs.boundary_bytes(self.plan, arrives))
+        return (communication(tensor, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)

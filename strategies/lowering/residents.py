@@ -1,0 +1,39 @@
+"""What ranks and hosts hold for a whole step, class by class."""
+
+import numpy as np
+
+from simulator.interconnect.interconnect import interconnect
+from simulator.program import HostClass, MemoryChange
+from strategies.lowering.machine import Machine
+from strategies.lowering.memory import resident
+from strategies.lowering.stage import StageCosts
+from strategies.plan import Plan
+
+
+def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryChange, ...]:
+    """Return what every rank class holds for the whole step."""
+    training, held = costs.problem.training, costs.of(plan).held.positions
+    changes: list[MemoryChange] = []
+    known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
+    buffers = costs.buffers(plan)
+    for index, position in enumerate(machine.table.positions):
+        rank = machine.rank(index)
+        key = (position, rank.key)
+        if key not in known:
+            known[key] = resident(rank.accelerator, training, plan, held[position], buffers[position], 0)
+        changes += [MemoryChange(index, *change[1:]) for change in known[key]]
+    return tuple(changes)
+
+
+def hosts(machine: Machine) -> tuple[HostClass, ...]:
+    """Return the hosts of the classes' representatives, with the ranks that each holds of every class."""
+    network, table = interconnect(machine.table.cluster), machine.table
+    devices = table.placed.devices
+    host_of = network.host_of(devices)
+    found: dict[tuple[tuple[int, int], ...], HostClass] = {}
+    for rank in table.first.tolist():
+        classes, counts = np.unique(table.class_of[host_of == host_of[rank]], return_counts=True)
+        members = tuple(zip(classes.tolist(), counts.tolist(), strict=True))
+        capacity = table.cluster.node_kind(int(devices[rank])).host.memory
+        found.setdefault(members, HostClass(f"host {host_of[rank]}", capacity, members))
+    return tuple(found.values())

@@ -1,0 +1,126 @@
+"""The shape of a plan's step: what its skeleton depends on, and no more."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from strategies.lowering.clipping import SQUARES
+from strategies.lowering.contention import Passes
+from strategies.lowering.cuts import Cuts
+from strategies.lowering.data import SHARED
+from strategies.lowering.offload import CHUNKS, offloads_optimizer
+from strategies.lowering.pieces import Part
+from strategies.lowering.placed import NORM, tied_kind
+from strategies.lowering.skeleton import Leaving, PartShape, StageShape, StepShape, UnitShape
+from strategies.lowering.variant import FORWARD_PASS, LAST_BACKWARD, SPLIT, WHOLE, variant_of
+from strategies.lowering.volumes import Volume, Volumes
+from strategies.mesh import REPLICA, TENSOR
+
+
+def step_shape(cuts: Cuts, volumes: Volumes) -> StepShape:
+    """Return what the skeleton of a plan's step depends on."""
+    return _Shape(cuts, volumes).step()
+
+
+class _Shape:
+    """The parts, buckets and communications of one plan, without what they take."""
+
+    def __init__(self, cuts: Cuts, volumes: Volumes) -> None:
+        self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
+        self.machine, self.table, self.training = cuts.machine, cuts.machine.table, cuts.training
+
+    def step(self) -> StepShape:
+        """Return what the skeleton depends on."""
+        plan = self.plan
+        positions = range(plan.pipeline)
+        late = plan.replicas > 1 and not self.cuts.in_buckets
+        return StepShape(
+            schedule=plan.schedule_name,
+            ranks=plan.pipeline,
+            microbatches=plan.num_microbatches,
+            chunks=plan.chunks,
+            stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
+            reductions=tuple(self._ending(p, self.volumes.all_gradients) if late else () for p in positions),
+            gathers=tuple(self._ending(p, self.volumes.updated) if plan.zero in (1, 2) else () for p in positions),
+            host_chunks=CHUNKS if offloads_optimizer(plan) else 0,
+            tied=tuple((a, b, self._legs(tied_kind(a, b), a, self.volumes.tied_sum(n))) for a, b, n in self.cuts.tied),
+            replicas=tuple(self._late_replicas(p) if late else () for p in positions),
+            sharing=self.cuts.sharing,
+            norm=self._norm_legs(),
+        )
+
+    def _norm_legs(self) -> int | None:
+        """Return the phases of the sum of the norm of gradients; ``None`` where they are not clipped."""
+        if not self.training.gradient_clipping:
+            return None
+        return self._legs(NORM, 0, SQUARES) if NORM in self.table.tables else 0
+
+    def _stage_shape(self, stage: int) -> StageShape:
+        first = self.table.by_position[self.cuts.positions[stage]][0]
+        used = WHOLE + SPLIT if self.plan.splits_backward else WHOLE
+        variants = [self.cuts.parts(stage, variant, first) for variant in used]
+        shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
+        final = variants[self.last_gradients[stage]]
+        leaving: list[Leaving] = []
+        if self.cuts.in_buckets:
+            ends = {part.completes: index for index, part in enumerate(final)}
+            for number, bucket in enumerate(self.cuts.buckets(stage)):
+                legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
+                over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
+                leaving.append(Leaving(ends[bucket.last], bucket.kind, legs, over))
+        forward, backward, last, *split = shapes
+        units = tuple(self._units(stage, variants[which]) for which in (FORWARD_PASS, LAST_BACKWARD))
+        return StageShape(forward, backward, last, tuple(leaving), tuple(split), *units)
+
+    def _units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
+        """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
+        if not self.cuts.sharing.parameters:
+            return ()
+        number = {name: index for index, name in enumerate(self.plan.stages[stage].blocks)}
+        ends = [(index, number[part.completes]) for index, part in enumerate(parts) if part.completes is not None]
+        starts = [0, *(index + 1 for index, _ in ends)]
+        return tuple(
+            UnitShape(start, end, block, self._gathers(stage, block))
+            for start, (end, block) in zip(starts, ends, strict=False)
+        )
+
+    def _gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
+        """Return the kinds of groups that gather a unit, and the phases of each."""
+        found = (
+            (kind, self._legs(kind, self.cuts.positions[stage], self.volumes.unit(kind, stage, block)))
+            for kind in SHARED
+        )
+        return tuple((kind, legs) for kind, legs in found if legs)
+
+    @cached_property
+    def last_gradients(self) -> tuple[int, ...]:
+        """For every stage the variant of the pass that makes its last gradients."""
+        if not self.plan.splits_backward:
+            return (LAST_BACKWARD,) * len(self.plan.stages)
+        return tuple(variant_of(action, final=True) for action in self.plan.schedule.last_gradients)
+
+    def _part_shape(self, stage: int, part: Part) -> PartShape:
+        step, legs = part.collective, 0
+        if step is not None and step.collective is not None:
+            legs = self._legs(step.axis, self.cuts.positions[stage], (step.collective, step.size)) or 1
+        together = self.cuts.passes[self.cuts.positions[stage]] is Passes.GROUP and part.communicates and not legs
+        along = step.axis if step is not None else TENSOR
+        return PartShape(legs, part.communicates, together, part.lead > 0, along, part.beside)
+
+    def _ending(self, position: int, what: Callable[[str, int], Volume]) -> tuple[tuple[str, int], ...]:
+        """Return the kinds of groups that run a collective at the end of the step, and its phases."""
+        found = ((kind, self._legs(kind, position, what(kind, position))) for kind in SHARED)
+        return tuple((kind, legs) for kind, legs in found if legs)
+
+    def _late_replicas(self, position: int) -> tuple[tuple[int, int], ...]:
+        """Return the numbers of the kinds of shares that are summed over replicas at the end, and the phases."""
+        found = (self._replica_legs(kind, position, self.volumes.shared(kind, position)) for kind in SHARED)
+        return tuple((number, legs) for number, legs in enumerate(found) if legs)
+
+    def _replica_legs(self, kind: str, position: int, elements: int) -> int:
+        """Return the phases of the sum over replicas of a rank's share of so many gradients."""
+        return self._legs(REPLICA, position, self.volumes.replica_sum(kind, elements))
+
+    def _legs(self, kind: str, position: int, what: Volume) -> int:
+        """Return the most phases that a communication has on the groups at a position."""
+        groups = self.table.groups_at(kind, position) if kind in self.table.tables else ()
+        return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)

@@ -1,0 +1,60 @@
+"""The bytes on links of collectives that are no tasks of their own."""
+
+from collections import Counter
+
+from simulator.collective_kinds import Collective
+from strategies.lowering.contention import Passes
+from strategies.lowering.cuts import Cuts
+from strategies.lowering.machine import INSIDE, Rank
+from strategies.lowering.pieces import Granularity
+from strategies.lowering.variant import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
+from strategies.mesh import TENSOR
+
+
+def traffic(cuts: Cuts) -> tuple[float, ...]:
+    """Return the bytes on every link class of collectives inside parts of ranks."""
+    machine = cuts.machine
+    total = [0.0] * len(machine.table.first_link)
+    if cuts.granularity is Granularity.OPERATOR:
+        return tuple(total)
+    hidden: dict[tuple[object, ...], dict[tuple[str, Collective, float], int]] = {}
+    for kind in (kind for kind in INSIDE if kind in machine.table.tables):
+        for group, members in enumerate(machine.table.tables[kind].classes):
+            position, rank = machine.table.positions[members[0]], machine.rank(members[0])
+            if cuts.passes[position] is Passes.APART:
+                continue
+            key = (position, rank.key)
+            if key not in hidden:
+                hidden[key] = _hidden(cuts, position, rank)
+            communicator = machine.communicator(kind, group)
+            for (axis, collective, size), count in hidden[key].items():
+                for leg in communicator.legs(collective, size) if axis == kind else ():
+                    for link, moved in leg.flow.usage:
+                        total[link] += moved * count
+    return tuple(total)
+
+
+def _hidden(cuts: Cuts, position: int, rank: Rank) -> dict[tuple[str, Collective, float], int]:
+    """Return how often a step runs each collective inside parts of a rank."""
+    found: dict[tuple[str, Collective, float], int] = {}
+    for stage in cuts.plan.stages_at(position):
+        blocks = cuts.costs.stage(cuts.plan, stage, rank).blocks
+        for variant, count in _passes_of(cuts, stage):
+            if cuts.cut(stage, variant).every:
+                continue
+            steps = (step for block in blocks for step in block.steps_of(kind_of(variant)))
+            for step in (*cuts.before(stage, variant, rank.groups.get(TENSOR)), *steps):
+                if step.collective is not None:
+                    key = (step.axis, step.collective, step.size)
+                    found[key] = found.get(key, 0) + count
+    return found
+
+
+def _passes_of(cuts: Cuts, stage: int) -> tuple[tuple[int, int], ...]:
+    """Return how often a step runs each variant of a stage's passes."""
+    every = cuts.plan.num_microbatches
+    if not cuts.plan.splits_backward:
+        return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
+    order = cuts.plan.schedule.orders[cuts.positions[stage]]
+    last = cuts.plan.schedule.last_gradients[stage]
+    return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())
