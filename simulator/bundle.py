@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.max_min import fair_groups
+from simulator.pace import ticks_at_each
 
 LONGEST = 2**60
 """Ticks that a bundle may take alone, 13 days, so that sums of ticks fit 64 bits."""
@@ -20,24 +21,27 @@ class Bundle(NamedTuple):
     """Links, each once, with the bytes it carries for one byte of one transfer on its busiest link.
 
     A bundle of several equal transfers has shares above 1 where they meet. ``solo_rate`` is in
-    byte/s of one transfer and never passed; ``solo_ticks`` is the time of the bundle at that rate.
+    byte/s of one transfer and never passed; ``moved`` are the bytes of one transfer, times the ticks
+    of a second; ``solo_ticks`` is the time of the bundle at that rate.
     """
 
     shares: tuple[tuple[int, float], ...]
     solo_rate: float
+    moved: float
     solo_ticks: int
 
 
 class Shapes(NamedTuple):
     """Many bundles in columns: ``rows`` of bundle ``b`` are ``start[b]`` to ``start[b + 1]``, by link, each one once.
 
-    ``solo_rate`` and ``solo_ticks`` are those of every bundle; one that moves nothing takes no time.
+    ``solo_rate``, ``moved`` and ``solo_ticks`` are those of every bundle; one that moves nothing takes no time.
     """
 
     start: NDArray[np.int64]
     link: NDArray[np.int64]
     share: NDArray[np.float64]
     solo_rate: NDArray[np.float64]
+    moved: NDArray[np.float64]
     solo_ticks: NDArray[np.int64]
 
     @property
@@ -49,8 +53,9 @@ class Shapes(NamedTuple):
         """Return the bundles with only those rows that are ``kept``."""
         shares = list(zip(self.link[kept].tolist(), self.share[kept].tolist(), strict=True))
         start = np.append(0, np.cumsum(kept))[self.start].tolist()
-        own = zip(pairwise(start), self.solo_rate.tolist(), self.solo_ticks.tolist(), strict=True)
-        return tuple([Bundle(tuple(shares[first:last]), rate, ticks) for (first, last), rate, ticks in own])
+        columns = (column.tolist() for column in (self.solo_rate, self.moved, self.solo_ticks))
+        own = zip(pairwise(start), *columns, strict=True)
+        return tuple([Bundle(tuple(shares[first:last]), *rest) for (first, last), *rest in own])
 
 
 def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[float], ticks_per_second: int) -> Shapes:
@@ -80,14 +85,15 @@ def shapes(usages: Sequence[Usage], units: Sequence[float], capacity: Sequence[f
     unit = np.where(np.array(units, np.float64) > 0, units, busiest)
     rate = np.divide(unit, seconds, out=np.ones(count), where=seconds > 0)
     start = np.append(0, np.cumsum(np.bincount(owner, minlength=count)))
-    return Shapes(start, link, size / unit[owner], rate, np.ceil(seconds * ticks_per_second).astype(np.int64))
+    moved = np.where(seconds > 0, unit, 0.0) * ticks_per_second
+    return Shapes(start, link, size / unit[owner], rate, moved, ticks_at_each(moved, rate))
 
 
 def bundle(usage: Usage, capacity: Sequence[float], ticks_per_second: int, unit: float = 0.0) -> Bundle:
     """Return one bundle of `shapes`.
 
     >>> bundle([(0, 4.0), (1, 2.0)], [2.0, 2.0], 1)
-    Bundle(shares=((0, 1.0), (1, 0.5)), solo_rate=2.0, solo_ticks=2)
+    Bundle(shares=((0, 1.0), (1, 0.5)), solo_rate=2.0, moved=4.0, solo_ticks=2)
     """
     found = shapes([usage], [unit], capacity, ticks_per_second)
     if not len(found.link):
@@ -101,7 +107,7 @@ def max_min_rates(bundles: Sequence[Bundle], capacity: Sequence[float]) -> list[
     Two bundles over one link of 10 byte/s get 5 each; the second also uses half its bytes
     on a link of 1 byte/s, so it gets 2 and leaves 8.
 
-    >>> max_min_rates([Bundle(((0, 1.0),), 10.0, 1), Bundle(((0, 1.0), (1, 0.5)), 2.0, 1)], [10.0, 1.0])
+    >>> max_min_rates([Bundle(((0, 1.0),), 10.0, 10.0, 1), Bundle(((0, 1.0), (1, 0.5)), 2.0, 2.0, 1)], [10.0, 1.0])
     [8.0, 2.0]
     """
     users: dict[int, dict[int, float]] = {}

@@ -8,9 +8,9 @@ Flows that one link holds up all run at one rate. They share a clock of bytes, a
 generalised processor sharing: a flow is done when that clock has advanced by its bytes,
 so a new rate costs the same for any number of flows, and only the next end is an event.
 
-Rates are rounded to 32 bits, and all progress is then counted in whole units, exactly. So what is
-symmetric stays symmetric, and a result does not hang on the order of sums: flows that share links
-again and again amplify even the last bit of a float.
+Rates are rounded to 32 bits, and all progress is then counted in whole units, exactly (`simulator.pace`):
+flows that share links again and again amplify even the last bit of a float. So a result does not hang on the
+order of sums, and a bundle of equal transfers takes the very ticks that they take one by one.
 
 References
 ----------
@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
-from math import frexp, fsum, inf, ldexp
+from math import fsum, inf
 from typing import Protocol, TypeVar
 
 from simulator.bundle import Bundle, bundle, max_min_rates
 from simulator.max_min import OWN, fair_groups
+from simulator.pace import pace, units
 
 __all__ = ["Bundle", "Clock", "Network", "bundle", "max_min_rates"]
 
@@ -36,26 +37,15 @@ _FEW = 32
 """Flows that are solved again without a look at which of them a change can reach."""
 _ENDED = -1
 """The goal of flows that have reached it."""
-_BITS = 32
-"""Significant bits of a rate."""
-_UNIT = 2.0**64
-"""Units in a byte/s times a tick, so that rounded rates above 2**-32 byte/s are whole."""
-_PARTS = 2.0**128
-"""Parts in a share of 1, so that shares above 2**-76 are whole and their sum is exact."""
+_PARTS = 2.0**64
+"""Parts in a share of 1: shares above 2**-12 are whole, and the sum of all is exact in any order."""
 
 T = TypeVar("T")
 
 
 @lru_cache(maxsize=65536)
-def _whole(rate: float) -> int:
-    """Return a rate in units a tick, rounded to `_BITS` bits."""
-    mantissa, exponent = frexp(rate)
-    return int(ldexp(round(mantissa * 2.0**_BITS), exponent - _BITS) * _UNIT)
-
-
-@lru_cache(maxsize=65536)
 def _parts(share: float) -> int:
-    return int(share * _PARTS)
+    return int(share * _PARTS) or 1
 
 
 class Clock(Protocol):
@@ -80,13 +70,13 @@ class _Flow:
     """A bundle under way.
 
     ``bottleneck`` holds it up, and it ends when that has advanced to ``goal``; with ``None`` it
-    has been alone so far and ends at tick ``goal``. ``contended`` counts its links with other users.
+    has been alone since it began at tick ``goal``. ``contended`` counts its links with other users.
     """
 
     __slots__ = ("bottleneck", "bundle", "contended", "done", "goal", "payload")
 
-    def __init__(self, shape: Bundle, done: Callable[[int], None], payload: int, end: int) -> None:
-        self.bundle, self.done, self.payload, self.goal = shape, done, payload, end
+    def __init__(self, shape: Bundle, done: Callable[[int], None], payload: int, now: int) -> None:
+        self.bundle, self.done, self.payload, self.goal = shape, done, payload, now
         self.bottleneck: _Bottleneck | None = None
         self.contended = 0
 
@@ -99,7 +89,7 @@ class _Flow:
         """Return what is still to be moved, in units."""
         held = self.bottleneck
         if held is None:
-            return (self.goal - now) * _whole(self.bundle.solo_rate)
+            return units(self.bundle.moved) - (now - self.goal) * pace(self.bundle.solo_rate)
         return self.goal - held.progress - held.pace * (now - held.since)
 
 
@@ -131,7 +121,7 @@ class _Bottleneck:
                 break
             heappop(queue)
         self.progress = self.progress + self.pace * (now - self.since) if queue else 0
-        self.rate, self.pace, self.since = rate, _whole(rate), now
+        self.rate, self.pace, self.since = rate, pace(rate), now
         for flow in flows:
             if flow.bottleneck is not self:
                 goal = self.progress + flow.left(now)
@@ -265,7 +255,7 @@ class Network:
     def start(self, shape: Bundle, done: Callable[[int], None], payload: int = 0) -> None:
         """Begin to move a bundle; ``done(payload)`` is called when it has arrived."""
         now = self.clock.now
-        flow = _Flow(shape, done, payload, now + shape.solo_ticks)
+        flow = _Flow(shape, done, payload, now)
         for index, share in shape.shares:
             users = self._users[index]
             if users:
@@ -275,7 +265,7 @@ class Network:
             else:
                 users[flow] = share
         if flow.contended:
-            flow.bottleneck, flow.goal = self._unsolved, shape.solo_ticks * _whole(shape.solo_rate)
+            flow.bottleneck, flow.goal = self._unsolved, units(shape.moved)
             self._started.append(flow)
             self._solve_soon(now)
         else:
@@ -338,7 +328,7 @@ class Network:
     def _let_go(self, flow: _Flow, now: int) -> None:
         """Let a flow go on at its solo rate."""
         if flow.bottleneck is self._unsolved:
-            flow.bottleneck, flow.goal = None, now + flow.bundle.solo_ticks
+            flow.bottleneck, flow.goal = None, now
             self.clock.call(flow.bundle.solo_ticks, self._arrive, flow)
         elif isinstance(flow.bottleneck, _Link):
             _Bottleneck(self).hold((flow,), flow.bundle.solo_rate, now)

@@ -1,11 +1,11 @@
 """What the communications of one class of groups cost, and what they put on links."""
 
-from math import ceil
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.collective import measured_time
 from simulator.collective_kinds import Algorithm, Collective
+from simulator.pace import ticks_at
 from simulator.program import Flow
 from simulator.units import TICKS_PER_SECOND, to_ticks
 from strategies.lowering.classes import ClassTable, Row
@@ -66,4 +66,7 @@ class Communicator:
         waiting, capacity = to_ticks(latency), self.table.bandwidth
         usage = tuple([(link, load * size) for link, load in loads])
         seconds = max([moved / capacity[link] for link, moved in usage], default=0.0)
-        return Leg(waiting, waiting + ceil(seconds * TICKS_PER_SECOND), Flow(usage, unit * size))
+        if not seconds:
+            return Leg(waiting, waiting, Flow(usage, unit * size))
+        one = unit * size or max(moved for _, moved in usage)
+        return Leg(waiting, waiting + ticks_at(one * TICKS_PER_SECOND, one / seconds), Flow(usage, unit * size))

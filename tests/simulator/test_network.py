@@ -92,20 +92,21 @@ def test_widening_a_link_can_make_the_last_flow_later() -> None:
 
 
 @settings(max_examples=1000, deadline=None)
-@given(st.integers(1, 10**16), st.floats(1.0, 1e12), st.permutations([0, 1, 2]))
-def test_flows_one_after_the_other_take_their_solo_ticks(ticks: int, rate: float, turns: list[int]) -> None:
+@given(st.floats(1e-3, 1e12), st.floats(1.0, 1e12), st.permutations([0, 1, 2]))
+def test_flows_one_after_the_other_take_their_solo_ticks(size: float, rate: float, turns: list[int]) -> None:
     # whether one starts before or after the last has gone, within one instant
-    shape = Bundle(((0, 1.0),), rate, ticks)
+    shape = bundle([(0, size)], [rate], 1000)
+    ticks = shape.solo_ticks
     assert ends_of([rate], [(turn * ticks, shape) for turn in turns]) == [(turn + 1) * ticks for turn in turns]
 
 
-@given(st.integers(1, 500), st.integers(1, 1000), st.integers(2, 10**10), st.floats(1.0, 1e12))
-def test_rate_changes_do_not_add_up_to_a_tick(changes: int, gap: int, ticks: int, rate: float) -> None:
+@given(st.integers(1, 500), st.integers(1, 1000), st.integers(2, 10**10), st.integers(0, 40))
+def test_rate_changes_do_not_add_up_to_a_tick(changes: int, gap: int, ticks: int, log_rate: int) -> None:
     # each short flow takes half the link for 2 * ticks, in which the long one moves ticks of its own
-    period = 2 * ticks + gap
-    short, long = Bundle(((0, 1.0),), rate, ticks), Bundle(((0, 1.0),), rate, changes * (ticks + gap))
+    period, rate = 2 * ticks + gap, 2.0**log_rate
+    short, long = (Bundle(((0, 1.0),), rate, rate * own, own) for own in (ticks, changes * (ticks + gap)))
     *ends, last = ends_of([rate], [*((index * period, short) for index in range(changes)), (0, long)])
-    assert abs(last - changes * period) <= 1
+    assert last == changes * period
     assert ends == [index * period + 2 * ticks for index in range(changes)]
 
 
@@ -200,3 +201,17 @@ def test_twice_all_bandwidths_takes_half_the_time(
     moved = [Transfer(0, usage) for usage in uses]
     fast = network_ends([2 * rate for rate in capacity], moved)
     assert seconds(network_ends(capacity, moved)) == pytest.approx([2 * end / TICKS for end in fast], rel=1e-9)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 5), st.floats(1.0, 1e6)), min_size=1, max_size=6),
+    st.floats(1e2, 1e9),
+)
+def test_a_bundle_of_equal_flows_ends_when_each_of_them_would(
+    bundles: list[tuple[int, int, float]], rate: float
+) -> None:
+    apart = [(start, bundle([(0, size)], [rate], 1000)) for start, count, size in bundles for _ in range(count)]
+    joined = [(start, bundle([(0, count * size)], [rate], 1000, size)) for start, count, size in bundles]
+    one_by_one, places = ends_of([rate], apart), [count for _, count, _ in bundles]
+    assert ends_of([rate], joined) == [one_by_one[sum(places[:index])] for index in range(len(places))]
