@@ -61,7 +61,8 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
     """Return how every operator of a transformer is cut: by tensor, context and expert parallelism.
 
     * tensor: along the one dim of `TENSOR_DIMS` that an operator has; others are replicated, or cut
-      along ``sequence`` with sequence parallelism [1]_ [2]_.
+      along ``sequence`` with sequence parallelism [1]_ [2]_. The loss, which sums over the sequence, is
+      replicated: what it needs of cut logits is all-reduced [1]_.
     * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
       `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
     * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
@@ -90,7 +91,8 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
         cuts[tensor] = (TENSOR,)
     if by.attention is not None:
         cuts |= _context_cuts(block, operator, names, by.attention, cuts)
-    if tensor is None and by.sequence_parallel and operator.kind in _SEQUENCE_CUT and SEQUENCE in names:
+    between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
+    if by.sequence_parallel and between and SEQUENCE not in operator.reduced:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
     if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
