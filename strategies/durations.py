@@ -77,7 +77,7 @@ class Durations:
         self._sends: dict[tuple[object, ...], Sends] = {}
         self._endings: dict[tuple[object, ...], Ending] = {}
         self._gathers: dict[tuple[Machine, Division, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
-        self._buckets: dict[tuple[Division, int, int], tuple[tuple[Bucket, ...], ...]] = {}
+        self._buckets: dict[tuple[Division, int, tuple[int, ...], int], tuple[tuple[Bucket, ...], ...]] = {}
 
     def passes(self, plan: Plan, rank: Rank) -> Passes:
         """Return the ticks of all passes on a rank."""
@@ -112,7 +112,7 @@ class Durations:
     def buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[Bucket, ...], ...]:
         """Return the buckets of every kind of stage, in the order in which backward fills them."""
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.cut(plan), bucket_limit(plan))
+        key = (made, self.costs.blocks.cut(plan), plan.positions, bucket_limit(plan))
         if key not in self._buckets:
             rank = machine.ranks[0][0]  # parameters are the same on all
             self._buckets[key] = tuple(self._filled(plan, stage, rank) for stage in made.first_of)

@@ -97,8 +97,8 @@ def buckets(
     names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Return the buckets of a stage, whose blocks have ``names``, in the order in which backward fills them."""
-    order, blocks = names[::-1], stage.blocks[::-1]
-    elements, experts = [block.parameters for block in blocks], [block.experts for block in blocks]
+    order, elements = names[::-1], stage.gradients[::-1]
+    experts = [block.experts for block in stage.blocks[::-1]]
     found: list[tuple[int, Bucket]] = []
     for filling in fillings(elements, experts, gradient_bytes, limit):
         for first, end in pairwise(accumulate(filling.blocks, initial=0)):

@@ -31,9 +31,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StageCost:
-    """The blocks of one stage, in order, on one rank; stages of the same blocks share it."""
+    """The blocks of one stage, in order, on one rank; stages of the same blocks share it.
+
+    Parameters
+    ----------
+    gradients
+        For every block the elements whose gradients are whole when its backward ends: its parameters, but a
+        tied one only where the last of the two blocks that use it is.
+    """
 
     blocks: tuple[BlockCost, ...]
+    gradients: tuple[int, ...]
 
     def __hash__(self) -> int:
         return hash((self.forward_ticks, self.backward_ticks, len(self.blocks)))  # equality compares the rest
@@ -105,6 +113,7 @@ class StageCosts:
         self._latest: tuple[tuple[Stage, ...], Division] = (), division(())
         self._made: dict[tuple[Runs, ...], Division] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
+        self._laters: dict[tuple[Division, int, tuple[int, ...]], tuple[tuple[str, int], ...]] = {}
         self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
         self._held: dict[tuple[Division, int, tuple[int, ...]], Held] = {}
         self._memories: dict[tuple[Division, int], tuple[StageMemory, ...]] = {}
@@ -151,7 +160,8 @@ class StageCosts:
         """Return the costs of all stages of a plan, on the first class of each position."""
         machine = self.machine(plan)
         ranks = [machine.rank(classes[0]) for classes in machine.table.by_position]
-        key = (self.division(plan), plan.positions, self.blocks.how(plan), tuple(rank.key for rank in ranks))
+        keys = tuple(rank.key for rank in ranks)
+        key = (self.division(plan), plan.positions, self.blocks.how(plan), keys, self._later(plan))
         if key not in self._plan_costs:
             stages = tuple(self.stage(plan, stage, ranks[at]) for stage, at in enumerate(plan.positions))
             self._plan_costs[key] = PlanCosts(stages, self.held(plan))
@@ -161,14 +171,19 @@ class StageCosts:
         """Return the cost of a stage on a rank."""
         made = self.division(plan)
         ends = self.ends(plan, stage)
-        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends)
+        later = self._later(plan)
+        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends, later)
         if key not in self._stage_costs:
             runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]])
             costs = (repeat(self.blocks.cost(plan, block, rank, again=again), count) for block, count, again in runs)
             blocks = list(chain.from_iterable(costs))
             memories = ends.applied([(cost.memory, 1) for cost in blocks])
             pairs = zip(blocks, memories, strict=True)
-            self._stage_costs[key] = StageCost(tuple(cost._replace(memory=memory) for cost, (memory, _) in pairs))
+            shares = dict(later)
+            self._stage_costs[key] = StageCost(
+                tuple(cost._replace(memory=memory) for cost, (memory, _) in pairs),
+                tuple(c.parameters - shares.get(n, 0) for n, c in zip(plan.stages[stage].blocks, blocks, strict=True)),
+            )
         return self._stage_costs[key]
 
     def division(self, plan: Plan) -> Division:
@@ -215,9 +230,9 @@ class StageCosts:
                 quantised = {block: self.blocks.quantised(plan, block) for block in made.blocks}
             every = (elements, tensors, factored, quantised, experts, factored_experts)
             counts = [_by_position(made, each, positions) for each in every]
-            for position, share, rows in self._kept_once(plan):
-                counts[0][position] -= share
-                counts[2][position] -= rows
+            for position, end in self._kept_once(plan):
+                counts[0][position] -= self.parameter_share(plan, end)
+                counts[2][position] -= self._factored_share(plan, end)
             self._held[key] = Held(tuple(Parameters(*row) for row in zip(*counts, strict=True)))
         return self._held[key]
 
@@ -255,15 +270,24 @@ class StageCosts:
         """Return the bytes at both ends of a stage that lie in buffers; 0 where there are none."""
         return self.boundary(plan, stage) if self._buffered else Boundary(0, 0)
 
-    def _kept_once(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """Return the positions that have both ends of a tied parameter, and its elements and rows there."""
+    def _kept_once(self, plan: Plan) -> list[tuple[int, tuple[str, str]]]:
+        """Return the positions that have both ends of a tied parameter, and its second end."""
         placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
         tied = [(first, second) for first, second in self.problem.graph.tied if first[0] in placed]
-        return [
-            (placed[first[0]], self.parameter_share(plan, second), self._factored_share(plan, second))
-            for first, second in tied
-            if placed.get(second[0]) == placed[first[0]]
-        ]
+        return [(placed[a[0]], b) for a, b in tied if placed.get(b[0]) == placed[a[0]]]
+
+    def _later(self, plan: Plan) -> tuple[tuple[str, int], ...]:
+        """Return the blocks with a tied parameter whose gradient another one makes whole, and its elements.
+
+        Backward ends with the first of two blocks that use it. With ZeRO 3 each is a unit that has it.
+        """
+        if not self.problem.graph.tied or plan.zero >= 3:
+            return ()
+        key = (self.division(plan), self.blocks.cut(plan), plan.positions)
+        if key not in self._laters:
+            found = self._kept_once(plan)
+            self._laters[key] = tuple((end[0], self.parameter_share(plan, end)) for _, end in found)
+        return self._laters[key]
 
     def boundary_bytes(self, plan: Plan, stage: int) -> int:
         """Return the bytes of one microbatch that one rank sends from ``stage`` to the next."""
