@@ -198,5 +198,7 @@ class BlockCosts:
         """Return the steps of a block that recomputes nothing."""
         key = (name, self.cut(plan), plan.microbatch, rank.key)
         if key not in self._steps:
-            self._steps[key] = block_steps(self.layout(plan, name), rank.accelerator, rank.groups)
+            keeps = self.problem.training.conventions.keeps_gathered
+            layout = self.layout(plan, name)
+            self._steps[key] = block_steps(layout, rank.accelerator, rank.groups, keeps_gathered=keeps)
         return self._steps[key]

@@ -18,7 +18,7 @@ from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.ring_attention import ring_backward, ring_forward
 from strategies.lowering.step import Step, communication
-from strategies.mesh import CONTEXT, EXPERT, Mesh
+from strategies.mesh import CONTEXT, EXPERT, TENSOR, Mesh
 from strategies.parallelism import EXPERTS
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, after, redistribute
 
@@ -146,19 +146,30 @@ class BlockLayout:
         return prod(self.mesh.size(axis) for axis in axes)
 
 
-def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[str, Communicator]) -> BlockSteps:
-    """Return forward and backward of a block, compute and collectives over its ``groups`` by axis, in order."""
+def block_steps(
+    layout: BlockLayout, accelerator: Accelerator, groups: Mapping[str, Communicator], *, keeps_gathered: bool = True
+) -> BlockSteps:
+    """Return forward and backward of a block, compute and collectives over its ``groups`` by axis, in order.
+
+    Where a product keeps only its shard of an input that it gathers along the tensor axis, backward gathers it
+    again for the gradient of the weight, beside the product (Korthikanti et al. 2022, section 4.2.2). The
+    products of experts keep what they read: their dispatcher gathers it (Megatron-LM, ``moe/token_dispatcher.py``).
+    """
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
     for operator in layout.block.operators:
         returning: list[Step] = []
+        again: list[Step] = []
         for name in operator.inputs:
             wanted = layout.wanted(operator, name)
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                forward += _collectives(layout, groups, name, have, wanted)
+                arriving = _collectives(layout, groups, name, have, wanted)
+                forward += arriving
+                if not keeps_gathered and operator.kind is OperatorKind.MATMUL:
+                    again += [step._replace(beside=True) for step in arriving if _gathers(step)]
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
                     returning += _collectives(layout, groups, name, gradient, have.complete, "gradient of ")
@@ -169,8 +180,12 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[s
             backward.append([*ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
         else:
             forward.append(compute[0])
-            backward.append([compute[1], *returning])
+            backward.append([*again, compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
+
+
+def _gathers(step: Step) -> bool:
+    return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
 
 def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:

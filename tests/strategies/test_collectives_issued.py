@@ -368,7 +368,12 @@ TABLE = (
         LLAMA,
         Layout(tensor=2, sequence_parallel=True),
         sequence_parallel((0, 1)) + gathered_again((0, 1), 2 * L + 1),
-        missing="Megatron gathers the inputs of products again in backward; only its memory is counted",
+    ),
+    Row(
+        "sequence parallel, shards kept, full recompute",
+        LLAMA,
+        Layout(tensor=2, sequence_parallel=True, recompute=FULL),
+        sequence_parallel((0, 1), again=L) + gathered_again((0, 1), 2 * L + 1),
     ),
     Row(
         "sequence parallel, gradients of norms",  # [13]: of two norms a layer and the last one, in one piece
@@ -459,8 +464,8 @@ TABLE = (
         + pairs((2 * L + 2) * M, (0, 1), TOKENS)  # of attention alone, the embedding and the logits
         + losses((0, 1), S)
         + summed((0, 2, 4, 6), mixture(2))
-        + summed((0, 4), L * experts(2, 2)),
-        training=TORCH,
+        + summed((0, 4), L * experts(2, 2))
+        + gathered_again((0, 1), L + 1),  # of qkv and the logits; the dispatcher's gather is kept
     ),
     # pipeline parallel
     Row("pipeline, first stage", GPT, Layout(pipeline=3), boundary(0, 1, TOKENS)),

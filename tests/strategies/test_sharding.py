@@ -54,7 +54,8 @@ def test_a_layer_has_two_all_reduces_each_way() -> None:
 
 
 def test_sequence_parallel_turns_each_into_gather_and_scatter() -> None:
-    # Korthikanti et al. 2022, figure 5
+    # Korthikanti et al. 2022, figure 5; section 4.2.2: of what was gathered forward only the shard is kept, and
+    # gathered again for the gradient of the weight
     assert collectives(True, 1, "forward") == [
         "all_gather input_norm_out",
         "reduce_scatter projected",
@@ -63,8 +64,10 @@ def test_sequence_parallel_turns_each_into_gather_and_scatter() -> None:
     ]
     assert collectives(True, 1, "backward") == [
         "all_gather gradient of narrow",
+        "all_gather feed_forward_norm_out",
         "reduce_scatter gradient of feed_forward_norm_out",
         "all_gather gradient of projected",
+        "all_gather input_norm_out",
         "reduce_scatter gradient of input_norm_out",
     ]
 
