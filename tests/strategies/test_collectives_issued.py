@@ -19,8 +19,8 @@ References
 .. [10] Grattafiori et al., "The Llama 3 herd of models", 2024.
 .. [11] Jacobs et al., "DeepSpeed Ulysses", 2023.
 .. [12] Lepikhin et al., "GShard", 2020.
-.. [13] NVIDIA/Megatron-LM, ``core/distributed/finalize_model_grads.py``, ``core/tensor_parallel/layers.py`` and
-   ``core/optimizer/clip_grads.py``.
+.. [13] NVIDIA/Megatron-LM, ``megatron/core``: ``distributed/finalize_model_grads.py``, ``optimizer/clip_grads.py``,
+   ``models/common/embeddings/language_model_embedding.py`` and ``transformer/moe/token_dispatcher.py``.
 """
 
 from collections import Counter
@@ -131,7 +131,7 @@ def summed(group: Group, elements: int, times: int = 1) -> Issued:
 
 
 def zero_1(group: Group, elements: int) -> Issued:
-    # [2] section 7.2.1: a reduce-scatter of gradients and an all-gather of parameters, 2 psi in all
+    # [2] section 7: a reduce-scatter of gradients and an all-gather of parameters, 2 psi in all
     return issue(1, REDUCE_SCATTER, group, elements * G) + issue(1, ALL_GATHER, group, elements * P)
 
 
@@ -141,7 +141,7 @@ def zero_2(group: Group, elements: int) -> Issued:
 
 
 def zero_3(group: Group, *units: int) -> Issued:
-    # [2] section 7.2.2: gathered for forward, gathered for backward, reduce-scattered: 3 psi a microbatch
+    # [2] section 7: gathered for forward, gathered for backward, reduce-scattered: 3 psi a microbatch
     return sum((_unit(group, unit, 2 * M) for unit in units), Issued())
 
 
@@ -155,7 +155,7 @@ def _unit(group: Group, elements: int, gathers: int) -> Issued:
 
 
 def replicas(group: Group, shards: int, *parts: int) -> Issued:
-    # [4] section 3.4, [3] section 3.2.2: a rank's shard is summed over the replicas of its group once a step
+    # [3] section 3.2.2; [4], 2-hop gradient synchronization: a rank's shard is summed over replicas once a step
     return sum((issue(1, ALL_REDUCE, group, part // shards * G) for part in parts), Issued())
 
 
@@ -232,14 +232,13 @@ def ulysses(group: Group, kv_width: int) -> Issued:
 
 
 def exchanged(group: Group, layers: int = L, tokens: int = S, times: int = 4) -> Issued:
-    # [12] section 3.2: every token top_k times to its experts and back, forward and backward
+    # [12] section 3: every token top_k times to its experts and back, forward and backward
     return issue(times * layers * M, ALL_TO_ALL, group, tokens * TOP_K * H * A)
 
 
-def expert_tensor(group: Group, t: int, layers: int = L, tokens: int = S) -> Issued:
-    # tokens are sent by one of t ranks: gathered where the expert is, and its partial sums scattered again;
-    # the other way round in backward
-    assert tokens % t == 0
+def expert_tensor(group: Group, layers: int = L, tokens: int = S) -> Issued:
+    # [13], token_dispatcher.py: each tensor rank sends its part of the tokens; they are gathered where the expert is,
+    # and its partial sums scattered again; the other way round in backward
     return pairs(2 * layers * M, group, tokens * TOP_K * H * A)
 
 
@@ -383,6 +382,18 @@ TABLE = (
         training=TORCH,
         missing="the gradients of norms, which each tensor rank has of its own tokens, are not summed",
     ),
+    Row(
+        "sequence parallel, learned positions",  # [13]: all-reduced, positions added, and only then scattered
+        GPT,
+        Layout(tensor=2, sequence_parallel=True),
+        sequence_layers((0, 1), L, S)
+        + tensor_embedding((0, 1), S)
+        + issue(M, ALL_GATHER, (0, 1), TOKENS)
+        + pairs(M, (0, 1), TOKENS)
+        + losses((0, 1), S)
+        + gathered_again((0, 1), 2 * L + 1),
+        missing="the embedding is reduce-scattered, as where positions are rotary",
+    ),
     # context parallel
     Row("ring", LLAMA, Layout(context=4), ring(ALL_4, L, K) + summed(ALL_4, llama())),
     Row("ring of 2", LLAMA, Layout(context=2), ring((0, 1), L, K) + summed((0, 1), llama())),
@@ -460,7 +471,7 @@ TABLE = (
         MIXTURE,
         Layout(data=4, expert=2, tensor=2, sequence_parallel=True),
         exchanged((0, 2), tokens=S // 2)
-        + expert_tensor((0, 1), 2)
+        + expert_tensor((0, 1))
         + pairs((2 * L + 2) * M, (0, 1), TOKENS)  # of attention alone, the embedding and the logits
         + losses((0, 1), S)
         + summed((0, 2, 4, 6), mixture(2))
@@ -601,7 +612,7 @@ TABLE = (
         zero_1((0, 2, 4, 6), V * H // 2 + L // 2 * mixture_layer(2))
         + zero_1((0, 2), L // 2 * experts(2, 2))
         + exchanged((0, 4), L // 2, S // 4)
-        + expert_tensor((0, 1), 2, L // 2, S // 2)
+        + expert_tensor((0, 1), L // 2, S // 2)
         + ring((0, 2), L // 2, H // 2)
         + pairs((2 * L // 2 + 1) * M, (0, 1), TOKENS // 2)
         + boundary(0, 8, TOKENS // 4),

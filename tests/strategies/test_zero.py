@@ -15,7 +15,7 @@ from simulator.engine.longest_path import finish_times
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from simulator.program import Category, Program, StreamKind, TaskKind
 from simulator.timeline import Timeline
-from simulator.units import to_ticks
+from simulator.units import to_seconds, to_ticks
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
@@ -305,7 +305,7 @@ def test_every_way_to_time_and_memory_agrees(case: Case) -> None:
     assert paths[0] <= paths[1] == paths[2]
     costs = SimulatedCost(small)
     assert path_times(costs.costs, [plan]).tolist() == paths[1:2]
-    assert costs.bound(plan) <= paths[1] * 1e-12 <= chained
+    assert costs.bound(plan) <= to_seconds(paths[1]) <= chained
     for program, timeline in zip((operators, chains, unfolded), timelines, strict=True):
         assert timeline.peak_memory == costs.peak_memory(plan)
         for index, profile in enumerate(timeline.memory):
