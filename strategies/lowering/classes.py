@@ -55,18 +55,21 @@ class GroupTable:
 class Pattern(NamedTuple):
     """One phase of a collective for every class of groups, on link classes, for one byte of its size.
 
-    ``unit`` is what one group puts on its own busiest link: a class may stand for several that share links.
+    ``unit`` is what one group puts on its own busiest link, and ``alone`` the seconds that its bytes take where
+    it is alone: a class may stand for several groups that share links.
     """
 
     phase: Phase
     unit: FloatArray
+    alone: FloatArray
 
 
 class Row(NamedTuple):
-    """One phase on one class of groups, for one byte: seconds before it, its unit, and bytes by link class."""
+    """One phase on one class of groups, for one byte: seconds before it, `Pattern`, and bytes by link class."""
 
     latency: float
     unit: float
+    alone: float
     loads: tuple[tuple[int, float], ...]
 
 
@@ -186,7 +189,7 @@ class ClassTable:
         if kind not in self._signatures:
             table, collective = self.tables[kind], self._loads.kinds[kind]
             every = (self.pattern(kind, collective, each) for each in self._loads.candidates(kind, collective))
-            found = tuple(pattern.phase for pattern in chain.from_iterable(every))
+            found = tuple(chain.from_iterable(every))
             nodes = self.cluster.device_nodes[table.devices[table.first]]
             self._signatures[kind] = tuple(_signatures(nodes, np.array(self.bandwidth), found).tolist())
         return self._signatures[kind]
@@ -222,12 +225,14 @@ class ClassTable:
 
     def _quotient(self, class_of: IntArray, first: IntArray, phase: Phase) -> Pattern:
         """Return a phase's loads by group class and link class: all groups of a class add up on one link."""
-        busiest = np.zeros(len(class_of))
-        np.maximum.at(busiest, phase.group, phase.load)
         standing = np.zeros(len(class_of), dtype=bool)
         standing[first] = True
+        own = np.flatnonzero(standing[phase.group])
+        busiest, alone = np.zeros((2, len(class_of)))
+        np.maximum.at(busiest, phase.group[own], phase.load[own])
+        np.maximum.at(alone, phase.group[own], phase.load[own] / self.network.bandwidth[phase.link[own]])
         seen = np.zeros(self.network.num_links, dtype=bool)
-        seen[phase.link[standing[phase.group]]] = True  # on these the first groups stand for all
+        seen[phase.link[own]] = True  # on these the first groups stand for all
         chosen = np.flatnonzero(seen[phase.link])
         group, link = class_of[phase.group[chosen]], phase.link[chosen]
         order, starts = _runs(group * self.network.num_links + link)
@@ -235,7 +240,8 @@ class ClassTable:
         group, link = group[order][starts], self.link_class[link[order][starts]]
         order, starts = _runs(group * len(self.first_link) + link)
         load = np.maximum.reduceat(load[order], starts) if len(order) else load
-        return Pattern(Phase(phase.latency[first], group[order][starts], link[order][starts], load), busiest[first])
+        moved = Phase(phase.latency[first], group[order][starts], link[order][starts], load)
+        return Pattern(moved, busiest[first], alone[first])
 
 
 def _near(first: IntArray, groups: Groups, num_links: int) -> IntArray:
@@ -264,8 +270,9 @@ def _rows(pattern: Pattern) -> tuple[Row, ...]:
     phase = pattern.phase
     loads = list(zip(phase.link.tolist(), phase.load.tolist(), strict=True))
     starts = phase.group.searchsorted(np.arange(len(phase.latency) + 1)).tolist()
-    each = zip(phase.latency.tolist(), pattern.unit.tolist(), pairwise(starts), strict=True)
-    return tuple(Row(latency, unit, tuple(loads[start:end])) for latency, unit, (start, end) in each)
+    own = (column.tolist() for column in (phase.latency, pattern.unit, pattern.alone))
+    each = zip(*own, pairwise(starts), strict=True)
+    return tuple(Row(latency, unit, alone, tuple(loads[s:e])) for latency, unit, alone, (s, e) in each)
 
 
 def _runs(keys: IntArray) -> tuple[IntArray, IntArray]:
@@ -283,14 +290,14 @@ def _numbered(colours: Colours) -> tuple[IntArray, IntArray]:
     return (np.cumsum(fresh) - 1)[earliest], np.flatnonzero(fresh)
 
 
-def _signatures(nodes: IntArray, bandwidth: FloatArray, pattern: tuple[Phase, ...]) -> Colours:
+def _signatures(nodes: IntArray, bandwidth: FloatArray, patterns: tuple[Pattern, ...]) -> Colours:
     """Return for every group class a number that is equal where the groups lie alike: nodes, hops and loads."""
     nodes = np.sort(nodes, axis=1)
     spans = mix(np.cumsum(np.diff(nodes, axis=1, prepend=nodes[:, :1]) != 0, axis=1) + 1)
     with np.errstate(over="ignore"):
         result = spans.sum(axis=1)
-        for phase in pattern:
-            result = combine(result, quantised(phase.latency))
+        for phase, _, alone in patterns:
+            result = combine(combine(result, quantised(phase.latency)), quantised(alone))
             np.add.at(result, phase.group, combine(quantised(bandwidth[phase.link]), quantised(phase.load)))
     return mix(result)
 

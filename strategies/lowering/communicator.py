@@ -36,7 +36,7 @@ class Communicator:
         return self.table.cluster
 
     def legs(self, collective: Collective, size: float) -> tuple[Leg, ...]:
-        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest when idle."""
+        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest for a group alone."""
         key = (collective, size)
         if key not in self._legs:
             self._legs[key] = self._fastest(collective, size)
@@ -54,15 +54,15 @@ class Communicator:
             ticks = to_ticks(measured)
             return (Leg(ticks, ticks, Flow(())),)
         possible = self.table.possible(self.kind, collective, self.index)
-        found = [self._run(collective, algorithm, size) for algorithm in possible]
-        return min(found, key=lambda legs: sum(leg.ticks for leg in legs))
+        ways = [self._rows(collective, algorithm) for algorithm in possible]
+        fastest = min(ways, key=lambda rows: sum(_alone(row, size) for row in rows)) if len(ways) > 1 else ways[0]
+        return tuple(self._leg(row, size) for row in fastest)
 
-    def _run(self, collective: Collective, algorithm: Algorithm, size: float) -> tuple[Leg, ...]:
-        rows = self.table.rows(self.kind, collective, algorithm)
-        return tuple(self._leg(row[self.index], size) for row in rows)
+    def _rows(self, collective: Collective, algorithm: Algorithm) -> list[Row]:
+        return [row[self.index] for row in self.table.rows(self.kind, collective, algorithm)]
 
     def _leg(self, row: Row, size: float) -> Leg:
-        latency, unit, loads = row
+        latency, unit, _, loads = row
         waiting, capacity = to_ticks(latency), self.table.bandwidth
         usage = tuple([(link, load * size) for link, load in loads])
         seconds = max([moved / capacity[link] for link, moved in usage], default=0.0)
@@ -70,3 +70,8 @@ class Communicator:
             return Leg(waiting, waiting, Flow(usage, unit * size))
         one = unit * size or max(moved for _, moved in usage)
         return Leg(waiting, waiting + ticks_at(one * TICKS_PER_SECOND, one / seconds), Flow(usage, unit * size))
+
+
+def _alone(row: Row, size: float) -> int:
+    """Return the ticks of a phase for one group alone: what a library knows when it chooses."""
+    return to_ticks(row.latency) + (ticks_at(size * TICKS_PER_SECOND, 1 / row.alone) if row.alone else 0)

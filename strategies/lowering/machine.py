@@ -136,6 +136,6 @@ class Machine:
         )
 
     def _row(self, row: Row) -> tuple[object, ...]:
-        """Return the latency of a phase and its different (bytes, byte/s of a link)."""
+        """Return the latency of a phase, its seconds alone and its different (bytes, byte/s of a link)."""
         rates = self.table.bandwidth
-        return row.latency, tuple(sorted({(load, rates[link]) for link, load in row.loads}))
+        return row.latency, row.alone, tuple(sorted({(load, rates[link]) for link, load in row.loads}))
