@@ -43,7 +43,7 @@ from strategies.training import Training
 from .problems import IDEAL
 
 T = TypeVar("T")
-MOST_RANKS, SEQUENCE, HEADS, EXPERTS = 16, 32, 8, 4
+SEQUENCE, HEADS, EXPERTS = 32, 8, 4
 
 RECOMPUTATIONS: tuple[Recomputation, ...] = (
     *Recompute,
@@ -86,21 +86,19 @@ class Machine(NamedTuple):
     bandwidth: float
     host: Host
     speeds: tuple[tuple[int, float], ...] = ()
-    slow_nic: float = 1.0
+    slow_nic: int | None = None
     slowdown: float = 1.0
     tenants: tuple[Tenant, ...] = ()
 
-    def cluster(self, *, inside: float = 1.0, outside: float = 1.0) -> Cluster:
-        """Return the machine, its nodes' own links and its NICs so many times as wide as built."""
-        nic = Link(2e-6, self.bandwidth / 4 * outside)
-        network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth * inside))
-        node = Node(IDEAL, self.host, self.devices, network, self.nics, nic)
+    def cluster(self) -> Cluster:
+        network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth))
+        node = Node(IDEAL, self.host, self.devices, network, self.nics, Link(2e-6, self.bandwidth / 4))
         return Cluster(
             "small",
             ((node, self.nodes),),
             self.fabric,
             speeds=self.speeds,
-            link_speeds=(("nic 0 out", self.slow_nic),) if self.slow_nic != 1 else (),
+            link_speeds=() if self.slow_nic is None else ((f"nic {self.slow_nic} out", 0.5),),
             tenants=self.tenants,
             overlap_slowdown=self.slowdown,
         )
@@ -114,28 +112,26 @@ class Case(NamedTuple):
     training: Training
     layout: Layout
 
-    def problem(self, **widths: float) -> Problem:
-        graph = build(self.network.spec(), SEQUENCE, self.training.dtype)
-        return Problem(graph, self.machine.cluster(**widths), self.training)
-
     def build(self) -> tuple[Problem, Plan]:
-        small = self.problem()
+        """Return the problem and the plan."""
+        graph = build(self.network.spec(), SEQUENCE, self.training.dtype)
+        small = Problem(graph, self.machine.cluster(), self.training)
         return small, complete(small, self.layout)
 
 
 @st.composite
-def any_cases(draw: st.DrawFn) -> Case:
-    """Draw a case."""
-    return any_case(lambda among: draw(st.sampled_from(among)))
+def any_cases(draw: st.DrawFn, ranks: int = 12) -> Case:
+    """Draw a case on at most so many ranks."""
+    return any_case(lambda among: draw(st.sampled_from(among)), ranks)
 
 
-def any_case(choose: Choose) -> Case:
-    """Return a case with a legal layout on at most `MOST_RANKS` ranks."""
+def any_case(choose: Choose, most: int = 12) -> Case:
+    """Return a case with a legal layout on at most so many ranks, four at least."""
     kind = choose(["flash", "flash", "unfused", "experts"])
     pipeline, schedule, chunks, microbatches = _pipeline(choose)
-    degrees = _degrees(choose, kind, pipeline)
+    degrees = _degrees(choose, kind, most // pipeline)
     data, microbatch = degrees["data"], choose([1, 1, 2])
-    stages, layers = choose(["even", "balanced"]), pipeline * chunks * choose([1, 1, 2])
+    stages, layers = choose(["even", "balanced"]), pipeline * chunks * choose([1, 1, 1, 2])
     layout = Layout(
         **degrees,
         pipeline=pipeline,
@@ -170,12 +166,11 @@ def _pipeline(choose: Choose) -> tuple[int, str, int, int]:
     rule = choose(rules)
     fewest, most = rule.chunks
     chunks = choose(range(fewest, (most or 2) + 1)) if pipeline > 1 else 1
-    return pipeline, rule.name, chunks, rule.condition.nearest(pipeline, choose(range(1, 7)))
+    return pipeline, rule.name, chunks, rule.condition.nearest(pipeline, choose(range(1, 5)))
 
 
-def _degrees(choose: Choose, kind: str, pipeline: int) -> dict[str, Any]:
+def _degrees(choose: Choose, kind: str, left: int) -> dict[str, Any]:
     """Return the degrees besides pipeline, and how the ranks of a context group attend."""
-    left = MOST_RANKS // pipeline
     tensor = choose([size for size in (1, 1, 2, 4) if size <= left])
     context = choose([size for size in (1, 1, 2, 4) if size * tensor <= left])
     data = choose([size for size in (1, 2, 3, 4, 8) if size * tensor * context <= left])
@@ -240,7 +235,7 @@ def _machine(choose: Choose, ranks: int) -> Machine:
         choose([1e8, 1e10]),
         replace(host, pcie=choose([None, Pcie(Link(1e-6, 1e9), 2)])),
         speeds=tuple((device, 0.5 + place / 4) for place, device in enumerate(dict.fromkeys(slow))),
-        slow_nic=1.0 if isinstance(fabric, Torus) else choose([1.0, 1.0, 1.0, 0.5]),
+        slow_nic=None if isinstance(fabric, Torus) else choose([None, None, None, 0]),
         slowdown=choose([1.0, 1.0, 1.2]),
         tenants=tenants,
     )
