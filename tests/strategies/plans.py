@@ -153,7 +153,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         choose(["fp32", "bf16"]),
         choose(["adamw", "sgd"]),
         gradient_clipping=choose([False, True]),
-        framework=choose(sorted(FRAMEWORKS)),
+        framework="megatron" if layout.offload else choose(sorted(FRAMEWORKS)),
     )
     network = Network(layers + (stages == "balanced"), kind, choose([False, True]))
     return Case(network, machine, training, layout)
@@ -244,13 +244,9 @@ def _machine(choose: Choose, ranks: int) -> Machine:
 def _fabrics(devices: int) -> list[Fabric]:
     """Return fabrics; twice the one that nothing passes but NICs."""
     slow = Link(1e-6, 1e8)
-    return [
-        Crossbar(),
-        Crossbar(),
-        LeafSpine(1, 4.0),
-        LeafSpine(2, 2.0, rail_optimized=True),
-        FatTree(1, 2, 2.0, 2.0),
-        Dragonfly(1, 2, slow, slow),
-        Torus((devices,), slow),
-        Torus((2, devices // 2), slow) if devices % 2 == 0 else Torus((devices,), slow, wraparound=False),
-    ]
+    fabrics: list[Fabric] = [Crossbar(), Crossbar(), LeafSpine(1, 4.0), LeafSpine(2, 2.0, rail_optimized=True)]
+    fabrics += [FatTree(1, 2, 2.0, 2.0), Dragonfly(1, 2, slow, slow)]
+    if devices > 1:
+        fabrics += [Torus((devices,), slow)]
+        fabrics += [Torus((2, devices // 2), slow) if devices % 2 == 0 else Torus((devices,), slow, wraparound=False)]
+    return fabrics

@@ -24,6 +24,7 @@ from .symmetry import renamed
 EXAMPLES = settings(max_examples=1000, deadline=None)
 near = partial(pytest.approx, rel=1e-4, abs=1e-10)
 """The end of a transfer is rounded to a tick, of one or of several together; who then waits for whom can hang on it."""
+same = partial(pytest.approx, rel=1e-9, abs=1e-10)
 
 
 class Lowered:
@@ -73,7 +74,7 @@ def folded_is_unfolded(it: Lowered) -> None:
 
 
 def contracted_is_original(it: Lowered) -> None:
-    assert it.chained.step_time == near(it.fine.step_time)
+    assert it.chained.step_time == same(it.fine.step_time)
     assert path(it.chains) == path(it.operators)
     assert it.chains.num_tasks <= it.operators.num_tasks
 
@@ -83,7 +84,7 @@ def memory_peaks_as_the_search_is_told_and_returns_to_its_level(it: Lowered) -> 
         assert timeline.peak_memory == it.cost.peak_memory(it.plan)
         held = np.zeros(len(program.rank_classes))
         for change in program.resident:
-            held[change.rank_class] += change.size
+            held[change.rank_class] += 0 if change.host else change.size
         assert [profile.totals[-1] for profile in timeline.memory] == held.tolist()
 
 
@@ -142,5 +143,5 @@ def widened(cluster: Cluster, number: int, kind: bool) -> Cluster:
 @EXAMPLES
 def test_who_is_called_what_changes_nothing(case: Case, random: Random) -> None:
     plain, other = (lower(*each.build()) for each in (case, renamed(case, random)))
-    assert path(plain) == path(other)
+    assert path(plain) == pytest.approx(path(other), rel=1e-7)  # loads are added up in another order
     assert step_time(plain) == near(step_time(other))
