@@ -7,7 +7,7 @@ from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
-from strategies.lowering.offload import HOST, STEPS, TO_HOST, HostStep, host_bytes, host_ticks
+from strategies.lowering.offload import HOST, STEPS, HostStep, host_bytes, host_ticks
 from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
@@ -58,14 +58,17 @@ class Contents:
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
-        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
         key = ("optimizer", position, rank.key)
-        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer", self._flat(position))
-
-    def _flat(self, position: int) -> tuple[Change, ...]:
-        """Return the copy of the gradients that was summed, while it is read back."""
+        if key in self._work:
+            return self._work[key]
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
         flat = flat_gradients(self.training, self.plan, self.volumes.held(position).elements)
-        return (Change(Category.BUFFERS, flat),) if flat else ()
+        if flat:
+            changes = (Change(Category.BUFFERS, flat),)  # the copy that was summed is read back
+            piece = Piece(TaskKind.OPTIMIZER, "optimizer", 0, ticks, acquired=changes, released=changes)
+            self._work[key] = Work(TaskKind.OPTIMIZER, -1, ticks, (piece,))
+            return self._work[key]
+        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
 
     def _squares(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
@@ -80,8 +83,7 @@ class Contents:
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
             ticks = host_ticks(updated_parameters(self.plan, held.elements, held.experts))
-        flat = self._flat(position) if step.kind == TO_HOST else ()
-        work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name, flat)
+        work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
@@ -121,17 +123,8 @@ class Contents:
         work = self._plain((kind, stage, now.latency, label), kind, stage, now.latency, label)
         return Content(work, now.flow if now.flow.usage else None)
 
-    def _plain(
-        self,
-        key: tuple[object, ...],
-        kind: TaskKind,
-        stage: int,
-        ticks: int,
-        name: str,
-        held: tuple[Change, ...] = (),
-    ) -> Work:
-        """Return work of one piece that holds memory while it runs, the same object for the same key."""
+    def _plain(self, key: tuple[object, ...], kind: TaskKind, stage: int, ticks: int, name: str) -> Work:
+        """Return work of one piece, the same object for the same key."""
         if key not in self._work:
-            piece = Piece(kind, name, 0, ticks, acquired=held, released=held)
-            self._work[key] = Work(kind, stage, ticks, (piece,))
+            self._work[key] = Work(kind, stage, ticks, (Piece(kind, name, 0, ticks),))
         return self._work[key]
