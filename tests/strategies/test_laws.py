@@ -23,7 +23,7 @@ from .symmetry import renamed
 
 EXAMPLES = settings(max_examples=1000, deadline=None)
 near = partial(pytest.approx, rel=1e-4, abs=1e-10)
-"""The end of a transfer is rounded to a tick, of one or of several together; who then waits for whom can hang on it."""
+"""Rounded ends of transfers decide who shares a link next: where rings contend on a torus that adds up to 1.3e-5."""
 same = partial(pytest.approx, rel=1e-9, abs=1e-10)
 
 
