@@ -8,8 +8,8 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
-from strategies.lowering.placed import BACKWARD, FORWARD, tenant_kind, tied_kind
-from strategies.mesh import DATA, EXPERT_DATA, REPLICA, TENSOR
+from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, tenant_kind, tied_kind
+from strategies.mesh import CONTEXT, DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
 _Group = tuple[str, int]
@@ -57,7 +57,9 @@ def _disturbed(
 
     Two groups with a common member take turns, for it runs one collective after another.
     """
-    own, others = _users(machine, [(kind, INSIDE[kind][0]) for kind in inside]), dict[int, list[_Group]]()
+    runs = [(kind, INSIDE[kind][0]) for kind in inside]
+    runs += [(CONTEXT, EXCHANGES[plan.attention])] if plan.attention in EXCHANGES else []
+    own, others = _users(machine, runs), dict[int, list[_Group]]()
     busy = np.zeros(len(machine.table.first_link), dtype=bool)
     for kind, collective, after in _others(machine, plan, in_buckets, tied):
         if after:

@@ -10,6 +10,7 @@ from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, Mesh
+from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
@@ -28,6 +29,9 @@ USUAL = {
     BACKWARD: Collective.SEND,
 }
 
+EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
+"""What groups along the context axis run besides, by how they compute attention."""
+
 
 def tied_kind(first: int, second: int) -> str:
     """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
@@ -44,7 +48,7 @@ class Placed:
     """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
     one parameter, and ``central`` where the first rank of each data group sums its gradients, ``norm`` the
-    axes over which the norm of gradients is summed.
+    axes over which the norm of gradients is summed, ``attention`` how context groups compute it.
     """
 
     cluster: Cluster
@@ -55,6 +59,7 @@ class Placed:
     tied: tuple[tuple[int, int], ...] = ()
     central: bool = False
     norm: tuple[str, ...] = ()
+    attention: Attention | None = None
 
     @cached_property
     def devices(self) -> IntArray:

@@ -133,12 +133,13 @@ class StageCosts:
         """Return the rank classes that a plan makes of the cluster."""
         stages = self._stages.of_same(plan.stages)
         central, norm = plan.gradient_reduction == "parameter_server", norm_axes(self.problem.training, plan)
-        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages, central, norm)
+        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages, central, norm, plan.attention)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
         offloads = offloads_optimizer(plan)
-        placed = Placed(self.problem.cluster, plan.mesh, plan.placement, plan.looped, offloads, tied, central, norm)
+        how = (plan.placement, plan.looped, offloads, tied, central, norm, plan.attention)
+        placed = Placed(self.problem.cluster, plan.mesh, *how)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:

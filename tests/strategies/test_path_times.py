@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from simulator.engine.compiled import installed
 from simulator.engine.longest_path import finish_times
@@ -23,7 +22,6 @@ from strategies.schedule import SCHEDULES
 from strategies.search import layouts
 
 from .problems import IDEAL, problem
-from .test_lowering import Case, cases
 
 
 def lowered(costs: StageCosts, plan: Plan) -> int:
@@ -65,14 +63,6 @@ def funnel() -> Problem:
         what = ("matmul", OperatorKind.MATMUL, tokens + dims, ("in",), ("out",), ("weight",), ("wide",))
         blocks.append(Block(f"block{index}", (Operator(*what),), (wide, narrow, weight), ("in",), ("out",)))
     return replace(problem(devices=4, batch=8), graph=OperatorGraph("funnel", tuple(blocks), 32))
-
-
-@given(cases())
-@settings(max_examples=300, deadline=None)
-def test_a_plan_takes_its_programs_longest_path(case: Case) -> None:
-    small, plan = case.build()
-    costs = StageCosts(small)
-    assert path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
 
 
 @pytest.mark.parametrize("numba", [False, pytest.param(True, marks=pytest.mark.skipif(not installed(), reason="none"))])
