@@ -6,13 +6,14 @@ backward pass, where the gradient returns to the layout of its tensor.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
-from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
@@ -26,6 +27,19 @@ _DISTRIBUTED = frozenset(
     {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
 )
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
+
+
+_DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
+
+
+def defers(operator: Operator) -> bool:
+    """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
+    return bool(operator.parameters) and operator.kind in _DEFERRED
+
+
+def read_again(operator: Operator) -> tuple[str, ...]:
+    """Return the parameters that the backward of an operator reads: weights, neither biases nor tables."""
+    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM else ()
 
 
 class BlockSteps(NamedTuple):
@@ -104,11 +118,8 @@ class BlockLayout:
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
-                cuts |= {
-                    dim: axes
-                    for dim, axes in self.shardings[operator.name].cuts
-                    if dim in tensor.dims and dim != SEQUENCE
-                }
+                kept = self.shardings[operator.name].of_parameter(tensor).cuts
+                cuts |= {dim: axes for dim, axes in kept if dim != SEQUENCE}
         # where the sequence is cut a table of positions stays whole, and the context axis cuts no parameter
         ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
         return tuple(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
@@ -122,6 +133,24 @@ class BlockLayout:
     def expert_elements(self) -> int:
         """Return the elements of one rank's share of parameters that only one expert uses."""
         return sum(self.parameter_share(tensor) for tensor in self.expert_parameters())
+
+    def gathers_again(self, operator: Operator) -> bool:
+        """Return whether an operator gathers its inputs for each pass: a product whose parameters are kept cut."""
+        return bool(self.shardings[operator.name].kept) and operator.kind in PRODUCTS
+
+    def kept(self, operator: Operator, name: str) -> ShardingSpec:
+        """Return the layout in which the parameter ``name`` of ``operator`` is kept."""
+        return self.shardings[operator.name].of_parameter(self.block.tensor[name])
+
+    def gathered_parameters(self, operator: Operator) -> tuple[str, ...]:
+        """Return the parameters that an operator reads in another layout than they are kept in."""
+        return tuple(name for name in operator.parameters if self.kept(operator, name) != self.wanted(operator, name))
+
+    def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
+        """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
+        return float(
+            count * ITEMSIZE["fp32"] * prod(size for name, size in self.sizes(operator).items() if name != dim)
+        )
 
     def rings(self, operator: Operator) -> bool:
         """Return whether an operator meets the keys of a context group part by part, as they go round."""
@@ -151,6 +180,7 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[s
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
+    again = _last_gathers(layout)
     for operator in layout.block.operators:
         returning: list[Step] = []
         for name in operator.inputs:
@@ -162,15 +192,79 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[s
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
                     returning += _collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+        gathers = {name: _gather(layout, groups, operator, name) for name in operator.parameters}
+        statistics = _statistics(layout, groups, operator)
+        forward += [*chain.from_iterable(gathers.values()), *statistics]
+        before = [
+            *chain.from_iterable(_again(layout, groups, operator, name) for name in again.get(operator.name, ())),
+            *chain.from_iterable(gathers[name] for name in read_again(operator)),
+            *statistics,
+        ]
+        returning = [
+            *chain.from_iterable(_scatter(layout, groups, operator, n) for n in operator.parameters),
+            *returning,
+        ]
         compute = [_compute(accelerator, layout, operator, direction) for direction in Pass]
         if layout.rings(operator) and CONTEXT in groups:
             turns, size = layout.mesh.size(CONTEXT), layout.passed_on(operator)
             forward += ring_forward(compute[0], turns, size, groups[CONTEXT])
-            backward.append([*ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
+            backward.append([*before, *ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
         else:
             forward.append(compute[0])
-            backward.append([compute[1], *returning])
+            backward.append([*before, compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
+
+
+def _last_gathers(layout: BlockLayout) -> dict[str, tuple[str, ...]]:
+    """Return the inputs that are gathered again in backward, by the last reader of each: its backward comes first."""
+    last: dict[tuple[str, ShardingSpec], str] = {}
+    for operator in layout.block.operators:
+        if layout.gathers_again(operator):
+            last |= {(name, layout.wanted(operator, name)): operator.name for name in operator.inputs}
+    found: dict[str, tuple[str, ...]] = {}
+    for (name, _), reader in last.items():
+        found[reader] = (*found.get(reader, ()), name)
+    return found
+
+
+def _gather(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
+    """Return the collectives that bring a parameter from where it is kept to an operator."""
+    return _collectives(layout, groups, name, layout.kept(operator, name), layout.wanted(operator, name))
+
+
+def _again(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
+    """Return the collectives that gather an input again, for the gradient of a weight."""
+    steps = _collectives(layout, groups, name, layout.produced[name].complete, layout.wanted(operator, name))
+    return [step._replace(deferred=defers(operator)) for step in steps]
+
+
+def _scatter(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
+    """Return the collectives that sum the gradient of a parameter and leave it as the parameter is kept."""
+    tensor, kept = layout.block.tensor[name], layout.kept(operator, name)
+    gathered = {axis for _, axes in kept.cuts for axis in axes} - {
+        axis for _, axes in layout.wanted(operator, name).cuts for axis in axes
+    }
+    gradient = layout.shardings[operator.name].of_gradient(tensor)
+    summed = tuple(axis for axis in gradient.partial if axis in gathered)
+    steps = _collectives(layout, groups, name, ShardingSpec(gradient.cuts, summed), kept, "gradient of ")
+    return [step._replace(deferred=defers(operator)) for step in steps]
+
+
+def _statistics(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator) -> list[Step]:
+    """Return the sums of an operator's statistics over the ranks that cut what they are of."""
+    cuts = dict(layout.shardings[operator.name].cuts)
+    return [
+        communication(
+            groups[axis],
+            axis,
+            Collective.ALL_REDUCE,
+            layout.statistics_bytes(operator, dim, count),
+            f"statistics of {operator.name}",
+        )._replace(tensor=operator.outputs[0])
+        for dim, count in operator.statistics
+        for axis in cuts.get(dim, ())
+        if axis in groups
+    ]
 
 
 def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:

@@ -1,0 +1,114 @@
+"""Tensor parallelism over a grid of ranks: rows by columns, 2-D; with data-parallel ranks around it, 2.5-D.
+
+Tokens lie along rows, what each token has along columns: an activation is cut along ``batch`` by rows,
+and along its hidden, head, feed-forward or vocabulary dim by columns, so that a rank has
+``1 / (rows * columns)`` of it. So has it of every parameter: a weight's output dim lies along columns
+and the dim that is summed along rows.
+
+A product ``C = A B`` then needs a block row of A and a block column of B. SUMMA [1]_ broadcasts them block
+by block in ``q`` steps; what a rank receives, ``(q - 1) / q`` of either, is what it receives in the two
+all-gathers that are simulated here, one along columns and one along rows, as one collective each and not as a
+pipeline of ``q`` steps. In the backward pass ``dA = dC B'`` is summed along columns and ``dB = A' dC`` along
+rows, in reduce-scatters, after A and B have been gathered again: per product ``A + B`` forward and
+``2 (A + B)`` backward [2]_ [3]_. Attention has whole heads and whole sequences on a rank and moves nothing.
+A norm sums its statistics along columns [2]_. The table of words has its vocabulary along columns, as
+the output layer, with which it may be tied: rows look up part of the vocabulary and sum (Megatron-LM).
+
+The 2.5-D grid of ``depth * q * q`` ranks [4]_ is ``depth`` such grids side by side, each with a part of the
+batch and all with the same weights: the plan ``data = depth``, whose groups sum gradients once a step, with
+the grid's axes inside of it in the mesh.
+
+References
+----------
+.. [1] van de Geijn and Watts 1997, "SUMMA: scalable universal matrix multiplication algorithm".
+.. [2] Xu and You, "An efficient 2D method for training super-large deep learning models" (Optimus), IPDPS 2023,
+   arXiv 2104.05343: section 3 and table 1.
+.. [3] Xu et al. 2021, "GSPMD", section 3 (weights cut along both axes of a mesh, gathered before they are used).
+.. [4] Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", ICPP 2022, arXiv 2105.14500.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import gcd, isqrt
+
+from simulator.compute import PRODUCTS
+from simulator.operator_graph import SEQUENCE, Block, Operator, OperatorGraph, Tensor
+from strategies.mesh import TENSOR, TENSOR_ROWS
+from strategies.sharding import OperatorSharding
+
+HIDDEN = "hidden"
+"""The dim of what a token has between layers."""
+
+Cuts = Mapping[str, tuple[str, ...]]
+"""Axes that cut each dim, outermost first."""
+
+
+def column_dim(operator: Operator, dim: str | None) -> str | None:
+    """Return the dim of an operator that columns cut, given the one that a single tensor axis cuts.
+
+    Of a product it is never one that is summed, for that is gathered.
+    """
+    names = [name for name, _ in operator.dims]
+    summed = operator.reduced if operator.kind in PRODUCTS else ()
+    return next((name for name in (dim, HIDDEN) if name in names and name not in summed), None)
+
+
+def kept_cuts(
+    block: Block, operator: Operator, cuts: Cuts
+) -> tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]:
+    """Return how the parameters of an operator are kept, given how its dims are cut: along rows besides."""
+    return tuple((name, _kept(block.tensor[name], cuts)) for name in operator.parameters)
+
+
+def _kept(parameter: Tensor, cuts: Cuts) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the cuts of a parameter: rows cut its first whole dim, or its first dim again where columns cut all.
+
+    The sequence of a table of positions is left as it is.
+    """
+    dims = [dim for dim in parameter.dims if dim != SEQUENCE]
+    chosen = next((dim for dim in dims if TENSOR not in cuts.get(dim, ())), dims[0])
+    axes = {dim: cuts.get(dim, ()) for dim in parameter.dims}
+    axes[chosen] = (*axes[chosen], TENSOR_ROWS)
+    return tuple((dim, by) for dim, by in axes.items() if by)
+
+
+def broken_rules(
+    graph: OperatorGraph, shardings: tuple[OperatorSharding, ...], rows: int, columns: int, microbatch: int
+) -> Iterator[tuple[str, str]]:
+    """Yield every rule that a grid breaks: the field to blame, and what holds and was met."""
+    if microbatch % rows:
+        near = -(-microbatch // rows) * rows
+        yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {near}"
+    if not any(HIDDEN in dict(operator.dims) for block in graph.blocks for operator in block.operators):
+        yield "tensor_rows", f"tensor_rows needs a transformer's dim {HIDDEN}, the model has none; nearest: 1"
+        return
+    for (dim, axes), size in _sizes(graph, shardings).items():
+        both = TENSOR in axes
+        ways = rows * columns if both else rows
+        if size % ways:
+            text = f"tensor_rows({rows}) * tensor({columns}) divides" if both else "tensor_rows divides"
+            near = _nearest(size // gcd(size, columns) if both else size, rows)
+            yield "tensor_rows", f"{text} {dim}({size}), met {ways}; nearest tensor_rows: {near}"
+
+
+@lru_cache(maxsize=64)
+def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[tuple[str, tuple[str, ...]], int]:
+    """Return the sizes of the dims of parameters that rows cut, with the tensor axes that cut them."""
+    tensors = {f"{block.name}.{name}": each for block in graph.blocks for name, each in block.tensor.items()}
+    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    for sharding in shardings:
+        block = sharding.operator.rsplit(".", 1)[0]
+        for name, cuts in sharding.kept:
+            tensor = tensors[f"{block}.{name}"]
+            sizes = dict(zip(tensor.dims, tensor.shape, strict=True))
+            for dim, axes in cuts:
+                if TENSOR_ROWS in axes:
+                    key = dim, tuple(axis for axis in axes if axis in (TENSOR, TENSOR_ROWS))
+                    found[key] = gcd(found.get(key, 0), sizes[dim])
+    return found
+
+
+def _nearest(whole: int, value: int) -> int:
+    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
+    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
+    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
