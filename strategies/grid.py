@@ -29,18 +29,25 @@ References
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from math import gcd, isqrt
 
 from simulator.compute import PRODUCTS
-from simulator.operator_graph import SEQUENCE, Block, Operator, OperatorGraph, Tensor
+from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.sharding import OperatorSharding
 
 HIDDEN = "hidden"
 """The dim of what a token has between layers."""
 
+_MATRICES = frozenset({OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL})
+"""Products with a matrix, whose summed dim is large; a convolution sums few channels."""
+
 Cuts = Mapping[str, tuple[str, ...]]
 """Axes that cut each dim, outermost first."""
+
+KeptCuts = tuple[tuple[str, tuple[str, ...]], ...]
+"""The same of one parameter."""
 
 
 def column_dim(operator: Operator, dim: str | None) -> str | None:
@@ -53,23 +60,27 @@ def column_dim(operator: Operator, dim: str | None) -> str | None:
     return next((name for name in (dim, HIDDEN) if name in names and name not in summed), None)
 
 
-def kept_cuts(
-    block: Block, operator: Operator, cuts: Cuts
-) -> tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]:
+def kept_cuts(block: Block, operator: Operator, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
     """Return how the parameters of an operator are kept, given how its dims are cut: along rows besides."""
-    return tuple((name, _kept(block.tensor[name], cuts)) for name in operator.parameters)
+    return tuple((name, _kept(operator, block.tensor[name], cuts)) for name in operator.parameters)
 
 
-def _kept(parameter: Tensor, cuts: Cuts) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the cuts of a parameter: rows cut its first whole dim, or its first dim again where columns cut all.
-
-    The sequence of a table of positions is left as it is.
-    """
-    dims = [dim for dim in parameter.dims if dim != SEQUENCE]
-    chosen = next((dim for dim in dims if TENSOR not in cuts.get(dim, ())), dims[0])
+def _kept(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
     axes = {dim: cuts.get(dim, ()) for dim in parameter.dims}
-    axes[chosen] = (*axes[chosen], TENSOR_ROWS)
+    axes[_row_dim(operator, parameter, cuts)] += (TENSOR_ROWS,)
     return tuple((dim, by) for dim, by in axes.items() if by)
+
+
+def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
+    """Return the dim of a parameter that rows cut: of a weight one that is summed, of others the hidden one first.
+
+    One that columns leave whole where there is one; a vector is cut along both axes, as in Colossal-AI, where
+    ``Linear2D`` and ``LayerNorm2D`` keep 1 / q^2 of biases and norms.
+    """
+    whole = [dim for dim in parameter.dims if TENSOR not in cuts.get(dim, ())]
+    summed = [dim for dim in whole if dim in operator.reduced] if operator.kind in _MATRICES else []
+    hidden = [dim for dim in parameter.dims if dim == HIDDEN]
+    return next(chain((dim for dim in hidden if dim in whole), summed, hidden, whole, parameter.dims))
 
 
 def broken_rules(
