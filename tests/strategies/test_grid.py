@@ -1,61 +1,403 @@
 """Tensor parallelism over a grid: the bytes of the papers, shares of memory, and every way to the step time."""
 
-from collections import Counter
+import json
 from collections.abc import Iterable
 from dataclasses import replace
-from math import prod
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.scenario import layout_of
 from simulator.collective_kinds import Collective
 from simulator.engine import simulate, step_time
 from simulator.models.bert import Bert
 from simulator.models.experts import Experts
+from simulator.models.resnet import ResNet
 from simulator.models.t5 import T5
+from simulator.models.transformer import Transformer, build
 from simulator.models.vit import VisionTransformer
 from simulator.operator_graph import OperatorGraph
-from simulator.program import TaskKind
-from strategies.bound import Bounds
-from strategies.cost_model import SimulatedCosts
-from strategies.grid import HIDDEN
+from simulator.program import Category, TaskKind
+from strategies.cost_model import SimulatedCost
+from strategies.framework import FRAMEWORKS
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
+from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.step import Step
 from strategies.mesh import DATA, TENSOR, TENSOR_ROWS
-from strategies.needs import Needs
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import Recompute
-from strategies.schedule import SCHEDULES
 
 from .problems import problem
 
-SEQUENCE, HIDDEN_SIZE, HEADS, VOCAB, FP32 = 32, 64, 8, 128, 4  # of tests/strategies/problems.py
+S, H, V, FP32 = 32, 64, 128, 4  # sequence, hidden, vocabulary and item size of tests/strategies/problems.py
 GRIDS = [(2, 2), (4, 4), (2, 4), (4, 2)]
+VECTORS = ("bias", "norm_weight")
 
 
-def steps(small: Problem, layout: Layout, block: str, direction: str) -> list[Step]:
+def machine(rows: int, columns: int, data: int = 1, **changes: object) -> Problem:
+    """Return the small transformer on a node with as many devices as a grid has, or several grids."""
+    return problem(devices=rows * columns * data, **changes)  # type: ignore[arg-type]
+
+
+def grid(rows: int, columns: int, microbatch: int, **fields: object) -> Layout:
+    return Layout(tensor=columns, tensor_rows=rows, microbatch=microbatch, **fields)  # type: ignore[arg-type]
+
+
+def moved(small: Problem, layout: Layout, block: str, direction: str) -> list[Step]:
     """Return every collective of one pass of a block."""
     plan, costs = complete(small, layout), StageCosts(small)
-    every: tuple[Step, ...] = getattr(costs.blocks.cost(plan, block, costs.machine(plan).rank(0)).steps, direction)
-    return [step for step in every if step.collective is not None]
+    steps: tuple[Step, ...] = getattr(costs.blocks.cost(plan, block, costs.machine(plan).rank(0)).steps, direction)
+    return [step for step in steps if step.collective is not None]
 
 
-def received(moved: Iterable[Step], rows: int, columns: int) -> float:
-    """Return the bytes that a rank receives, and in a reduce-scatter sends: all of a block row but its own part."""
-    total = 0.0
-    for step in moved:
-        ways = {TENSOR: columns, TENSOR_ROWS: rows}[step.axis]
-        total += step.size * (ways - 1) / ways * (2 if step.collective is Collective.ALL_REDUCE else 1)
-    return total
+def matrices(steps: Iterable[Step]) -> list[Step]:
+    """Return what the papers' tables count: blocks of matrices, without vectors and statistics."""
+    return [s for s in steps if s.collective is not Collective.ALL_REDUCE and not s.tensor.endswith(VECTORS)]
 
 
-def weights_and_products(moved: Iterable[Step]) -> list[Step]:
-    """Return what table 1 of Optimus counts: matrices, without vectors and statistics."""
-    left = ("bias", "norm_weight")
-    return [step for step in moved if step.collective is not Collective.ALL_REDUCE and not step.tensor.endswith(left)]
+def received(steps: Iterable[Step], rows: int, columns: int) -> float:
+    """Return the bytes that a rank receives of block rows and columns: all but its own part of each."""
+    ways = {TENSOR: columns, TENSOR_ROWS: rows}
+    return sum(step.size * (ways[step.axis] - 1) / ways[step.axis] for step in steps)
+
+
+def block(small: Problem, layout: Layout, name: str = "layers") -> tuple[BlockLayout, BlockMemory]:
+    plan, costs = complete(small, layout), StageCosts(small)
+    return costs.blocks.layout(plan, name), costs.blocks.memory(plan, name)
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_a_layer_moves_what_optimus_says(rows: int, columns: int, recompute: Recompute) -> None:
+    # Xu and You, table 1: on q x q ranks forward moves 7 b s h / q of activations (1 into query, key and value, 1 into
+    # the projection, 1 up and 4 down) and 12 h^2 / q of weights (3 + 1 + 4 + 4), backward twice that, and with the
+    # layer checkpointed three times: 21 b s h + 36 h^2. Of a broadcast block row or column a rank receives all but its
+    # own part, where the paper writes log2(q) for a tree.
+    b = 8
+    layout = grid(rows, columns, b, recompute=recompute)
+    small = machine(rows, columns)
+    activations = 7 * b * S * H / rows * (columns - 1) / columns
+    weights = 12 * H * H / columns * (rows - 1) / rows
+    times = {"forward": 1, "backward": 2 if recompute is Recompute.NONE else 3}
+    for direction, factor in times.items():
+        steps = matrices(moved(small, layout, "layers", direction))
+        along = {axis: received([s for s in steps if s.axis == axis], rows, columns) for axis in (TENSOR, TENSOR_ROWS)}
+        assert along == {TENSOR: factor * activations * FP32, TENSOR_ROWS: factor * weights * FP32}
+
+
+@pytest.mark.parametrize("q", [2, 4])
+def test_a_square_of_ranks_moves_less_per_rank_the_larger_it_is(q: int) -> None:
+    # O(1 / sqrt(p)): (q - 1) / q^2 * (7 b s h + 12 h^2) forward; b = 8: 7 * 8 * 32 * 64 + 12 * 64^2 = 163840
+    found = received(matrices(moved(machine(q, q), grid(q, q, 8), "layers", "forward")), q, q)
+    assert found == (q - 1) / q**2 * 163840 * FP32
+
+
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_a_layer_norm_sums_two_values_a_token_along_columns(rows: int, columns: int) -> None:
+    # the sums of x and x^2 forward, two more backward, of each of b / rows * s tokens; two norms a layer
+    b = 8
+    for direction in ("forward", "backward"):
+        steps = moved(machine(rows, columns), grid(rows, columns, b), "layers", direction)
+        sums = [(s.axis, s.size) for s in steps if s.collective is Collective.ALL_REDUCE]
+        assert sums == [(TENSOR, 2 * b / rows * S * FP32)] * 2
+
+
+def test_an_rms_norm_sums_one_value_and_a_norm_of_heads_none() -> None:
+    small = machine(2, 2, ffn_kind="swiglu", qk_norm=True)
+    steps = moved(small, grid(2, 2, 4), "layers", "forward")
+    sums = [s.size for s in steps if s.collective is Collective.ALL_REDUCE]
+    assert sums == [1 * 4 / 2 * S * FP32] * 2
+
+
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_table_and_output_layer_have_their_vocabulary_along_columns(rows: int, columns: int) -> None:
+    # a column of ranks gathers its part of the table, v / c x h; its rows look up what they have of it and sum,
+    # b / r x s x h, leaving hidden along columns. The output layer gathers x; the loss sums three values a token.
+    b = 8
+    small, layout = machine(rows, columns, tied=True), grid(rows, columns, b)
+    table, tokens = V / columns * H * FP32, b / rows * S * H * FP32
+    found = [(s.collective, s.axis, s.size) for s in matrices(moved(small, layout, "embedding", "forward"))[:2]]
+    gather, scatter = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    assert found == [(gather, TENSOR_ROWS, table), (scatter, TENSOR, tokens)]
+    head = matrices(moved(small, layout, "head", "forward"))
+    assert [(s.collective, s.axis, s.size) for s in head] == [(gather, TENSOR, tokens), (gather, TENSOR_ROWS, table)]
+    sums = [s.size for s in moved(small, layout, "head", "forward") if s.tensor.endswith(("logit", "exponentials"))]
+    assert sums == [b / rows * S * FP32] * 3
+    back = matrices(moved(small, layout, "embedding", "backward"))
+    assert [(s.collective, s.axis, s.size) for s in back if s.tensor != "positions"] == [
+        (gather, TENSOR, tokens),
+        (scatter, TENSOR_ROWS, table),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_a_rank_has_its_share_of_parameters_and_of_what_a_layer_keeps(rows: int, columns: int) -> None:
+    changes = {"dropout": True, "attention": "unfused", "heads": 16, "kv_heads": 16}
+    small, alone = machine(rows, columns, **changes), problem(devices=1, **changes)  # type: ignore[arg-type]
+    for name in ("embedding", "layers", "head"):
+        layout, _ = block(small, grid(rows, columns, 8), name)
+        assert layout.parameter_elements() * rows * columns == layout.block.num_parameters
+    cut, whole = (block(*each)[1] for each in ((small, grid(rows, columns, 8)), (alone, Layout(microbatch=8))))
+    assert cut.kept * rows * columns == whole.kept
+
+
+def test_what_is_gathered_is_held_while_the_product_runs() -> None:
+    # down: the block row of its input is b / r x s x 4 h, c times the share; the block column of its weight
+    # 4 h x h / c, r times the share; in backward the whole gradient of the weight besides, before rows sum it
+    rows, columns, b = 2, 4, 8
+    layout, memory = block(machine(rows, columns), grid(rows, columns, b))
+    live = Liveness(layout, FRAMEWORKS["torch"])
+    down = next(operator for operator in layout.block.operators if operator.name == "down")
+    row, weight, bias = b // rows * S * 4 * H * FP32, 4 * H * H // columns * FP32, H // columns * FP32
+    assert live.gathered(down) == row
+    assert live.whole_parameters(down, down.parameters) == weight + bias
+    assert live.weight_gradient(down) == (weight + bias) + (weight + bias) // rows
+    # the fullest moment of forward is one product's, with the block row and the block column it needs
+    assert memory.forward >= row + weight
+
+
+@given(rows=st.sampled_from([2, 4]), columns=st.sampled_from([1, 2]), zero=st.integers(0, 3))
+@settings(max_examples=12, deadline=None)
+def test_twice_the_rows_hold_half_the_states(rows: int, columns: int, zero: int) -> None:
+    # from two rows on: with one, the norms that a single tensor axis leaves whole are whole
+    def states(rows: int) -> int:
+        small = machine(rows, columns, data=2)
+        changes = lower(small, complete(small, grid(rows, columns, 8, data=2, zero=zero))).resident
+        kinds = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+        return sum(change.size for change in changes if change.rank_class == 0 and change.category in kinds)
+
+    assert states(2 * rows) * 2 == states(rows)
+
+
+def linear(steps: Iterable[Step]) -> list[Step]:
+    """Return what the projection moves, forward and backward."""
+    return [s for s in matrices(steps) if s.tensor in ("context", "projection_weight")]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("q", [2, 4])
+def test_a_linear_layer_in_two_and_a_half_dims_moves_what_colossal_ai_says(q: int, depth: int) -> None:
+    # Colossal-AI, 2.5D tensor parallelism, table of efficiency: 3 (q - 1) (d + 1) / (d q) for a layer of equal
+    # operands, forward and backward; 6 (q - 1) / q where d = 1, its table of 2D. The unit is one operand's block row,
+    # h^2 / q; both have h^2 elements where b s = h: b = 16, s = 32, h = 512. Depth is data: b / d sequences a grid.
+    size, b = 512, 16
+    small = machine(q, q, depth, hidden=size, ffn=256, batch=b, layers=1)
+    layout = grid(q, q, b // depth, data=depth)
+    steps = [step for way in ("forward", "backward") for step in linear(moved(small, layout, "layers", way))]
+    expected = 3 * (q - 1) * (depth + 1) / (depth * q) * size**2 / q
+    assert received(steps, q, q) == expected * FP32
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_tesseract_is_the_grid_with_data_parallel_ranks_around_it(depth: int) -> None:
+    # Wang et al.: of A (a x b) B (b x c) = C a rank of p = d q^2 has a b / p of A, b c d / p of B and a c / p of C
+    q, b = 2, 16
+    ranks = depth * q * q
+    small = machine(q, q, depth, batch=b, layers=2)
+    layout = grid(q, q, b // depth, data=depth)
+    cut, _ = block(small, layout)
+    tensor = cut.block.tensor
+    assert cut.tensor_bytes("input_norm_out", cut.produced["input_norm_out"]) * ranks == b * S * H * FP32
+    assert cut.tensor_bytes("wide", cut.produced["wide"]) * ranks == b * S * 4 * H * FP32
+    assert cut.parameter_share(tensor["up_weight"]) * ranks == depth * H * 4 * H
+    # gradients are summed over depth, ranks q^2 apart, once a step: a share of 1 / q^2 of them
+    plan, costs = complete(small, layout), StageCosts(small)
+    table = costs.machine(plan, folded=False).table
+    assert table.tables[DATA].devices.tolist() == [[first + q * q * n for n in range(depth)] for first in range(q * q)]
+    assert sum(costs.of(plan).parameters) * q * q == small.graph.num_parameters
+    # and inside, every grid does what one alone does with its part of the batch
+    alone = machine(q, q, batch=b // depth, layers=2)
+    for way in ("forward", "backward"):
+        assert moved(small, layout, "layers", way) == moved(alone, grid(q, q, b // depth), "layers", way)
+
+
+def test_gradients_of_weights_are_summed_where_they_are_made() -> None:
+    # with the backward split, what only weights wait for goes with them: inputs gathered again, and the sums
+    small = machine(2, 2, data=2, batch=16)
+    plan, costs = complete(small, grid(2, 2, 2, pipeline=2, schedule="zb1p")), StageCosts(small)
+    cost = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
+    assert cost.split is not None
+    weights = [s.operators for s in cost.split.weights if s.tensor in ("active", "down_weight", "down_bias")]
+    assert weights == [
+        "all_gather active",
+        "reduce_scatter gradient of down_weight",
+        "reduce_scatter gradient of down_bias",
+    ]
+    assert sum(s.ticks for part in cost.split for s in part) == cost.backward_ticks
+
+
+@pytest.mark.parametrize(
+    ("layout", "field", "message"),
+    [
+        (
+            grid(2, 4, 3, data=1),
+            "microbatch",
+            "tensor_rows(2) divides microbatch, met 3; nearest: 4",
+        ),
+        (
+            grid(3, 4, 3),
+            "tensor_rows",
+            "tensor_rows(3) * tensor(4) divides hidden(64), met 12; nearest tensor_rows: 2",
+        ),
+        (grid(16, 2, 16), "tensor_rows", "tensor_rows divides heads(8), met 16; nearest tensor_rows: 8"),
+        (grid(2, 3, 2), "tensor", "tensor divides heads(8), met 3; nearest: 2"),
+        (
+            grid(2, 2, 2, data=2, sequence_parallel=True),
+            "sequence_parallel",
+            "tensor_rows(2) leaves sequence_parallel nothing to cut: all activations lie along rows and columns; "
+            "nearest: false",
+        ),
+        (grid(2, 4, 2, data=2), "data", "data(2) * tensor(4) * pipeline(1) * tensor_rows(2) = 16 ranks, cluster has 8"),
+        (grid(0, 4, 2), "tensor_rows", "tensor_rows is at least 1, met 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_equation(layout: Layout, field: str, message: str) -> None:
+    found = [(violation.field, violation.message.split("; data:")[0]) for violation in violations(problem(), layout)]
+    assert (field, message) in found
+
+
+def test_experts_over_ranks_and_networks_without_a_hidden_dim_are_refused() -> None:
+    mixed = Transformer(4, H, 8, 8, 256, V, experts=Experts(8, 2, 64))
+    small = replace(problem(), graph=build(mixed, S, "fp32"))
+    found = [v for v in violations(small, grid(2, 2, 2, data=2, expert=2)) if v.field == "expert"]
+    assert [v.message.split(":")[0] for v in found] == ["tensor_rows(2) needs expert 1"]
+    small = replace(problem(), graph=ResNet((1, 1, 1, 1)).graph(S, "fp32"))
+    found = [v for v in violations(small, grid(2, 4, 2)) if v.field == "tensor_rows"]
+    assert [v.message for v in found] == [
+        "tensor_rows needs a transformer's dim hidden, the model has none; nearest: 1"
+    ]
+
+
+def test_a_plan_of_one_row_is_the_plan_it_was() -> None:
+    plan = complete(problem(), Layout(tensor=8))
+    assert plan == complete(problem(), grid(1, 8, 1))
+    assert TENSOR_ROWS not in {axis.name for axis in plan.mesh.axes}
+    assert not any(sharding.kept for sharding in plan.shardings)
+
+
+def test_a_plan_survives_its_document_and_says_its_grid() -> None:
+    plan = complete(machine(2, 4), grid(2, 4, 2))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.describe().startswith("data 1 x tensor 2 by 4 x pipeline 1")
+
+
+FAMILIES = {
+    "bert": Bert(2, H, 8, 256, V).graph(S, "fp32"),
+    "t5": T5(1, H, 8, 8, 256, V).graph(S, "fp32"),
+    "vit": VisionTransformer(2, H, 8, 256, 16, image=64).graph(S, "fp32"),
+    "experts": Transformer(2, H, 8, 8, 256, V, experts=Experts(8, 2, 64)).graph(S, "fp32"),
+    "grouped": Transformer(2, H, 8, 4, 256, V, ffn_kind="swiglu", positions="rotary").graph(S, "fp32"),
+    "unfused": Transformer(2, H, 8, 8, 256, V, attention="unfused", dropout=True).graph(S, "fp32"),
+}
+
+
+@pytest.mark.parametrize("graph", FAMILIES.values(), ids=FAMILIES)
+def test_every_family_of_transformers_lies_on_a_grid(graph: OperatorGraph) -> None:
+    small = replace(machine(2, 2), graph=graph)
+    plan = complete(small, grid(2, 2, 4))
+    agree(small, plan)
+    (held,) = StageCosts(small).of(plan).parameters
+    # a quarter, but for what a single tensor axis leaves whole too, as a classifier: that lies along rows only
+    assert graph.num_parameters / 4 <= held < graph.num_parameters / 2
+
+
+def agree(small: Problem, plan: Plan) -> None:
+    """Check that every way to the step time and to the peak of memory comes to the same."""
+    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
+    unfolded = lower(small, plan, folded=False)
+    fine, chained, apart = (step_time(program) for program in (operators, chains, unfolded))
+    assert chained == pytest.approx(fine, rel=1e-7, abs=1e-10)
+    assert chained == pytest.approx(apart, rel=1e-7, abs=1e-10)
+    assert step_time(unfolded, "longest_path") <= apart * (1 + 1e-9)
+    cost, path = SimulatedCost(small), step_time(chains, "longest_path")
+    assert cost.bound(plan) <= path * (1 + 1e-9) <= chained * (1 + 1e-8)
+    assert cost.longest_paths([plan])[0] <= path * (1 + 1e-9)
+    assert cost.peak_memory(plan) == simulate(chains).peak_memory
+    assert any(work.kind is TaskKind.TENSOR_COMMUNICATION for work in operators.work)
+
+
+SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb1p", 1), ("zbv", 2), ("dualpipev", 2)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.sampled_from([(2, 1), (2, 2), (4, 2), (2, 4)]),
+    data=st.sampled_from([1, 2]),
+    pipeline=st.sampled_from([1, 2]),
+    scheduled=st.sampled_from(SCHEDULED),
+    context=st.sampled_from([1, 1, 2]),
+    attention=st.sampled_from(Attention),
+    zero=st.integers(0, 3),
+    recompute=st.sampled_from(Recompute),
+    devices=st.sampled_from([1, 2, 4]),
+    own_nics=st.booleans(),
+    bandwidth=st.sampled_from([1e8, 1e10]),
+    tied=st.booleans(),
+    slow=st.booleans(),
+    launch=st.sampled_from([0.0, 0.0, 1e-6]),
+    clipping=st.booleans(),
+    overlap=st.booleans(),
+    outside=st.booleans(),
+    framework=st.sampled_from(sorted(FRAMEWORKS)),
+)
+def test_every_way_to_the_step_time_agrees(
+    shape: tuple[int, int],
+    data: int,
+    pipeline: int,
+    scheduled: tuple[str, int],
+    context: int,
+    attention: Attention,
+    zero: int,
+    recompute: Recompute,
+    devices: int,
+    own_nics: bool,
+    bandwidth: float,
+    tied: bool,
+    slow: bool,
+    launch: float,
+    clipping: bool,
+    overlap: bool,
+    outside: bool,
+    framework: str,
+) -> None:
+    rows, columns = shape
+    schedule, chunks = scheduled if pipeline > 1 else ("1f1b", 1)
+    if schedule in ("zb1p", "zbv", "dualpipev"):
+        zero = min(zero, 1)
+    ranks = rows * columns * data * pipeline * context
+    small = problem(
+        nodes=ranks // min(devices, ranks),
+        devices=min(devices, ranks),
+        nics=min(devices, ranks) if own_nics else 1,
+        layers=2 * pipeline,
+        batch=4 * rows * data * pipeline,
+        bandwidth=bandwidth,
+        tied=tied,
+        launch=launch,
+    )
+    small = replace(
+        small,
+        cluster=replace(small.cluster, speeds=((0, 0.5),) if slow else ()),
+        training=replace(small.training, gradient_clipping=clipping, framework=framework),
+    )
+    layout = grid(
+        rows,
+        columns,
+        rows,
+        data=data,
+        pipeline=pipeline,
+        schedule=schedule,
+        chunks=chunks,
+        context=context,
+        attention=attention,
+        zero=zero,
+        recompute=recompute,
+        overlap_gradients=overlap,
+        order=(TENSOR_ROWS, "pipeline", "data", "context", "tensor") if outside else Layout().order,
+    )
+    agree(small, complete(small, layout))
