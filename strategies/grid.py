@@ -33,7 +33,7 @@ from itertools import chain
 from math import gcd, isqrt
 
 from simulator.compute import PRODUCTS
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.sharding import OperatorSharding
 
@@ -60,15 +60,27 @@ def column_dim(operator: Operator, dim: str | None) -> str | None:
     return next((name for name in (dim, HIDDEN) if name in names and name not in summed), None)
 
 
-def kept_cuts(block: Block, operator: Operator, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
-    """Return how the parameters of an operator are kept, given how its dims are cut: along rows besides."""
-    return tuple((name, _kept(operator, block.tensor[name], cuts)) for name in operator.parameters)
+def kept_cuts(block: Block, operator: Operator, dim: str | None, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
+    """Return how an operator keeps its parameters, and a product its inputs, given how its dims are cut.
+
+    Parameters are cut along rows besides, and inputs along columns: along ``dim``, which a single tensor axis cuts,
+    or the hidden one, where that is summed.
+    """
+    found = [(name, _parameter(operator, block.tensor[name], cuts)) for name in operator.parameters]
+    summed = [each for each in (dim, HIDDEN) if each in operator.reduced]
+    if operator.kind in _MATRICES and operator.parameters and summed:
+        whole = {**cuts, summed[0]: (TENSOR,)}
+        found += [(name, _of(block.tensor[name], whole)) for name in operator.inputs]
+    return tuple(found)
 
 
-def _kept(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
-    axes = {dim: cuts.get(dim, ()) for dim in parameter.dims}
-    axes[_row_dim(operator, parameter, cuts)] += (TENSOR_ROWS,)
-    return tuple((dim, by) for dim, by in axes.items() if by)
+def _of(tensor: Tensor, cuts: Cuts) -> KeptCuts:
+    return tuple((dim, cuts[dim]) for dim in tensor.dims if dim in cuts)
+
+
+def _parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
+    dim = _row_dim(operator, parameter, cuts)
+    return _of(parameter, {**cuts, dim: (*cuts.get(dim, ()), TENSOR_ROWS)})
 
 
 def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
@@ -113,7 +125,7 @@ def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Map
             tensor = tensors[f"{block}.{name}"]
             sizes = dict(zip(tensor.dims, tensor.shape, strict=True))
             for dim, axes in cuts:
-                if TENSOR_ROWS in axes:
+                if TENSOR_ROWS in axes and dim != BATCH:
                     key = dim, tuple(axis for axis in axes if axis in (TENSOR, TENSOR_ROWS))
                     found[key] = gcd(found.get(key, 0), sizes[dim])
     return found

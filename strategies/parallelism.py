@@ -90,9 +90,10 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     cuts: dict[str, tuple[str, ...]] = {}
     names = [dim for dim, _ in operator.dims]
     tensor = next((dim for dim in TENSOR_DIMS if dim in names), None) if by.tensor else None
+    alone = tensor
     if by.rows:
         tensor = column_dim(operator, tensor) if by.tensor else None
-        cuts[BATCH] = (TENSOR_ROWS,)
+        cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
     if tensor is not None:
         cuts[tensor] = (TENSOR,)
     if by.attention is not None:
@@ -103,7 +104,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
     if by.expert:
         cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
-    kept = kept_cuts(block, operator, cuts) if by.rows else ()
+    kept = kept_cuts(block, operator, alone, cuts) if by.rows else ()
     return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()), kept)
 
 

@@ -48,16 +48,16 @@ class OperatorSharding:
     Parameters
     ----------
     kept
-        The cuts of parameters that are kept in another layout than the operator reads: they are gathered
-        for each pass that reads them, as its inputs are, and their gradients are scattered.
+        The cuts of parameters and inputs that are kept in another layout than the operator reads: they are
+        gathered for each pass that reads them, and gradients of parameters are scattered.
     """
 
     operator: str
     cuts: tuple[tuple[str, tuple[str, ...]], ...]
     kept: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
 
-    def of_parameter(self, tensor: Tensor) -> ShardingSpec:
-        """Return the layout in which a parameter is kept."""
+    def of_kept(self, tensor: Tensor) -> ShardingSpec:
+        """Return the layout in which a parameter or an input is kept."""
         kept = dict(self.kept).get(tensor.name)
         return self.of_input(tensor) if kept is None else ShardingSpec(kept)
 

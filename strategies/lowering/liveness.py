@@ -13,7 +13,8 @@ from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
-from strategies.lowering.operator import BlockLayout, read_again
+from strategies.lowering.operator import BlockLayout
+from strategies.lowering.redistribution import read_again
 from strategies.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
@@ -70,15 +71,15 @@ class Liveness:
         another operator may keep the same tensor as it was. NVIDIA/TransformerEngine issue 1764: the fp8 data is
         kept, or on Hopper its transpose.
         """
-        size = self.read(operator, name) if self._keeps_gathered(operator) else self.share(operator, name)
+        size = self.read(operator, name) if self._keeps_gathered(operator, name) else self.share(operator, name)
         known = f"{name} exchanged" if self._exchanged(operator, name) else name
         if not self.layout.quantises(operator):
             return known, size
         return f"{known} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[self.block.tensor[name].dtype]
 
-    def _keeps_gathered(self, operator: Operator) -> bool:
-        """Return whether an operator keeps what it has gathered."""
-        return self.framework.keeps_gathered and not self.layout.gathers_again(operator)
+    def _keeps_gathered(self, operator: Operator, name: str) -> bool:
+        """Return whether an operator keeps a tensor gathered."""
+        return self.framework.keeps_gathered and not self.layout.gathers_again(operator, name)
 
     def saved(self, operator: Operator) -> tuple[str, ...]:
         """Return the tensors that an operator keeps."""
@@ -153,7 +154,7 @@ class Liveness:
 
     def _gathers(self, operator: Operator, name: str) -> bool:
         """Return whether an operator reads a tensor gathered that is kept cut."""
-        return not self._keeps_gathered(operator) and self.read(operator, name) > self.share(operator, name)
+        return not self._keeps_gathered(operator, name) and self.read(operator, name) > self.share(operator, name)
 
     def _loss_copies(self, operator: Operator) -> int:
         copies = self.framework.loss_copies
@@ -239,7 +240,7 @@ class Liveness:
         for name in filter(self._flows, operator.inputs):
             wanted, share = self.read(operator, name), self.share(operator, name)
             total += wanted + (share if share < wanted else 0)
-            if share < wanted and not self._keeps_gathered(operator) and not self._buffered(operator):
+            if share < wanted and not self._keeps_gathered(operator, name) and not self._buffered(operator):
                 total += wanted
         if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
             return 0  # the gradient of the logits takes their place
@@ -270,7 +271,7 @@ class Liveness:
 
     def whole_parameters(self, operator: Operator, names: tuple[str, ...]) -> int:
         """Return the bytes of those of some parameters that are kept cut, as an operator reads them."""
-        return sum(self.read(operator, name) for name in names if name in self.layout.gathered_parameters(operator))
+        return sum(self.read(operator, name) for name in names if self.layout.gathers_again(operator, name))
 
     def gathered(self, operator: Operator) -> int:
         """Return the bytes of the inputs that an operator gathers in each pass."""

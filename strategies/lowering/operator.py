@@ -6,40 +6,26 @@ backward pass, where the gradient returns to the layout of its tensor.
 """
 
 from collections.abc import Mapping
-from itertools import chain
 from math import prod
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
 from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
+from strategies.lowering.redistribution import collectives, gathered_again, kept_cut
 from strategies.lowering.ring_attention import ring_backward, ring_forward
-from strategies.lowering.step import Step, communication
+from strategies.lowering.step import Step
 from strategies.mesh import CONTEXT, EXPERT, Mesh
 from strategies.parallelism import EXPERTS
-from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, after, redistribute
+from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 _DISTRIBUTED = frozenset(
     {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
 )
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
-
-
-_DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
-
-
-def defers(operator: Operator) -> bool:
-    """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
-    return bool(operator.parameters) and operator.kind in _DEFERRED
-
-
-def read_again(operator: Operator) -> tuple[str, ...]:
-    """Return the parameters that the backward of an operator reads: weights, neither biases nor tables."""
-    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM else ()
 
 
 class BlockSteps(NamedTuple):
@@ -68,7 +54,7 @@ class BlockLayout:
         self.produced: dict[str, ShardingSpec] = {}
         for operator in block.operators:
             for name in operator.inputs:
-                self.produced.setdefault(name, self.wanted(operator, name))  # the block's inputs come as first read
+                self.produced.setdefault(name, self.kept(operator, name))  # the block's inputs come as first read
             for name in operator.outputs:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
         for name in block.inputs:
@@ -118,7 +104,7 @@ class BlockLayout:
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
-                kept = self.shardings[operator.name].of_parameter(tensor).cuts
+                kept = self.shardings[operator.name].of_kept(tensor).cuts
                 cuts |= {dim: axes for dim, axes in kept if dim != SEQUENCE}
         # where the sequence is cut a table of positions stays whole, and the context axis cuts no parameter
         ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
@@ -134,17 +120,14 @@ class BlockLayout:
         """Return the elements of one rank's share of parameters that only one expert uses."""
         return sum(self.parameter_share(tensor) for tensor in self.expert_parameters())
 
-    def gathers_again(self, operator: Operator) -> bool:
-        """Return whether an operator gathers its inputs for each pass: a product whose parameters are kept cut."""
-        return bool(self.shardings[operator.name].kept) and operator.kind in PRODUCTS
-
     def kept(self, operator: Operator, name: str) -> ShardingSpec:
-        """Return the layout in which the parameter ``name`` of ``operator`` is kept."""
-        return self.shardings[operator.name].of_parameter(self.block.tensor[name])
+        """Return the layout in which a parameter or input of ``operator`` is kept."""
+        return self.shardings[operator.name].of_kept(self.block.tensor[name])
 
-    def gathered_parameters(self, operator: Operator) -> tuple[str, ...]:
-        """Return the parameters that an operator reads in another layout than they are kept in."""
-        return tuple(name for name in operator.parameters if self.kept(operator, name) != self.wanted(operator, name))
+    def gathers_again(self, operator: Operator, name: str) -> bool:
+        """Return whether an operator gathers a parameter or input for each pass that reads it."""
+        cut = bool(self.shardings[operator.name].kept)
+        return cut and self.kept(operator, name) != self.wanted(operator, name)
 
     def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
         """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
@@ -180,7 +163,7 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[s
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
-    again = _last_gathers(layout)
+    again = gathered_again(layout)
     for operator in layout.block.operators:
         returning: list[Step] = []
         for name in operator.inputs:
@@ -188,83 +171,22 @@ def block_steps(layout: BlockLayout, accelerator: Accelerator, groups: Mapping[s
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                forward += _collectives(layout, groups, name, have, wanted)
+                forward += collectives(layout, groups, name, have, wanted)
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
-                    returning += _collectives(layout, groups, name, gradient, have.complete, "gradient of ")
-        gathers = {name: _gather(layout, groups, operator, name) for name in operator.parameters}
-        statistics = _statistics(layout, groups, operator)
-        forward += [*chain.from_iterable(gathers.values()), *statistics]
-        before = [
-            *chain.from_iterable(_again(layout, groups, operator, name) for name in again.get(operator.name, ())),
-            *chain.from_iterable(gathers[name] for name in read_again(operator)),
-            *statistics,
-        ]
-        returning = [
-            *chain.from_iterable(_scatter(layout, groups, operator, n) for n in operator.parameters),
-            *returning,
-        ]
+                    returning += collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+        around = kept_cut(layout, groups, operator, again.get(operator.name, ()))
+        forward += around.forward
+        returning = [*around.after, *returning]
         compute = [_compute(accelerator, layout, operator, direction) for direction in Pass]
         if layout.rings(operator) and CONTEXT in groups:
             turns, size = layout.mesh.size(CONTEXT), layout.passed_on(operator)
             forward += ring_forward(compute[0], turns, size, groups[CONTEXT])
-            backward.append([*before, *ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
+            backward.append([*around.backward, *ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
         else:
             forward.append(compute[0])
-            backward.append([*before, compute[1], *returning])
+            backward.append([*around.backward, compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
-
-
-def _last_gathers(layout: BlockLayout) -> dict[str, tuple[str, ...]]:
-    """Return the inputs that are gathered again in backward, by the last reader of each: its backward comes first."""
-    last: dict[tuple[str, ShardingSpec], str] = {}
-    for operator in layout.block.operators:
-        if layout.gathers_again(operator):
-            last |= {(name, layout.wanted(operator, name)): operator.name for name in operator.inputs}
-    found: dict[str, tuple[str, ...]] = {}
-    for (name, _), reader in last.items():
-        found[reader] = (*found.get(reader, ()), name)
-    return found
-
-
-def _gather(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that bring a parameter from where it is kept to an operator."""
-    return _collectives(layout, groups, name, layout.kept(operator, name), layout.wanted(operator, name))
-
-
-def _again(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that gather an input again, for the gradient of a weight."""
-    steps = _collectives(layout, groups, name, layout.produced[name].complete, layout.wanted(operator, name))
-    return [step._replace(deferred=defers(operator)) for step in steps]
-
-
-def _scatter(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that sum the gradient of a parameter and leave it as the parameter is kept."""
-    tensor, kept = layout.block.tensor[name], layout.kept(operator, name)
-    gathered = {axis for _, axes in kept.cuts for axis in axes} - {
-        axis for _, axes in layout.wanted(operator, name).cuts for axis in axes
-    }
-    gradient = layout.shardings[operator.name].of_gradient(tensor)
-    summed = tuple(axis for axis in gradient.partial if axis in gathered)
-    steps = _collectives(layout, groups, name, ShardingSpec(gradient.cuts, summed), kept, "gradient of ")
-    return [step._replace(deferred=defers(operator)) for step in steps]
-
-
-def _statistics(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator) -> list[Step]:
-    """Return the sums of an operator's statistics over the ranks that cut what they are of."""
-    cuts = dict(layout.shardings[operator.name].cuts)
-    return [
-        communication(
-            groups[axis],
-            axis,
-            Collective.ALL_REDUCE,
-            layout.statistics_bytes(operator, dim, count),
-            f"statistics of {operator.name}",
-        )._replace(tensor=operator.outputs[0])
-        for dim, count in operator.statistics
-        for axis in cuts.get(dim, ())
-        if axis in groups
-    ]
 
 
 def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
@@ -285,22 +207,3 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
         seconds += launches * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Step(kind, to_ticks(seconds), operator.name, launches)
-
-
-def _collectives(
-    layout: BlockLayout,
-    groups: Mapping[str, Communicator],
-    name: str,
-    source: ShardingSpec,
-    target: ShardingSpec,
-    what: str = "",
-) -> list[Step]:
-    steps, current = [], source
-    for move in redistribute(source, target):
-        if move.axis in groups:
-            exchanges = move.collective is Collective.ALL_TO_ALL
-            size = float(layout.tensor_bytes(name, current.complete if exchanges else current.without(move.axis)))
-            step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
-            steps.append(step._replace(tensor=name))
-        current = after(current, move)
-    return steps

@@ -24,7 +24,8 @@ from simulator.compute import PRODUCTS
 from simulator.operator_graph import Block, Operator, OperatorKind
 from simulator.program import TaskKind
 from strategies.lowering.liveness import Held, Liveness
-from strategies.lowering.operator import BlockSteps, defers
+from strategies.lowering.operator import BlockSteps
+from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
 from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.recomputation import OfLayer, Recompute, SomeOperators

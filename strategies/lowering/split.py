@@ -12,7 +12,8 @@ from simulator.accelerator import Accelerator
 from simulator.compute import weight_gradient_time
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.lowering.operator import BlockLayout, defers
+from strategies.lowering.operator import BlockLayout
+from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
 
 
