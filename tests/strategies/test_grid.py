@@ -24,13 +24,14 @@ from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
+from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.step import Step
 from strategies.mesh import DATA, TENSOR, TENSOR_ROWS
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.recomputation import Recompute, SomeOperators
 
 from .problems import problem
 
@@ -88,6 +89,36 @@ def test_a_layer_moves_what_optimus_says(rows: int, columns: int, recompute: Rec
         steps = matrices(moved(small, layout, "layers", direction))
         along = {axis: received([s for s in steps if s.axis == axis], rows, columns) for axis in (TENSOR, TENSOR_ROWS)}
         assert along == {TENSOR: factor * activations * FP32, TENSOR_ROWS: factor * weights * FP32}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_vectors_are_gathered_where_they_are_read(direction: str) -> None:
+    # a bias is added: backward needs only its gradient; the weight of a norm is multiplied, and read again
+    steps = [s for s in moved(machine(2, 2), grid(2, 2, 4), "layers", direction) if s.tensor.endswith(VECTORS)]
+    gathered = [s.tensor for s in steps if s.collective is Collective.ALL_GATHER]
+    norms = ["input_norm_weight", "feed_forward_norm_weight"]
+    biases = ["input_norm_bias", "feed_forward_norm_bias", "qkv_bias", "projection_bias", "up_bias", "down_bias"]
+    assert sorted(gathered) == sorted(norms if direction == "backward" else norms + biases)
+    scattered = [s.tensor for s in steps if s.collective is Collective.REDUCE_SCATTER]
+    assert sorted(scattered) == (sorted(norms + biases) if direction == "backward" else [])
+    assert {s.size for s in steps if s.tensor == "up_bias"} == {4 * H / 2 * FP32}
+
+
+def test_a_product_that_runs_again_gathers_its_weight_again() -> None:
+    # once more than forward and backward do: input and weight
+    for recompute, count in ((Recompute.NONE, 1), (SomeOperators(("qkv",)), 2)):
+        steps = moved(machine(2, 2), grid(2, 2, 4, recompute=recompute), "layers", "backward")
+        found = [s.tensor for s in steps if s.collective is Collective.ALL_GATHER]
+        assert (found.count("input_norm_out"), found.count("qkv_weight")) == (count, count)
+
+
+def test_a_boundary_is_the_part_of_a_rank() -> None:
+    # nothing is left to slice, as with sequence parallelism
+    small = machine(2, 2, data=2, batch=16)
+    for slices in (False, True):
+        plan = complete(small, grid(2, 2, 4, pipeline=2, scatter_gather=slices))
+
+        assert boundary_part(plan, StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
 
 
 @pytest.mark.parametrize("q", [2, 4])
@@ -306,6 +337,35 @@ def test_every_family_of_transformers_lies_on_a_grid(graph: OperatorGraph) -> No
     assert graph.num_parameters / 4 <= held < graph.num_parameters / 2
 
 
+def test_what_passes_between_blocks_is_cut_along_both_axes() -> None:
+    # the decoder's layers of T5 first read what the encoder made in a product, which gathers it
+    small = replace(machine(2, 2), graph=T5(2, H, 8, 8, 256, V).graph(S, "fp32"))
+    layout, _ = block(small, grid(2, 2, 4), "decoder_layers")
+    assert {layout.tensor_bytes(each, layout.produced[each]) for each in ("x", "encoded")} == {4 * S * H * FP32 // 4}
+
+
+def test_what_has_no_batch_is_the_same_in_every_row() -> None:
+    # each row adds a bias of every pair of positions to its own scores: the gradients are summed over rows, once
+    small = replace(machine(2, 2), graph=T5(2, H, 8, 8, 256, V).graph(S, "fp32"))
+    steps = moved(small, grid(2, 2, 4), "first_encoder_layer", "backward")
+    found = [(s.collective, s.axis) for s in steps if s.tensor in ("position_bias", "relative_attention_bias")]
+    assert found == [(Collective.ALL_REDUCE, TENSOR_ROWS)]
+
+
+def test_tied_parameters_lie_alike() -> None:
+    plan = complete(machine(2, 4, tied=True), grid(2, 4, 2))
+    kept = {name: dict(cuts) for sharding in plan.shardings for name, cuts in sharding.kept}
+    assert kept["table"] == kept["output_weight"] == {"vocab": (TENSOR,), "hidden": (TENSOR_ROWS,)}
+
+
+def test_plans_that_share_their_costs_keep_their_own_grid() -> None:
+    small = problem(batch=32)
+    plans = [complete(small, grid(rows, 2, 4, data=4 // rows)) for rows in (1, 2, 4)]
+    shared = SimulatedCost(small)
+    assert [shared.evaluate(plan) for plan in plans] == [SimulatedCost(small).evaluate(plan) for plan in plans]
+    assert len({shared.peak_memory(plan) for plan in plans}) == 3
+
+
 def agree(small: Problem, plan: Plan) -> None:
     """Check that every way to the step time and to the peak of memory comes to the same."""
     operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
@@ -319,6 +379,11 @@ def agree(small: Problem, plan: Plan) -> None:
     assert cost.longest_paths([plan])[0] <= path * (1 + 1e-9)
     assert cost.peak_memory(plan) == simulate(chains).peak_memory
     assert any(work.kind is TaskKind.TENSOR_COMMUNICATION for work in operators.work)
+
+
+def test_a_grid_of_one_column_beneath_pairs_of_passes() -> None:
+    small = machine(2, 1, data=2, batch=16, layers=4)
+    agree(small, complete(small, grid(2, 1, 2, pipeline=2, schedule="dualpipev", chunks=2)))
 
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb1p", 1), ("zbv", 2), ("dualpipev", 2)]
