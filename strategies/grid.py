@@ -10,11 +10,13 @@ by block in ``q`` steps; what a rank receives, ``(q - 1) / q`` of either, is wha
 all-gathers that are simulated here, one along columns and one along rows, as one collective each and not as a
 pipeline of ``q`` steps. In the backward pass ``dA = dC B'`` is summed along columns and ``dB = A' dC`` along
 rows, in reduce-scatters, after A and B have been gathered again: per product ``A + B`` forward and
-``2 (A + B)`` backward [2]_ [3]_. Attention has whole heads and whole sequences on a rank and moves nothing.
-A norm sums its statistics along columns [2]_. The table of words has its vocabulary along columns, as
-the output layer, with which it may be tied: rows look up part of the vocabulary and sum (Megatron-LM).
+``2 (A + B)`` backward [2]_ [3]_. All products do so; GSPMD [4]_ keeps the weights in the same way, but sums the
+result of a layer's second products along columns, which moves less where their input is the wider.
+Attention has whole heads and whole sequences on a rank and moves nothing. A norm sums its statistics along
+columns [2]_. The table of words has its vocabulary along columns, as the output layer, with which it may be
+tied: the ranks of a row look up part of the vocabulary each and sum, as in Megatron-LM.
 
-The 2.5-D grid of ``depth * q * q`` ranks [4]_ is ``depth`` such grids side by side, each with a part of the
+The 2.5-D grid of ``depth * q * q`` ranks [5]_ is ``depth`` such grids side by side, each with a part of the
 batch and all with the same weights: the plan ``data = depth``, whose groups sum gradients once a step, with
 the grid's axes inside of it in the mesh.
 
@@ -23,17 +25,19 @@ References
 .. [1] van de Geijn and Watts 1997, "SUMMA: scalable universal matrix multiplication algorithm".
 .. [2] Xu and You, "An efficient 2D method for training super-large deep learning models" (Optimus), IPDPS 2023,
    arXiv 2104.05343: section 3 and table 1.
-.. [3] Xu et al. 2021, "GSPMD", section 3 (weights cut along both axes of a mesh, gathered before they are used).
-.. [4] Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", ICPP 2022, arXiv 2105.14500.
+.. [3] Colossal-AI, "2D tensor parallelism": 6 (q - 1) / q operands a linear layer, forward and backward.
+.. [4] Xu et al. 2021, "GSPMD: general and scalable parallelization for ML computation graphs" (2D sharding).
+.. [5] Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", ICPP 2022, arXiv 2105.14500.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
-from math import gcd, isqrt
+from math import gcd
 
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from strategies.divisors import nearest_divisor
 from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.sharding import OperatorSharding
 
@@ -47,7 +51,7 @@ Cuts = Mapping[str, tuple[str, ...]]
 """Axes that cut each dim, outermost first."""
 
 KeptCuts = tuple[tuple[str, tuple[str, ...]], ...]
-"""The same of one parameter."""
+"""The same of one tensor, as a plan states it."""
 
 
 def column_dim(operator: Operator, dim: str | None) -> str | None:
@@ -110,7 +114,7 @@ def broken_rules(
         ways = rows * columns if both else rows
         if size % ways:
             text = f"tensor_rows({rows}) * tensor({columns}) divides" if both else "tensor_rows divides"
-            near = _nearest(size // gcd(size, columns) if both else size, rows)
+            near = nearest_divisor(size // gcd(size, columns) if both else size, rows)
             yield "tensor_rows", f"{text} {dim}({size}), met {ways}; nearest tensor_rows: {near}"
 
 
@@ -129,9 +133,3 @@ def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Map
                     key = dim, tuple(axis for axis in axes if axis in (TENSOR, TENSOR_ROWS))
                     found[key] = gcd(found.get(key, 0), sizes[dim])
     return found
-
-
-def _nearest(whole: int, value: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
-    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from math import gcd, isqrt
+from math import gcd
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.divisors import nearest_divisor as _nearest
 from strategies.grid import broken_rules
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
@@ -357,12 +358,6 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
                 "recompute",
                 f"a stage has at most {most} layers to recompute, met {met}; nearest: {most or Recompute.NONE}",
             )
-
-
-def _nearest(whole: int, value: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
-    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:
