@@ -109,8 +109,7 @@ def broken_rules(
     if not any(HIDDEN in dict(operator.dims) for block in graph.blocks for operator in block.operators):
         yield "tensor_rows", f"tensor_rows needs a transformer's dim {HIDDEN}, the model has none; nearest: 1"
         return
-    for (dim, axes), size in _sizes(graph, shardings).items():
-        both = TENSOR in axes
+    for dim, (size, both) in _sizes(graph, shardings).items():
         ways = rows * columns if both else rows
         if size % ways:
             text = f"tensor_rows({rows}) * tensor({columns}) divides" if both else "tensor_rows divides"
@@ -119,17 +118,16 @@ def broken_rules(
 
 
 @lru_cache(maxsize=64)
-def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[tuple[str, tuple[str, ...]], int]:
-    """Return the sizes of the dims of parameters that rows cut, with the tensor axes that cut them."""
+def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[str, tuple[int, bool]]:
+    """Return the sizes of the dims of parameters that rows cut, and whether columns divide one of them besides."""
     tensors = {f"{block.name}.{name}": each for block in graph.blocks for name, each in block.tensor.items()}
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    found: dict[str, tuple[int, bool]] = {}
     for sharding in shardings:
         block = sharding.operator.rsplit(".", 1)[0]
         for name, cuts in sharding.kept:
             tensor = tensors[f"{block}.{name}"]
-            sizes = dict(zip(tensor.dims, tensor.shape, strict=True))
             for dim, axes in cuts:
                 if TENSOR_ROWS in axes and dim != BATCH:
-                    key = dim, tuple(axis for axis in axes if axis in (TENSOR, TENSOR_ROWS))
-                    found[key] = gcd(found.get(key, 0), sizes[dim])
+                    size, both = found.get(dim, (0, False))
+                    found[dim] = gcd(size, tensor.shape[tensor.dims.index(dim)]), both or TENSOR in axes
     return found

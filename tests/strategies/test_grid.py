@@ -3,10 +3,14 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from simulator.collective_kinds import Collective
 from simulator.engine import simulate, step_time
@@ -16,7 +20,7 @@ from simulator.models.resnet import ResNet
 from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer, build
 from simulator.models.vit import VisionTransformer
-from simulator.operator_graph import OperatorGraph
+from simulator.operator_graph import OperatorGraph, Tensor
 from simulator.program import Category, TaskKind
 from strategies.cost_model import SimulatedCost
 from strategies.framework import FRAMEWORKS
@@ -32,10 +36,12 @@ from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import Recompute, SomeOperators
+from strategies.sharding import Redistribution, ShardingSpec, after, redistribute
 
 from .problems import problem
 
 S, H, V, FP32 = 32, 64, 128, 4  # sequence, hidden, vocabulary and item size of tests/strategies/problems.py
+Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 GRIDS = [(2, 2), (4, 4), (2, 4), (4, 2)]
 VECTORS = ("bias", "norm_weight")
 
@@ -245,6 +251,88 @@ def test_tesseract_is_the_grid_with_data_parallel_ranks_around_it(depth: int) ->
     alone = machine(q, q, batch=b // depth, layers=2)
     for way in ("forward", "backward"):
         assert moved(small, layout, "layers", way) == moved(alone, grid(q, q, b // depth), "layers", way)
+
+
+Blocks = dict[tuple[int, int], NDArray[np.float64]]
+"""One array a rank of a grid, by row and column."""
+
+
+class Arrays:
+    """Arrays on the ranks of a grid, moved by the collectives of `redistribute`."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.sizes = {TENSOR_ROWS: rows, TENSOR: columns}
+        self.ranks = list(product(range(rows), range(columns)))
+
+    def place(self, whole: NDArray[np.float64], dims: tuple[str, ...], spec: ShardingSpec) -> Blocks:
+        """Return what each rank has of an array."""
+        return {rank: self._cut(whole, dims, spec.cuts, rank) for rank in self.ranks}
+
+    def _cut(self, array: NDArray[np.float64], dims: tuple[str, ...], cuts: Cuts, rank: tuple[int, int]) -> Any:
+        for dim, axes in cuts:
+            for axis in axes:
+                array = np.split(array, self.sizes[axis], dims.index(dim))[rank[axis == TENSOR]]
+        return array
+
+    def move(self, blocks: Blocks, dims: tuple[str, ...], source: ShardingSpec, target: ShardingSpec) -> Blocks:
+        """Return arrays in another layout."""
+        for move in redistribute(source, target):
+            blocks = {rank: self._moved(blocks, dims, move, rank) for rank in self.ranks}
+            source = after(source, move)
+        free = [(dim, tuple(axis for axis in axes if axis not in source.axes(dim))) for dim, axes in target.cuts]
+        return {rank: self._cut(blocks[rank], dims, tuple(free), rank) for rank in self.ranks}
+
+    def _moved(self, blocks: Blocks, dims: tuple[str, ...], move: Redistribution, rank: tuple[int, int]) -> Any:
+        along = move.axis == TENSOR
+        peers = [blocks[(rank[0], n) if along else (n, rank[1])] for n in range(self.sizes[move.axis])]
+        if move.collective is Collective.ALL_GATHER:
+            return np.concatenate(peers, dims.index(move.dim))
+        total = sum(peers[1:], peers[0])
+        if move.collective is Collective.ALL_REDUCE:
+            return total
+        return np.split(total, self.sizes[move.axis], dims.index(move.dim))[rank[along]]
+
+
+@pytest.mark.parametrize("name", ["layers.projection", "layers.up", "layers.down", "head.logits"])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (2, 4), (4, 2)])
+def test_the_layouts_multiply_matrices(rows: int, columns: int, name: str) -> None:
+    # with arrays of numbers: what each rank multiplies and what the collectives move is the product, and its gradients
+    small = machine(rows, columns, batch=4)
+    plan, arrays, random = complete(small, grid(rows, columns, 4)), Arrays(rows, columns), np.random.default_rng(1)
+    sharding = next(each for each in plan.shardings if each.operator == name)
+    of = next(each for each in small.graph.blocks if each.name == name.split(".")[0])
+    operator = next(each for each in of.operators if f"{of.name}.{each.name}" == name)
+    a, b, c = (of.tensor[each[0]] for each in (operator.inputs, operator.parameters, operator.outputs))
+    letters = {dim: chr(97 + n) for n, dim in enumerate(dict.fromkeys(a.dims + b.dims))}
+    terms = {tensor: "".join(letters[dim] for dim in tensor.dims) for tensor in (a, b, c)}
+
+    def multiplied(left: Tensor, right: Tensor, result: Tensor, x: Any, y: Any) -> Any:
+        return np.einsum(f"{terms[left]},{terms[right]}->{terms[result]}", x, y)
+
+    whole_a, whole_b, whole_c = (
+        random.standard_normal([4 if dim == "batch" else size for dim, size in zip(t.dims, t.shape, strict=True)])
+        for t in (a, b, c)
+    )
+    read = {
+        t: arrays.move(arrays.place(w, t.dims, sharding.of_kept(t)), t.dims, sharding.of_kept(t), sharding.of_input(t))
+        for t, w in ((a, whole_a), (b, whole_b))
+    }
+    gradient = arrays.place(whole_c, c.dims, sharding.of_output(operator, c))
+    made = {
+        c: ({r: multiplied(a, b, c, read[a][r], read[b][r]) for r in arrays.ranks}, sharding.of_output(operator, c)),
+        a: ({r: multiplied(c, b, a, gradient[r], read[b][r]) for r in arrays.ranks}, sharding.of_gradient(a)),
+        b: ({r: multiplied(a, c, b, read[a][r], gradient[r]) for r in arrays.ranks}, sharding.of_gradient(b)),
+    }
+    expected = {
+        c: (multiplied(a, b, c, whole_a, whole_b), sharding.of_output(operator, c)),
+        a: (multiplied(c, b, a, whole_c, whole_b), sharding.of_kept(a)),
+        b: (multiplied(a, c, b, whole_a, whole_c), sharding.of_kept(b)),
+    }
+    for tensor, (whole, target) in expected.items():
+        blocks, source = made[tensor]
+        found, right = arrays.move(blocks, tensor.dims, source, target), arrays.place(whole, tensor.dims, target)
+        assert {rank: found[rank].shape for rank in found} == {rank: right[rank].shape for rank in right}
+        assert all(np.allclose(found[rank], right[rank]) for rank in arrays.ranks)
 
 
 def test_gradients_of_weights_are_summed_where_they_are_made() -> None:
