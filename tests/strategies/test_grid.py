@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,17 @@ def test_a_rank_has_its_share_of_parameters_and_of_what_a_layer_keeps(rows: int,
         assert layout.parameter_elements() * rows * columns == layout.block.num_parameters
     cut, whole = (block(*each)[1] for each in ((small, grid(rows, columns, 8)), (alone, Layout(microbatch=8))))
     assert cut.kept * rows * columns == whole.kept
+
+
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_a_rank_computes_its_share(rows: int, columns: int) -> None:
+    small, b = machine(rows, columns), 8
+    for name in ("layers", "head"):
+        layout, _ = block(small, grid(rows, columns, b), name)
+        for operator in layout.block.operators:
+            if operator.flops:
+                local = operator.flops_per_point * prod(layout.sizes(operator).values())
+                assert local * rows * columns == b * operator.flops
 
 
 def test_what_is_gathered_is_held_while_the_product_runs() -> None:
