@@ -14,7 +14,7 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.models.model import Model
 from strategies.training import Training
 
-_WITHOUT = frozenset({"context", "expert"})
+_WITHOUT = frozenset({"context", "expert", "tensor_rows"})
 """Choices of a plan that, left out, mean that nothing of the kind is done."""
 
 
@@ -42,6 +42,8 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
     if isinstance(plan, PlanTable):
         without = {*_WITHOUT, *_idle(plan)}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
+        if plan.tensor_rows > 1:
+            result.append("a product over a grid runs when its operands are gathered: SUMMA's steps do not overlap")
     return tuple(result)
 
 

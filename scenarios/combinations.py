@@ -51,10 +51,11 @@ def techniques() -> tuple[Technique, ...]:
     recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
+        Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
         Technique("optimizer offload", {"offload": ("optimizer",)}),
     ]
-    return (*degrees, *others[:1], *context, *others[1:2], *zero, *recompute, *others[2:], *schedules)
+    return (*degrees, *others[:2], *context, *others[2:3], *zero, *recompute, *others[3:], *schedules)
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -68,7 +69,7 @@ def _outcome(first: Technique, second: Technique) -> Outcome:
     if clash is not None and clash not in _DEGREES:
         return Outcome(first.name, second.name, None, f"a plan has one {clash}")
     layout = Layout(**{**first.fields, **second.fields}, stages="balanced")
-    ranks = layout.data * layout.tensor * layout.pipeline * layout.context
+    ranks = layout.data * layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
     problem = _problem(ranks)
     refused = next(violations(problem, layout), None)
     if refused is not None:
@@ -76,7 +77,7 @@ def _outcome(first: Technique, second: Technique) -> Outcome:
     return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
 
 
-_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+_DEGREES = ("data", "tensor", "tensor_rows", "pipeline", "context", "expert")
 
 
 def _problem(ranks: int) -> Problem:

@@ -226,6 +226,7 @@ def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
 _DOCUMENT_FIELDS = {
     "data": "mesh",
     "tensor": "mesh",
+    "tensor_rows": "mesh",
     "pipeline": "mesh",
     "context": "mesh",
     "expert": "mesh",

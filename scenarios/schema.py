@@ -158,6 +158,9 @@ class PlanTable(Table):
 
     data: Degree = 1
     tensor: Degree = 1
+    tensor_rows: Degree = Field(
+        default=1, description="Rows of a grid of tensor-parallel ranks, of which tensor is the columns."
+    )
     pipeline: Degree = 1
     context: Degree = Field(default=1, description="Ranks that share the tokens of each sequence.")
     attention: Annotated[str, OneOf(lambda: list(Attention))] = Field(
@@ -201,6 +204,9 @@ Pair = Annotated[tuple[Text, Annotated[int, Count(MAX_DEVICES)]], Strict(False)]
 Cut = Annotated[tuple[Text, Annotated[list[Text], Field(max_length=8)]], Strict(False)]
 
 
+KeptCuts = Annotated[tuple[Text, Annotated[list[Cut], Field(max_length=16)]], Strict(False)]
+
+
 class MeshTable(Table):
     """Axes from the outermost to the innermost."""
 
@@ -218,6 +224,7 @@ class ShardingTable(Table):
 
     operator: Text
     cuts: Annotated[list[Cut], Field(max_length=16)]
+    kept: Annotated[list[KeptCuts], Field(max_length=16)] = Field(default=[])
 
 
 class PlanDocument(Table):
@@ -257,6 +264,7 @@ class SpaceTable(Table):
 
     data: Degrees | None = None
     tensor: Degrees | None = None
+    tensor_rows: Degrees | None = None
     pipeline: Degrees | None = None
     microbatch: Degrees | None = None
     schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None

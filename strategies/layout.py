@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from math import gcd, isqrt
+from math import gcd
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.divisors import nearest_divisor as _nearest
+from strategies.grid import broken_rules
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
@@ -36,6 +38,8 @@ class Layout:
     ----------
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    tensor_rows
+        Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns (`strategies.grid`).
     context
         Ranks that share the tokens of each sequence.
     attention
@@ -79,6 +83,7 @@ class Layout:
     zero_shards: int = 0
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
+    tensor_rows: int = 1
 
     @property
     def replica(self) -> int:
@@ -102,6 +107,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
+    yield from _grid_violations(problem.graph, layout)
     yield from _context_violations(problem.graph, layout)
     yield from _expert_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
@@ -125,14 +131,15 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    ranks, free = layout.data * layout.tensor * layout.pipeline * layout.context, len(cluster.free_devices)
+    others, free = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context, len(cluster.free_devices)
+    ranks = layout.data * others
     if ranks != free:
-        others = layout.tensor * layout.pipeline * layout.context
         near = f"; data: {free // others} would do" if free % others == 0 else ""
-        context = f" * context({layout.context})" if layout.context > 1 else ""
+        more = (("tensor_rows", layout.tensor_rows), ("context", layout.context))
+        besides = "".join(f" * {name}({degree})" for name, degree in more if degree > 1)
         yield Violation(
             "data",
-            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){context} = {ranks} ranks, "
+            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){besides} = {ranks} ranks, "
             f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
     if layout.order != AXES:
@@ -204,6 +211,27 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         yield Violation(
             "sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false"
         )
+
+
+def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
+    if layout.tensor_rows == 1:
+        return
+    if layout.sequence_parallel:
+        yield Violation(
+            "sequence_parallel",
+            f"tensor_rows({layout.tensor_rows}) leaves sequence_parallel nothing to cut: all activations lie "
+            "along rows and columns; nearest: false",
+        )
+    if layout.expert > 1:
+        yield Violation(
+            "expert",
+            f"tensor_rows({layout.tensor_rows}) needs expert 1: tokens sent to experts have no published layout over "
+            f"rows, met {layout.expert}; nearest: 1",
+        )
+    cut = shardings(graph, Parallelism(tensor=layout.tensor > 1, rows=True))
+    yield from (
+        Violation(*each) for each in broken_rules(graph, cut, layout.tensor_rows, layout.tensor, layout.microbatch)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -332,12 +360,6 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
             )
 
 
-def _nearest(whole: int, value: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
-    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
-
-
 def complete(problem: Problem, layout: Layout) -> Plan:
     """Return the complete plan that ``layout`` means for ``problem``.
 
@@ -354,6 +376,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         sequence_parallel=layout.sequence_parallel,
         expert=layout.expert > 1,
         attention=layout.attention if layout.context > 1 else None,
+        rows=layout.tensor_rows > 1,
     )
     free = problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
 from strategies.schedule import SCHEDULES, Schedule, schedule
@@ -110,8 +110,13 @@ class Plan:
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel degree."""
+        """Tensor-parallel degree; of a grid, its columns."""
         return self.mesh.size(TENSOR)
+
+    @property
+    def tensor_rows(self) -> int:
+        """Rows of the tensor-parallel grid; 1 where tensor parallelism has one axis."""
+        return self.mesh.size(TENSOR_ROWS)
 
     @property
     def pipeline(self) -> int:
@@ -152,7 +157,8 @@ class Plan:
 
         As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
         """
-        degrees = f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"
+        rows = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
+        degrees = f"data {self.data} x tensor {rows}{self.tensor} x pipeline {self.pipeline}"
         parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
@@ -197,4 +203,9 @@ class Plan:
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:
-    return OperatorSharding(document["operator"], tuple((dim, tuple(axes)) for dim, axes in document["cuts"]))
+    kept = tuple((name, _cuts(cuts)) for name, cuts in document.get("kept", ()))
+    return OperatorSharding(document["operator"], _cuts(document["cuts"]), kept)
+
+
+def _cuts(document: list[Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((dim, tuple(axes)) for dim, axes in document)

@@ -59,7 +59,7 @@ class BlockCosts:
         self.problem = problem
         self.blocks = {block.name: block for block in problem.graph.blocks}
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
-        self._cuts: Numbers[tuple[int, int, int, int]] = Numbers()
+        self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
         self._hows: Numbers[tuple[int, int, Recomputation, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
@@ -85,7 +85,7 @@ class BlockCosts:
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
-                self._cut_of[key] = self._cuts.of((plan.tensor, plan.context, plan.expert, key[1]))
+                self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
         return self._latest

@@ -40,6 +40,6 @@ def optimizer_ticks(accelerator: Accelerator, training: Training, plan: Plan, he
     tensors = ceil(held.tensors / plan.shards) if plan.zero else held.tensors
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
     seconds = optimizer_time(accelerator, step_bytes(training, plan, held) + cast, tensors)
-    if plan.tensor > 1:
+    if plan.tensor * plan.tensor_rows > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)

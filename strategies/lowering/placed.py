@@ -9,7 +9,7 @@ from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Mesh
 from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -20,6 +20,7 @@ NORM = "norm"
 
 USUAL = {
     TENSOR: Collective.ALL_REDUCE,
+    TENSOR_ROWS: Collective.ALL_GATHER,
     CONTEXT: Collective.ALL_GATHER,
     EXPERT: Collective.ALL_TO_ALL,
     DATA: Collective.ALL_REDUCE,

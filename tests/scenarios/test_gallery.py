@@ -84,6 +84,8 @@ USUAL = ["pipeline", "data", "tensor"]
 EVEN_4, EVEN_8 = [8, 8, 8, 7], [4, 4, 4, 4, 4, 4, 4, 3]
 ONE_CHUNK = {"plan.chunks": 1, "plan.stages": EVEN_4}
 TWO_CHUNKS = {"plan.chunks": 2, "plan.stages": EVEN_8}
+ONE_ROW = {"plan.tensor": 16, "plan.tensor_rows": 1}
+ONE_GRID = {"plan.data": 1, "plan.tensor": 8, "plan.tensor_rows": 8, "plan.microbatch": 16}
 QUIET = [
     {
         "name": "another job",
@@ -113,6 +115,8 @@ FASTER: list[tuple[str, dict[str, Any]]] = [
     ("uneven-stages", {"plan.stages": "even"}),
     ("mixed-devices", {"plan.stages": "even"}),
     ("context-ring", {"plan.attention": "all_gather"}),
+    ("tensor-parallel-2d", ONE_ROW),
+    ("tensor-parallel-2.5d", ONE_GRID),
 ]
 """A scenario, and fields with which its step takes longer."""
 
@@ -131,6 +135,7 @@ SLOWER: list[tuple[str, dict[str, Any]]] = [
 
 LEANER: list[tuple[str, dict[str, Any]]] = [
     ("tensor-parallel", {"plan.tensor": 1, "plan.data": 8, "plan.microbatch": 1}),
+    ("tensor-parallel-2d", ONE_ROW),
     ("sequence-parallel", {"plan.sequence_parallel": False}),
     ("zero-1-optimizer", {"plan.zero": 0}),
     ("recompute-selective", {"plan.recompute": "none"}),
@@ -187,6 +192,12 @@ def test_two_chunks_halve_the_bubble() -> None:
 def test_a_straggler_takes_no_longer_than_it_is_slow() -> None:
     healthy = simulated("data-parallel-buckets").step_time
     assert 1.2 * healthy < simulated("straggler").step_time <= 1.25 * healthy
+
+
+def test_copies_of_a_grid_hold_more_than_one_grid_of_all_ranks() -> None:
+    # 4 grids of 16 have a 16th of the states where one of 64 has a 64th
+    deep, flat = simulated("tensor-parallel-2.5d"), variant("tensor-parallel-2.5d", ONE_GRID)
+    assert deep.memory[0].optimizer == pytest.approx(4 * flat.memory[0].optimizer, rel=0.01)
 
 
 def test_a_pair_of_passes_hides_the_exchange_between_experts() -> None:
