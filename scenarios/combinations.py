@@ -14,11 +14,15 @@ from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
 from strategies.layout import ZERO_STAGES, Layout, complete, violations
 from strategies.lowering import lower
+from strategies.offloading import offloading
 from strategies.parallelism import Attention
 from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
 from strategies.training import Training
+
+_OFFLOADED = (["optimizer"], ["activations"], ["optimizer", "parameters"])
+"""What is offloaded together: parameters are updated on the host that keeps them."""
 
 LAYERS, BATCH, SEQUENCE = 16, 32, 512
 
@@ -52,7 +56,7 @@ def techniques() -> tuple[Technique, ...]:
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
-        Technique("optimizer offload", {"offload": ("optimizer",)}),
+        *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
     ]
     return (*degrees, *others[:1], *context, *others[1:2], *zero, *recompute, *others[2:], *schedules)
 

@@ -7,8 +7,19 @@ from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
-from strategies.lowering.offload import HOST, STEPS, HostStep, host_bytes, host_ticks
-from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
+from strategies.lowering.host_copies import host_copy
+from strategies.lowering.offload import (
+    CHUNKS,
+    HOST,
+    HOST_KINDS,
+    STEPS,
+    STEPS_ON_DEVICE,
+    chunk_buffer,
+    host_elements,
+    host_ticks,
+    update_bytes,
+)
+from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import TENSOR
@@ -33,8 +44,10 @@ class Contents:
             return Content(self._optimizer(position, instance))
         if slot.what == "squares":
             return Content(self._squares(position, instance))
-        if slot.what == "host":
-            return self._host(STEPS[key[0]], position, instance)
+        if slot.what == "update":
+            return self._update(key[0], key[1], position, instance)
+        if slot.site.kind in HOST_KINDS:
+            return self._host_copy(slot, instance)
         if slot.what == "collective":
             return self._collective(slot.site.kind, key, instance)
         if slot.what == "send":
@@ -61,7 +74,8 @@ class Contents:
         key = ("optimizer", position, rank.key)
         if key in self._work:
             return self._work[key]
-        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
+        held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
         flat = flat_gradients(self.training, self.plan, self.volumes.held(position).elements)
         if flat:
             changes = (Change(Category.BUFFERS, flat),)  # the copy that was summed is read back
@@ -75,15 +89,35 @@ class Contents:
         ticks = norm_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
         return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
 
-    def _host(self, step: HostStep, position: int, group: int) -> Content:
-        """Return one chunk of one stage of the host's update."""
-        held = self.volumes.held(position)
-        size = host_bytes(self.training, self.plan, held, step.kind)
-        (leg,) = self.machine.communicator(step.kind, group).legs(Collective.SEND, size)
+    def _update(self, number: int, end: int, position: int, instance: int) -> Content:
+        """Return one chunk of one stage of an update whose states are on the host.
+
+        ``end`` is -1 for the first chunk and 1 for the last: between them a device that steps has two chunks.
+        """
+        step, held, on_host = STEPS[number], self.volumes.held(position), self.cuts.on_host[position]
+        of = self.training, self.plan, held, on_host
+        if not step.kind:
+            rank = self.machine.rank(instance)
+            part = on_host.optimizer / CHUNKS
+            ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, part)
+            return Content(self._plain(("update", position, rank.key), step.task, -1, ticks, step.name))
+        (leg,) = self.machine.communicator(step.kind, instance).legs(Collective.SEND, update_bytes(*of, number))
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
-            ticks = host_ticks(updated_parameters(self.plan, held.elements, held.experts))
-        work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
+            ticks = host_ticks(host_elements(self.plan, held, on_host))
+        buffers, (first, _, last) = (Change(Category.OPTIMIZER, 2 * chunk_buffer(*of)),), STEPS_ON_DEVICE
+        changes = buffers if (number, end) == (first, -1) else (), buffers if (number, end) == (last, 1) else ()
+        work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes)
+        return Content(work, leg.flow if leg.flow.usage else None)
+
+    def _host_copy(self, slot: Slot, instance: int) -> Content:
+        """Return a copy between a rank and its host while passes run."""
+        copy = host_copy(self.cuts, slot)
+        legs = self.machine.communicator(slot.site.kind, instance).legs(Collective.SEND, copy.size)
+        (leg,) = legs or (Leg(0, 0, Flow(())),)
+        key = (slot.site.kind, slot.what, *slot.key, leg.latency)
+        changes = copy.acquired, copy.released
+        work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
@@ -123,8 +157,18 @@ class Contents:
         work = self._plain((kind, stage, now.latency, label), kind, stage, now.latency, label)
         return Content(work, now.flow if now.flow.usage else None)
 
-    def _plain(self, key: tuple[object, ...], kind: TaskKind, stage: int, ticks: int, name: str) -> Work:
+    def _plain(
+        self,
+        key: tuple[object, ...],
+        kind: TaskKind,
+        stage: int,
+        ticks: int,
+        name: str,
+        acquired: tuple[Change, ...] = (),
+        released: tuple[Change, ...] = (),
+    ) -> Work:
         """Return work of one piece, the same object for the same key."""
         if key not in self._work:
-            self._work[key] = Work(kind, stage, ticks, (Piece(kind, name, 0, ticks),))
+            piece = Piece(kind, name, 0, ticks, acquired=acquired, released=released)
+            self._work[key] = Work(kind, stage, ticks, (piece,))
         return self._work[key]

@@ -8,6 +8,9 @@ from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
 from strategies.lowering.fully_sharded import Changes, changes, sharing
 from strategies.lowering.machine import Machine
+from strategies.lowering.offload import OnHost
+from strategies.lowering.on_host import blocks_on_host, on_host
+from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import StageCost, StageCosts
@@ -33,7 +36,7 @@ class Cuts:
         self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
         self.overlaps = overlaps(self.cluster, plan)
-        self.in_buckets = reduces_in_buckets(self.cluster, plan)
+        self.in_buckets = reduces_in_buckets(self.cluster, plan) or any(plan.offload.parameters)
         self.sharing = sharing(self.cluster, plan)
         self.tied = costs.tied(plan)
         self.plan_costs = costs.of(plan)
@@ -44,6 +47,11 @@ class Cuts:
     def positions(self) -> tuple[int, ...]:
         """The pipeline position of every stage."""
         return self.plan.positions
+
+    @cached_property
+    def on_host(self) -> tuple[OnHost, ...]:
+        """What the ranks of every position keep on their hosts."""
+        return on_host(self.costs, self.plan)
 
     @cached_property
     def passes(self) -> tuple[Passes, ...]:
@@ -58,7 +66,7 @@ class Cuts:
         beneath = last or (backward and meets) or shared.parameters
         every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
         ends: frozenset[str] = frozenset()
-        if shared.parameters:
+        if shared.parameters or any(block.away for block in self.plan_costs.stages[stage].blocks):
             ends = frozenset(plan.stages[stage].blocks)
         elif self.in_buckets and (last or (backward and shared.gradients)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
@@ -88,10 +96,15 @@ class Cuts:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
         if not self.sharing.gradients:
             return ()
-        elements, experts = [block.parameters for block in cost.blocks], [block.experts for block in cost.blocks]
+        away = blocks_on_host(self.plan, stage)
+        kept = 0 if self.plan.shards > 1 else len(cost.blocks) - away  # the last blocks, where only the host's come
+        moves = cost.blocks[: len(cost.blocks) - kept]
+        elements, experts = ([*each, *[0] * kept] for each in ([b.parameters for b in moves], [b.experts for b in moves]))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
+        shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in cost.blocks[:away]]
+        shards = [*shards, *[0] * (len(cost.blocks) - away)] if away and self.plan.shards > 1 else []
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        return changes(self.sharing, self.training, variant, elements[::turn], filled)
+        return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
 
     def before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
