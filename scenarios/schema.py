@@ -154,7 +154,7 @@ _OFFLOAD_SCHEMA = {
         },
     ]
 }
-AnyOffload = Annotated[Offloading, PlainValidator(_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
+AnyOffload = Annotated[Any, PlainValidator(_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
 
 
 def _stages(value: Any) -> str | tuple[int, ...]:

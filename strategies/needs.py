@@ -63,7 +63,8 @@ class Needs:
             away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
             counts = list(zip(self.costs.held(plan).positions, buffers, away, strict=True))
             sizes = {
-                n: resident(self.cluster.accelerator, self.training, plan, *n[:2], 0, n[2]) for n in dict.fromkeys(counts)
+                n: resident(self.cluster.accelerator, self.training, plan, *n[:2], 0, n[2])
+                for n in dict.fromkeys(counts)
             }
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)

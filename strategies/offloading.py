@@ -189,4 +189,3 @@ def fraction_of(count: int, fraction: float) -> int:
     (3, 3)
     """
     return ceil(count * Fraction(fraction).limit_denominator(10**6))
-

@@ -99,7 +99,9 @@ class Cuts:
         away = blocks_on_host(self.plan, stage)
         kept = 0 if self.plan.shards > 1 else len(cost.blocks) - away  # the last blocks, where only the host's come
         moves = cost.blocks[: len(cost.blocks) - kept]
-        elements, experts = ([*each, *[0] * kept] for each in ([b.parameters for b in moves], [b.experts for b in moves]))
+        elements, experts = (
+            [*each, *[0] * kept] for each in ([b.parameters for b in moves], [b.experts for b in moves])
+        )
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
         shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in cost.blocks[:away]]
         shards = [*shards, *[0] * (len(cost.blocks) - away)] if away and self.plan.shards > 1 else []

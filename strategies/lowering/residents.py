@@ -13,9 +13,7 @@ from strategies.lowering.stage import StageCosts
 from strategies.plan import Plan
 
 
-def residents(
-    machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence[OnHost]
-) -> tuple[MemoryChange, ...]:
+def residents(machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence[OnHost]) -> tuple[MemoryChange, ...]:
     """Return what every rank class holds for the whole step; ``on_host`` says for each position what is there."""
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
