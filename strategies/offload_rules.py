@@ -35,7 +35,7 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
     for name in wrong:
         yield (
             f"offload.{name}",
-            f"holds one fraction, or one for each of pipeline({around.pipeline}) ranks, met "
+            f"{name} holds one fraction, or one for each of pipeline({around.pipeline}) ranks, met "
             f"{len(getattr(offload, name))}; nearest: {around.pipeline} of them",
         )
     if wrong:
@@ -44,11 +44,14 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
         if any(getattr(offload, name)) and not around.whole_backward:
             yield (
                 f"offload.{name}",
-                f"copies what whole backwards read and make, one after another: {around.schedule} splits backward or "
-                "runs passes in pairs; nearest: 1f1b",
+                f"{name} on the host move with whole passes, one after another: {around.schedule} splits backward "
+                "or runs passes in pairs; nearest: 1f1b",
             )
     if any(offload.activations) and not any(block.layer for block in around.graph.blocks):
-        yield "offload.activations", "takes those of layers, the model has none; nearest: leave it out"
+        yield (
+            "offload.activations",
+            "activations on the host are those of layers, the model has none; nearest: leave it out",
+        )
     if any(offload.parameters):
         yield from (("offload.parameters", message) for message in _parameter_rules(offload, around))
 
@@ -59,27 +62,30 @@ def _parameter_rules(offload: Offloading, around: Around) -> Iterator[str]:
     met = next((each for each in partly if each[0] > 0 and each[1] < 1), None)
     if met is not None:
         yield (
-            "needs optimizer: 1.0 on the same pipeline ranks, for parameters on the host are updated from there, "
+            "parameters on the host are updated from there and need optimizer: 1.0 on the same pipeline ranks, "
             f"met optimizer: {met[1]:g} with parameters: {met[0]:g}; nearest: optimizer: 1.0"
         )
     if around.ranks > 1 and around.zero < 3:
         yield (
-            f"needs zero 3 where data * context = {around.ranks} ranks keep the same parameters, "
+            f"parameters on the host need zero 3 where data * context = {around.ranks} ranks keep the same parameters, "
             f"met zero {around.zero}; nearest: 3"
         )
     if around.zero and around.shards < around.ranks:
         yield (
-            f"sends gradients to the host as they are made, and {around.ranks // around.shards} replicas of shards "
-            "sum theirs on devices at the end of a step; nearest: zero_shards: 0"
+            "parameters on the host need all ranks to share them, for replicas sum gradients on devices at the end of "
+            f"a step, met {around.ranks // around.shards} replicas; nearest: zero_shards: 0"
         )
     if around.training.gradient_clipping:
-        yield "leaves gradients on the host, and their norm is computed on devices; nearest: gradient_clipping: false"
+        yield (
+            "parameters on the host have their gradients there, and the norm of gradients is computed on devices; "
+            "nearest: gradient_clipping: false"
+        )
     if around.training.quantised_bytes:
-        yield "leaves nothing on devices, and fp8 copies of weights stay there; nearest: precision: bf16"
+        yield "parameters on the host leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"
     whole = all(fraction == 1 for fraction, _ in partly)
     if around.graph.tied and (around.pipeline > 1 or not whole):
         yield (
-            "needs both ends of a tied parameter on one host, all of it, "
+            "parameters on the host need both ends of a tied one on one rank, and all of them there, "
             f"met pipeline({around.pipeline}) with {'all' if whole else 'a part'} of the parameters; "
             f"nearest: {'pipeline: 1' if whole else 'parameters: 1.0'}"
         )

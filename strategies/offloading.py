@@ -188,4 +188,4 @@ def fraction_of(count: int, fraction: float) -> int:
     >>> fraction_of(10, 0.25), fraction_of(10, 0.3)
     (3, 3)
     """
-    return ceil(count * Fraction(fraction).limit_denominator(10**6))
+    return count * int(fraction) if fraction in (0, 1) else ceil(count * Fraction(fraction).limit_denominator(10**6))

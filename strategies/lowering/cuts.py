@@ -63,10 +63,11 @@ class Cuts:
         plan, which, shared = self.plan, variant % JOINED, self.sharing
         last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
         meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
-        beneath = last or (backward and meets) or shared.parameters
+        away = any(block.away for block in self.plan_costs.stages[stage].blocks)
+        beneath = last or (backward and meets) or shared.parameters or away
         every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
         ends: frozenset[str] = frozenset()
-        if shared.parameters or any(block.away for block in self.plan_costs.stages[stage].blocks):
+        if shared.parameters or away:
             ends = frozenset(plan.stages[stage].blocks)
         elif self.in_buckets and (last or (backward and shared.gradients)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))

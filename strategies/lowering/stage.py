@@ -180,8 +180,9 @@ class StageCosts:
     def _layers_away(self, plan: Plan, stage: int) -> int:
         """Return of how many layers of a stage, the first ones, activations go to the host."""
         fraction = plan.offload.at("activations", plan.positions[stage])
-        layers = sum(self._occurrences[name].layer for name in plan.stages[stage].blocks) if fraction else 0
-        return fraction_of(layers, fraction)
+        if not fraction:
+            return 0
+        return fraction_of(sum(self._occurrences[name].layer for name in plan.stages[stage].blocks), fraction)
 
     def division(self, plan: Plan) -> Division:
         """Return what the stages of a plan are made of: of equal stages the same value."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from simulator.link import Link
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
 from simulator.timeline import Timeline
+from simulator.units import to_seconds
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete
 from strategies.lowering import Granularity, StageCosts, lower
@@ -219,7 +221,7 @@ def test_parameters_of_two_units_at_most_are_on_the_device() -> None:
     small = hosted(devices=1, batch=2)
     timeline = run(small, Layout(offload=PARAMETERS))
     blocks = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
-    pairs = [first + second for first, second in zip(blocks, blocks[1:], strict=False)]
+    pairs = [first + second for first, second in pairwise(blocks)]
     assert max(held(timeline, Category.PARAMETERS)) == PARAMETER * max(pairs)
     assert max(held(timeline, Category.GRADIENTS)) == GRADIENT * max(pairs)
     assert held(timeline, Category.PARAMETERS)[-1] == held(timeline, Category.GRADIENTS)[-1] == 0
@@ -240,7 +242,7 @@ def test_with_zero_3_a_shard_is_beside_what_is_gathered_of_it() -> None:
     cost = StageCosts(small).of(plans[0])
     blocks, (parameters,) = [block.parameters for block in cost.stages[0].blocks], cost.parameters
     most = [max(held(simulate(lower(small, plan)), Category.PARAMETERS)) for plan in plans]
-    pairs = [first + second for first, second in zip(blocks, blocks[1:], strict=False)]
+    pairs = [first + second for first, second in pairwise(blocks)]
     assert most[0] == PARAMETER * (parameters // 4 + max(pairs))
     # the first two units of a pass come together, each with its shard; of others only the shard of the second
     together = PARAMETER * max(pairs[0] + pairs[0] // 4, pairs[-1] + pairs[-1] // 4)
@@ -454,7 +456,7 @@ def test_every_way_to_time_and_memory_agrees(case: Case, data: st.DataObject, pc
     assert paths[2] <= paths[1] == paths[0]
     costs = SimulatedCost(small)
     assert path_times(costs.costs, [plan]).tolist() == paths[:1]
-    assert costs.bound(plan) <= paths[0] * 1e-12 <= chains.step_time
+    assert costs.bound(plan) <= to_seconds(paths[0]) <= chains.step_time
     assert chains.peak_memory == costs.peak_memory(plan) == simulate(programs[0], "longest_path").peak_memory
     for index, profile in enumerate(chains.memory):
         assert profile.totals[-1] == sum(c.size for c in programs[1].resident if c.rank_class == index and not c.host)

@@ -121,19 +121,19 @@ ACTIVATIONS = Offloading(activations=(1.0,))
             {},
             Layout(data=4, context=2, zero=1, offload=ALL),
             "parameters",
-            "needs zero 3 where data * context = 8 ranks keep the same parameters, met zero 1; nearest: 3",
+            "parameters on the host need zero 3 where data * context = 8 ranks keep the same parameters, met zero 1; nearest: 3",
         ),
         (
             {},
             Layout(data=8, zero=3, zero_shards=4, offload=ALL),
             "parameters",
-            "2 replicas of shards sum theirs on devices at the end of a step; nearest: zero_shards: 0",
+            "replicas sum gradients on devices at the end of a step, met 2 replicas; nearest: zero_shards: 0",
         ),
         (
             {"tied": True},
             Layout(pipeline=8, offload=ALL),
             "parameters",
-            "needs both ends of a tied parameter on one host, all of it, met pipeline(8) with all of the parameters",
+            "need both ends of a tied one on one rank, and all of them there, met pipeline(8) with all of the",
         ),
         (
             {"tied": True},
@@ -154,8 +154,11 @@ def test_a_broken_rule_says_what_holds_and_what_was_met(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gradient_clipping": True}, "their norm is computed on devices; nearest: gradient_clipping: false"),
-        ({"precision": "fp8"}, "fp8 copies of weights stay there; nearest: precision: bf16"),
+        (
+            {"gradient_clipping": True},
+            "the norm of gradients is computed on devices; nearest: gradient_clipping: false",
+        ),
+        ({"precision": "fp8"}, "leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"),
     ],
 )
 def test_parameters_leave_only_where_nothing_of_them_is_needed_on_devices(
@@ -173,7 +176,9 @@ def test_activations_are_those_of_layers() -> None:
     blocks = tuple(replace(block, layer=False, repeat=1) for block in small.graph.blocks)
     bare = Problem(replace(small.graph, blocks=blocks), small.cluster, small.training)
     found = [v for v in violations(bare, Layout(data=8, offload=ACTIVATIONS)) if v.field.startswith("offload")]
-    assert [v.message for v in found] == ["takes those of layers, the model has none; nearest: leave it out"]
+    assert [v.message for v in found] == [
+        "activations on the host are those of layers, the model has none; nearest: leave it out"
+    ]
 
 
 def test_what_may_be_offloaded_is_what_the_value_holds() -> None:
