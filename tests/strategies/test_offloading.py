@@ -121,7 +121,7 @@ ACTIVATIONS = Offloading(activations=(1.0,))
             {},
             Layout(data=4, context=2, zero=1, offload=ALL),
             "parameters",
-            "parameters on the host need zero 3 where data * context = 8 ranks keep the same parameters, met zero 1; nearest: 3",
+            "need zero 3 where data * context = 8 ranks keep the same parameters, met zero 1; nearest: 3",
         ),
         (
             {},
