@@ -97,15 +97,14 @@ class Cuts:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
         if not self.sharing.gradients:
             return ()
-        away = blocks_on_host(self.plan, stage)
-        kept = 0 if self.plan.shards > 1 else len(cost.blocks) - away  # the last blocks, where only the host's come
-        moves = cost.blocks[: len(cost.blocks) - kept]
-        elements, experts = (
-            [*each, *[0] * kept] for each in ([b.parameters for b in moves], [b.experts for b in moves])
-        )
+        blocks, shared, away = cost.blocks, self.plan.shards > 1, blocks_on_host(self.plan, stage)
+        moving = blocks if shared else blocks[:away]
+        still = (0,) * (len(blocks) - len(moving))
+        elements = [*(block.parameters for block in moving), *still]
+        experts = [*(block.experts for block in moving), *still]
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
-        shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in cost.blocks[:away]]
-        shards = [*shards, *[0] * (len(cost.blocks) - away)] if away and self.plan.shards > 1 else []
+        shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
+        shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
         return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
 

@@ -215,7 +215,8 @@ class _Builder:
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
     a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
-    joined, ``turning`` the forwards that their backwards follow at once, ``left`` the copies of activations to hosts.
+    joined, ``turning`` the forwards that their backwards follow at once; ``left`` are the copies of activations to
+    hosts, ``on_host`` the buckets that hosts have gradients of.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -237,7 +238,7 @@ class _Builder:
         self.buffers = [_Buffers() for _ in range(shape.ranks)]
         self.summed: list[int | None] = [None] * shape.ranks
         self.left: dict[tuple[Action, int], int] = {}
-        self.arrivals: set[tuple[int, int]] = set()
+        self.on_host: set[tuple[int, int]] = set()
 
     def build(self) -> Skeleton:
         for actions in in_order(self.order):
@@ -433,9 +434,9 @@ class _Builder:
             waits = [(after, position), (chain.joined, position)]
             copy = self._copy(TO_HOST, position, GRADIENTS, bucket, microbatch, waits)
             self.leaving[position] = self.scattered[position] = copy
-            if bucket in self.arrivals:
+            if bucket in self.on_host:
                 self.summed[position] = self._copy(HOST, position, SUM, bucket, microbatch, [(copy, position)])
-            self.arrivals.add(bucket)
+            self.on_host.add(bucket)
 
     def _copy(
         self,
