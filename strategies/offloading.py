@@ -64,7 +64,7 @@ class Offloading:
             wrong = [value for value in each if not 0 <= value <= 1]
             if wrong:
                 near = 1.0 if wrong[0] > 1 else 0.0
-                raise ValueError(f"{name}: a fraction is at least 0 and at most 1, met {wrong[0]}; nearest: {near}")
+                raise ValueError(f"{name}: a fraction is at least 0 and at most 1, met {wrong[0]:g}; nearest: {near}")
             if each == (0.0,):
                 raise ValueError(f"{name}: a fraction of all is more than 0, met 0; nearest: leave it out")
         if self.step is StepPlace.DEVICE and not any(self.optimizer):

@@ -345,6 +345,23 @@ def test_slow_copies_of_parameters_are_what_a_step_waits_for() -> None:
     assert ticks(program) == pytest.approx(down + up + update, abs=program.num_tasks)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_shards_come_before_the_gather_and_leave_after_the_reduction(overlap: bool) -> None:
+    small = hosted(devices=2, batch=4, layers=3, pcie=1e7, bandwidth=1e8)
+    timeline = run(small, Layout(data=2, zero=3, overlap_gradients=overlap, offload=PARAMETERS))
+    found: dict[str, list[tuple[float, float]]] = {}
+    for span in timeline.spans:
+        found.setdefault(span.operators, []).append((span.start, span.end))
+    for name in complete(small, Layout(data=2)).stages[0].blocks:
+        pairs = (
+            (f"parameters of {name} from host", f"all_gather parameters of {name}"),
+            (f"reduce_scatter gradients of {name} .. {name}", f"gradients of {name} to host"),
+        )
+        for first, then in pairs:
+            assert len(found[first]) == len(found[then]) > 1
+            assert all(one[1] <= other[0] for one, other in zip(found[first], found[then], strict=True))
+
+
 @pytest.mark.parametrize("bandwidth", [1e6, 1e7, 1e8])
 @pytest.mark.parametrize("offload", [ACTIVATIONS, PARAMETERS, ON_DEVICE])
 def test_a_step_is_bound_by_what_pcie_carries(offload: Offloading, bandwidth: float) -> None:
@@ -449,8 +466,8 @@ def test_every_way_to_time_and_memory_agrees(case: Case, data: st.DataObject, pc
     small, plan = with_host(small, pcie, 1e10, 1e-6, 2), replace(plan, offload=offload)
     programs = *(lower(small, plan, granularity) for granularity in Granularity), lower(small, plan, folded=False)
     operators, chains, unfolded = (simulate(program) for program in programs)
-    for other in (operators, unfolded):
-        assert chains.step_time == pytest.approx(other.step_time, rel=1e-6, abs=1e-10)  # rates of shared links
+    for other, rounding in ((operators, 1e-9), (unfolded, 1e-4)):  # rates of shared links
+        assert chains.step_time == pytest.approx(other.step_time, rel=rounding, abs=1e-10)
         assert chains.peak_memory == other.peak_memory
     paths = [ticks(program) for program in programs]
     assert paths[2] <= paths[1] == paths[0]
