@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.engine import simulate, step_time
 from simulator.engine.longest_path import finish_times
 from simulator.host import Pcie
+from simulator.interconnect.kinds import PcieTree
 from simulator.link import Link
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
@@ -108,7 +109,11 @@ def test_in_a_pipeline_all_of_a_stage_leaves_where_another_pass_comes_between() 
 def test_a_fraction_of_activations_is_one_of_a_stage_s_layers_rounded_up(fraction: float, layers: int) -> None:
     small = hosted(devices=2, batch=5)
     layout = Layout(pipeline=2, offload=Offloading(activations=(fraction, 0.0)))
-    assert copied(run(small, layout), "to host") == 5 * layers * kept(small, layout)[0]
+    timeline = run(small, layout)
+    assert copied(timeline, "to host") == 5 * layers * kept(small, layout)[0]
+    first = [name for name in complete(small, layout).stages[0].blocks if name.startswith("layer")][:layers]
+    left = {span.operators for span in timeline.spans if span.kind is TaskKind.HOST_COPY}
+    assert left == {f"activations of {name} {way}" for name in first for way in ("to host", "from host")}
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.3])
@@ -395,6 +400,27 @@ def test_the_device_steps_its_share_while_the_host_steps_the_other() -> None:
     assert ticks(half) - before < 0.51 * (ticks(whole) - before)
     (device,) = {work.duration for work in half.work if work.kind is TaskKind.OPTIMIZER}
     assert device == pytest.approx(optimizer / 2, rel=0.01)
+
+
+def test_states_come_when_the_host_has_added_all_gradients() -> None:
+    small = hosted(devices=1, batch=3, pcie=1e9, memory=2e7)
+    timeline = run(small, Layout(offload=replace(PARAMETERS, step=StepPlace.DEVICE)))
+    added = max(span.end for span in timeline.spans if span.operators.endswith("added on host"))
+    reduced = max(span.end for span in timeline.spans if span.kind is TaskKind.BACKWARD)
+    came = min(span.start for span in timeline.spans if span.operators == "optimizer states from host")
+    assert reduced < added <= came
+
+
+def test_copies_and_collectives_share_the_slots_of_a_pcie_tree() -> None:
+    # copies run beneath the collectives of tensor ranks that cross the same slots: neither has them alone
+    small = hosted(1e8, devices=2, batch=4, layers=4)
+    ((node, count),) = small.cluster.nodes
+    tree = replace(node, network=PcieTree(Link(1e-6, 1e8), 1, 2, Link(1e-6, 1e8)))
+    small = replace(small, cluster=replace(small.cluster, nodes=((tree, count),)))
+    plan = complete(small, Layout(tensor=2, offload=ACTIVATIONS))
+    shared = [step_time(lower(small, plan, granularity)) for granularity in Granularity]
+    assert shared[0] == pytest.approx(shared[1], rel=1e-9)
+    assert shared[0] > 1.1 * ticks(lower(small, plan)) * 1e-12  # each with all links to itself
 
 
 LAYOUTS = (
