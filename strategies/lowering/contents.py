@@ -14,6 +14,7 @@ from strategies.lowering.offload import (
     HOST_KINDS,
     STEPS,
     STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
     chunk_buffer,
     host_elements,
     host_ticks,
@@ -71,18 +72,15 @@ class Contents:
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
-        key = ("optimizer", position, rank.key)
-        if key in self._work:
-            return self._work[key]
         held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
+        flat = self._flat(position)
+        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer", flat, flat)
+
+    def _flat(self, position: int) -> tuple[Change, ...]:
+        """Return the copy of gradients that was summed, which the update reads back."""
         flat = flat_gradients(self.training, self.plan, self.volumes.held(position).elements)
-        if flat:
-            changes = (Change(Category.BUFFERS, flat),)  # the copy that was summed is read back
-            piece = Piece(TaskKind.OPTIMIZER, "optimizer", 0, ticks, acquired=changes, released=changes)
-            self._work[key] = Work(TaskKind.OPTIMIZER, -1, ticks, (piece,))
-            return self._work[key]
-        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+        return (Change(Category.BUFFERS, flat),) if flat else ()
 
     def _squares(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
@@ -90,25 +88,34 @@ class Contents:
         return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
 
     def _update(self, number: int, end: int, position: int, instance: int) -> Content:
-        """Return one chunk of one stage of an update whose states are on the host.
-
-        ``end`` is -1 for the first chunk and 1 for the last: between them a device that steps has two chunks.
-        """
+        """Return one chunk of one stage of an update whose states are on the host."""
         step, held, on_host = STEPS[number], self.volumes.held(position), self.cuts.on_host[position]
-        of = self.training, self.plan, held, on_host
+        changes = self._update_changes(number, end, position)
         if not step.kind:
             rank = self.machine.rank(instance)
             part = on_host.optimizer / CHUNKS
             ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, part)
-            return Content(self._plain(("update", position, rank.key), step.task, -1, ticks, step.name))
-        (leg,) = self.machine.communicator(step.kind, instance).legs(Collective.SEND, update_bytes(*of, number))
+            return Content(self._plain(("update", position, rank.key), step.task, -1, ticks, step.name, *changes))
+        size = update_bytes(self.training, self.plan, held, on_host, number)
+        (leg,) = self.machine.communicator(step.kind, instance).legs(Collective.SEND, size)
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
             ticks = host_ticks(host_elements(self.plan, held, on_host))
-        buffers, (first, _, last) = (Change(Category.OPTIMIZER, 2 * chunk_buffer(*of)),), STEPS_ON_DEVICE
-        changes = buffers if (number, end) == (first, -1) else (), buffers if (number, end) == (last, 1) else ()
         work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes)
         return Content(work, leg.flow if leg.flow.usage else None)
+
+    def _update_changes(self, number: int, end: int, position: int) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+        """Return what the device takes and gives back with a chunk of one stage of an update.
+
+        Two chunks of states from the start of the first one, where ``end`` is -1, to the end of the last one, where
+        it is 1; and the copy of gradients that was summed while they are read, where no other update holds it.
+        """
+        held, on_host = self.volumes.held(position), self.cuts.on_host[position]
+        first, update, last = STEPS_ON_DEVICE
+        if number in (STEPS_ON_HOST[0], update) and on_host.optimizer == 1:
+            return (self._flat(position),) * 2
+        buffers = (Change(Category.OPTIMIZER, 2 * chunk_buffer(self.training, self.plan, held, on_host)),)
+        return buffers if (number, end) == (first, -1) else (), buffers if (number, end) == (last, 1) else ()
 
     def _host_copy(self, slot: Slot, instance: int) -> Content:
         """Return a copy between a rank and its host while passes run."""

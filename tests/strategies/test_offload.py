@@ -266,6 +266,20 @@ def test_a_device_that_steps_has_two_chunks_of_states_from_the_end_of_its_passes
     assert max(states) == stays + 2 * away / CHUNKS
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("step", list(StepPlace))
+def test_the_copy_of_gradients_that_was_summed_is_there_until_it_is_read(fraction: float, step: StepPlace) -> None:
+    # torch's reducer copies gradients into one piece after the last backward; here it is what fills a device most
+    small = hosted(devices=2, batch=2, layers=2, vocab=4096)
+    small = replace(small, training=replace(small.training, framework="torch"))
+    layout = Layout(data=2, overlap_gradients=False, recompute=Recompute.FULL)
+    plan = complete(small, replace(layout, offload=Offloading(optimizer=(fraction,), step=step)))
+    timeline, (parameters,) = simulate(lower(small, plan)), StageCosts(small).of(plan).parameters
+    chunks = 2 * STATES * parameters * fraction / CHUNKS if step is StepPlace.DEVICE else 0
+    assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
+    assert timeline.peak_memory == timeline.memory[0].totals[-1] + GRADIENT * parameters + chunks
+
+
 @pytest.mark.parametrize("name", ["activations", "optimizer", "parameters"])
 def test_one_fraction_a_rank_is_that_of_the_rank(name: str) -> None:
     small = hosted(devices=4, batch=8)
