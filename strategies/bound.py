@@ -91,6 +91,8 @@ class Bounds:
         leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if any(plan.offload.optimizer):
             optimizer = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
+        if any(plan.offload.parameters):
+            squares = (0,) * plan.pipeline  # the host reads gradients that are there
         reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
         return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
 

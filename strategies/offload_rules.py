@@ -75,11 +75,6 @@ def _parameter_rules(offload: Offloading, around: Around) -> Iterator[str]:
             "parameters on the host need all ranks to share them, for replicas sum gradients on devices at the end of "
             f"a step, met {around.ranks // around.shards} replicas; nearest: zero_shards: 0"
         )
-    if around.training.gradient_clipping:
-        yield (
-            "parameters on the host have their gradients there, and the norm of gradients is computed on devices; "
-            "nearest: gradient_clipping: false"
-        )
     if around.training.quantised_bytes:
         yield "parameters on the host leave no copies on devices, and fp8 ones stay there; nearest: precision: bf16"
     whole = all(fraction == 1 for fraction, _ in partly)

@@ -84,7 +84,8 @@ class Contents:
 
     def _squares(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
-        ticks = norm_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
+        held, on_host = self.volumes.held(position), self.cuts.on_host[position]
+        ticks = norm_ticks(rank.accelerator, self.training, self.plan, held, on_host.parameters)
         return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
 
     def _update(self, number: int, end: int, position: int, instance: int) -> Content:
@@ -122,7 +123,7 @@ class Contents:
         copy = host_copy(self.cuts, slot)
         legs = self.machine.communicator(slot.site.kind, instance).legs(Collective.SEND, copy.size)
         (leg,) = legs or (Leg(0, 0, Flow(())),)
-        key = (slot.site.kind, slot.what, *slot.key, leg.latency)
+        key = (slot.site, slot.what, *slot.key, leg.latency)
         changes = copy.acquired, copy.released
         work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes)
         return Content(work, leg.flow if leg.flow.usage else None)

@@ -26,9 +26,9 @@ from typing import NamedTuple
 from simulator.program import Category, Change
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import Bucket
-from strategies.lowering.offload import TO_HOST
+from strategies.lowering.offload import ACTIVATIONS, GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM, TO_HOST
 from strategies.lowering.optimizer import updated_parameters
-from strategies.lowering.skeleton import ACTIVATIONS, GRADIENTS, PARAMETERS, SUM, Slot
+from strategies.lowering.skeleton import Slot
 from strategies.mesh import EXPERT_DATA
 
 
@@ -43,9 +43,13 @@ class HostCopy(NamedTuple):
 
 
 def host_copy(cuts: Cuts, slot: Slot) -> HostCopy:
-    """Return what the task of a slot copies."""
+    """Return what the task of a slot copies, or what its host reads and writes."""
+    training = cuts.training
+    if slot.what == SQUARES_ON_HOST:
+        elements = cuts.on_host[slot.site.position].parameters
+        return HostCopy(elements * training.gradient_bytes, "norm of gradients on host", -1)
     stage, number = slot.key
-    training, names = cuts.training, cuts.plan.stages[stage].blocks
+    names = cuts.plan.stages[stage].blocks
     if slot.what == ACTIVATIONS:
         away = cuts.plan_costs.stages[stage].blocks[number].away
         held = (Change(Category.ACTIVATIONS, away, host=True),)

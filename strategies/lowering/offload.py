@@ -36,6 +36,12 @@ TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
 
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 
+ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
+"""What is copied between ranks and hosts while passes run."""
+
+SUM, SQUARES_ON_HOST = "host sum", "host squares"
+"""When a host adds gradients, and reads them for their norm."""
+
 CHUNKS = 8
 """Pieces in which the update is pipelined."""
 
@@ -90,10 +96,13 @@ class Update(NamedTuple):
         Whether the device has the states of some.
     steps
         The stages, of `STEPS`, of every chunk of those whose states are on the host; none where there are none.
+    gradients
+        Whether some gradients are on the host.
     """
 
     device: bool = True
     steps: tuple[int, ...] = ()
+    gradients: bool = False
 
     @property
     def streamed(self) -> bool:
@@ -128,7 +137,7 @@ def update(training: Training, plan: Plan, held: Parameters, on_host: OnHost) ->
         return Update()
     steps = STEPS_ON_HOST if plan.offload.step is StepPlace.HOST else STEPS_ON_DEVICE
     moving = tuple(n for n in steps if not STEPS[n].kind or update_bytes(training, plan, held, on_host, n))
-    return Update(on_host.optimizer < 1, moving)
+    return Update(on_host.optimizer < 1, moving, on_host.parameters > 0)
 
 
 def update_bytes(training: Training, plan: Plan, held: Parameters, on_host: OnHost, step: int) -> float:

@@ -7,11 +7,12 @@ from strategies.lowering.clipping import SQUARES
 from strategies.lowering.contention import Passes
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import SHARED
+from strategies.lowering.kept import KeptShape
 from strategies.lowering.offload import FROM_HOST, Update, update
 from strategies.lowering.on_host import blocks_on_host
 from strategies.lowering.pieces import Part
 from strategies.lowering.placed import NORM, tied_kind
-from strategies.lowering.skeleton import KeptShape, Leaving, PartShape, StageShape, StepShape, UnitShape
+from strategies.lowering.skeleton import Leaving, PartShape, StageShape, StepShape, UnitShape
 from strategies.lowering.variant import FORWARD_PASS, LAST_BACKWARD, SPLIT, WHOLE, variant_of
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR

@@ -9,26 +9,35 @@ serves many plans; they are kept.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.program import IntArray, StreamKind
 from strategies.lowering.fully_sharded import Sharing
-from strategies.lowering.offload import CHUNKS, FROM_HOST, HOST, STEPS, TO_HOST, Update
+from strategies.lowering.kept import Activations, KeptShape
+from strategies.lowering.offload import (
+    CHUNKS,
+    FROM_HOST,
+    GRADIENTS,
+    HOST,
+    PARAMETERS,
+    SQUARES_ON_HOST,
+    STEPS,
+    SUM,
+    TO_HOST,
+    Update,
+)
 from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
 from strategies.lowering.variant import JOINED, WEIGHTS, variant_of
 from strategies.mesh import REPLICA, TENSOR
 from strategies.orders import orders
-from strategies.schedule import KINDS, SCHEDULES, Action, ActionKind, Schedule, schedule
+from strategies.schedule import KINDS, SCHEDULES, Action, ActionKind, schedule
 from strategies.schedules.rule import Placement
 
 RANK = "rank"
-
-ACTIVATIONS, PARAMETERS, GRADIENTS, SUM = "host activations", "host parameters", "host gradients", "host sum"
-"""What slots of copies between ranks and hosts are called, and of the host's sum of gradients."""
 
 
 class Site(NamedTuple):
@@ -90,14 +99,6 @@ class UnitShape(NamedTuple):
     last: int
     block: int
     gathers: tuple[tuple[str, int], ...]
-
-
-class KeptShape(NamedTuple):
-    """A block of a pass whose activations are on the host in between: its first and last part, and its number."""
-
-    first: int
-    last: int
-    block: int
 
 
 class StageShape(NamedTuple):
@@ -215,8 +216,7 @@ class _Builder:
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
     a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
-    joined, ``turning`` the forwards that their backwards follow at once; ``left`` are the copies of activations to
-    hosts, ``on_host`` the buckets that hosts have gradients of.
+    joined, ``on_host`` the buckets that hosts have gradients of.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -234,10 +234,8 @@ class _Builder:
         self.scattered: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
         self.joins = _joins(shape)
-        self.turning = _turning(self.order) if any(stage.forward_kept for stage in shape.stages) else frozenset()
-        self.buffers = [_Buffers() for _ in range(shape.ranks)]
+        self.activations = Activations(self.order, self._copy)
         self.summed: list[int | None] = [None] * shape.ranks
-        self.left: dict[tuple[Action, int], int] = {}
         self.on_host: set[tuple[int, int]] = set()
 
     def build(self) -> Skeleton:
@@ -303,7 +301,10 @@ class _Builder:
         for position in range(self.shape.ranks):
             chain, own = self.chain[position], ((position, StreamKind.COMPUTE),)
             waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
-            chain.tail = self._add(Site(RANK, position), "squares", (), own, -1, waits)
+            chain.tail, chain.joined = self._add(Site(RANK, position), "squares", (), own, -1, waits), None
+            if self.shape.updates[position].gradients:
+                waits.append((self.summed[position], position))
+                chain.joined = self._copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
         streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
         self._chain(Site(NORM, 0), "norm", (), streams, legs)
 
@@ -343,7 +344,8 @@ class _Builder:
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final, shared = action == self.final[action.stage], self.shape.sharing
         variant = variant_of(action, final) + JOINED * (action in self.joins)
-        kept, units = _Kept(self, chain, action), _Units(self, chain, action, variant)
+        blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
+        kept, units = self.activations.begin(action, blocks, chain), _Units(self, chain, action, variant)
         waits: list[int | None] = []
         if variant % JOINED < WEIGHTS:
             waits.append(self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None))
@@ -508,84 +510,6 @@ class _Units:
             key, streams = (self.action.stage, shape.block, leg), ((position, StreamKind.GATHER),)
             site = Site(kind, position)
             self.ready[shape.first] = builder._add(site, "unshard", key, streams, self.action.microbatch, waits)
-
-
-class _Buffers:
-    """The two buffers through which a rank's activations leave and come back.
-
-    ``ended`` are the ends of uses so far in their order, each the tasks with which it ends.
-    """
-
-    COUNT = 2
-
-    def __init__(self) -> None:
-        self.uses = 0
-        self.ended: list[tuple[int | None, ...]] = []
-
-    def use(self) -> tuple[int | None, ...]:
-        """Begin a use; return what ends the one that leaves a buffer free for it."""
-        self.uses += 1
-        return self.ended[self.uses - _Buffers.COUNT - 1] if self.uses > _Buffers.COUNT else ()
-
-
-class _Kept:
-    """The blocks of one pass whose activations are on the host in between, while its tasks are added."""
-
-    def __init__(self, builder: _Builder, chain: _Chain, action: Action) -> None:
-        self.builder, self.chain, self.action = builder, chain, action
-        self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
-        self.forward = action.kind is ActionKind.FORWARD
-        self.blocks = stage.forward_kept if self.forward else stage.backward_kept
-        self.ended = 0
-        self.back: dict[int, int] = {}
-        if not self.forward:
-            for number in range(min(_Buffers.COUNT, len(self.blocks))):
-                self._fetch(number)
-
-    def before(self, part: int) -> tuple[int | None, ...]:
-        """Return what a part waits for: a free buffer, or what a block's forward has kept."""
-        if self.ended == len(self.blocks) or self.blocks[self.ended].first != part:
-            return ()
-        if self.forward:
-            return self.builder.buffers[self.position].use()
-        return (self.back.pop(self.ended, None),)
-
-    def after(self, part: int) -> None:
-        """Copy what a block has kept when it has ended, or fetch what the next but one needs."""
-        if self.ended == len(self.blocks) or self.blocks[self.ended].last != part:
-            return
-        self.ended += 1
-        if not self.forward:
-            self.builder.buffers[self.position].ended.append(self.chain.ends)
-            if self.ended + 1 < len(self.blocks):
-                self._fetch(self.ended + 1)
-        elif not self._stays():
-            key = (self.action.stage, self.blocks[self.ended - 1].block)
-            waits = [(task, self.position) for task in self.chain.ends]
-            copy = self.builder._copy(TO_HOST, self.position, ACTIVATIONS, key, self.action.microbatch, waits)
-            self.builder.buffers[self.position].ended.append((copy,))
-            self.builder.left[self.action, key[1]] = copy
-
-    def _stays(self) -> bool:
-        """Return whether what the block has kept is still in a buffer when its backward comes."""
-        return self.action in self.builder.turning and self.ended > len(self.blocks) - _Buffers.COUNT
-
-    def _fetch(self, number: int) -> None:
-        """Fetch what a block has kept when a buffer is free, unless it has stayed."""
-        block = self.blocks[number].block
-        left = self.builder.left.pop((self.action._replace(kind=ActionKind.FORWARD), block), None)
-        if left is None:
-            return
-        key, waits = (self.action.stage, block), [*self.builder.buffers[self.position].use(), left]
-        after = [(task, self.position) for task in waits]
-        copy = self.builder._copy(FROM_HOST, self.position, ACTIVATIONS, key, self.action.microbatch, after)
-        self.back[number] = copy
-
-
-def _turning(order: Schedule) -> frozenset[Action]:
-    """Return the forwards that the backward of the same microbatch follows at once."""
-    pairs = ((now, after) for actions in order.orders for now, after in pairwise(actions))
-    return frozenset(now for now, after in pairs if after == now._replace(kind=ActionKind.BACKWARD) != now)
 
 
 def _joins(shape: StepShape) -> frozenset[Action]:
