@@ -12,6 +12,8 @@ from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.divisors import nearest_divisor as _nearest
 from strategies.grid import broken_rules
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
+from strategies.offload_rules import Around, offload_rules
+from strategies.offloading import NOTHING, Offloading
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan
@@ -24,8 +26,6 @@ from strategies.training import Training
 ZERO_STAGES = (0, 1, 2, 3)
 """What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
 
-OFFLOADS = ("optimizer",)
-"""What a plan may keep in host memory."""
 GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
 """How gradients are summed over the data axis: decentralised, or by a central server."""
 
@@ -53,7 +53,7 @@ class Layout:
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
     offload
-        What is kept in host memory: any of `OFFLOADS`.
+        What is kept in host memory.
     zero_shards
         Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
     reshard_after_forward
@@ -79,7 +79,7 @@ class Layout:
     stages: str | tuple[int, ...] = "even"
     order: tuple[str, ...] = AXES
     placement: tuple[int, ...] = ()
-    offload: tuple[str, ...] = ()
+    offload: Offloading = NOTHING
     zero_shards: int = 0
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
@@ -115,9 +115,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from broken
     if not broken:
         yield from _recompute_violations(problem.graph, layout)
-    wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
-    if wrong is not None:
-        yield Violation("offload", f"offload holds any of {', '.join(OFFLOADS)}, met {wrong}")
+    yield from _offload_violations(problem, layout)
     yield from _zero_violations(layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
@@ -358,6 +356,23 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
                 "recompute",
                 f"a stage has at most {most} layers to recompute, met {met}; nearest: {most or Recompute.NONE}",
             )
+
+
+def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    rule = SCHEDULES.get(layout.schedule)
+    if layout.offload == NOTHING or rule is None:
+        return
+    around = Around(
+        problem.graph,
+        problem.training,
+        pipeline=layout.pipeline,
+        schedule=rule.name,
+        whole_backward=not rule.splits_backward and rule.pairs is no_pairs,
+        ranks=layout.data * layout.context,
+        shards=(layout.zero_shards or layout.data) * layout.context,
+        zero=layout.zero,
+    )
+    yield from (Violation(*each) for each in offload_rules(layout.offload, around))
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:

@@ -4,6 +4,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
+from strategies.offloading import NOTHING, Offloading, offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
 from strategies.schedule import SCHEDULES, Schedule, schedule
@@ -47,7 +48,7 @@ class Plan:
     placement
         The device of every rank of the mesh; empty where rank ``i`` runs on device ``i``.
     offload
-        What is kept in host memory: ``optimizer`` for the optimizer's states, or nothing.
+        What is kept in host memory.
     reshard_after_forward
         Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
     gradient_reduction
@@ -69,7 +70,7 @@ class Plan:
     attention: Attention | None = None
     scatter_gather: bool = False
     placement: tuple[int, ...] = ()
-    offload: tuple[str, ...] = ()
+    offload: Offloading = NOTHING
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
 
@@ -166,7 +167,7 @@ class Plan:
         parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
-        parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
+        parts += [f"{self.offload} on the host"] if self.offload else []
         parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
@@ -174,7 +175,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with its version."""
-        return {"version": PLAN_VERSION} | asdict(self) | {"recompute": self.recompute.document}
+        values = {"recompute": self.recompute.document, "offload": self.offload.document}
+        return {"version": PLAN_VERSION} | asdict(self) | values
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Plan":
@@ -182,7 +184,7 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING} | {"offload": ()}
             stated = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
                 **stated
@@ -193,7 +195,7 @@ class Plan:
                     "recompute": recomputation(document["recompute"]),
                     "attention": stated["attention"] and Attention(stated["attention"]),
                     "placement": tuple(int(device) for device in stated["placement"]),
-                    "offload": tuple(map(str, stated["offload"])),
+                    "offload": offloading(stated["offload"]),
                 }
             )
         except (KeyError, TypeError) as error:

@@ -24,7 +24,8 @@ from strategies.sharding import OperatorSharding
 class BlockCost(NamedTuple):
     """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
 
-    ``split`` is its backward in two, where the schedule runs it so.
+    ``split`` is its backward in two, where the schedule runs it so; ``away`` are the bytes of one microbatch that
+    are in host memory from forward to backward.
     """
 
     steps: BlockSteps
@@ -35,6 +36,11 @@ class BlockCost(NamedTuple):
     experts: int
     parameter_tensors: int
     split: Split | None = None
+    away: int = 0
+
+    def offloaded(self) -> "BlockCost":
+        """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
+        return self._replace(memory=self.memory._replace(kept=0), away=self.memory.kept)
 
     def steps_of(self, kind: ActionKind) -> tuple[Step, ...]:
         """Return the steps of a pass of a kind."""

@@ -15,6 +15,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import StageCosts, lower
 from strategies.mesh import Axis, Mesh
+from strategies.offloading import Offloading
 from strategies.path_times import path_times
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
@@ -44,7 +45,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"overlap_gradients": False},
     {"gradient_reduction": "parameter_server"},
     {"order": ("data", "pipeline", "tensor")},
-    {"offload": ("optimizer",)},
+    {"offload": Offloading(optimizer=(1.0,))},
 )
 # each layer's gradients, 4 bytes each, fill a bucket of 25 MiB: 12 * 2,048**2 * 4 = 201 million
 WIDE = {"hidden": 2048, "ffn": 8192, "vocab": 8000}
