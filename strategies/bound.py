@@ -75,10 +75,10 @@ class Bounds:
 
     def _reducing(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks of the rank that reduces most, one bucket after another, and of what follows."""
-        leaving, _, _, gather, *_ = self.durations.ending(plan, machine)
-        rows = ([leaving[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
-        each = zip(rows, gather, strict=True)
-        return max(plan.num_microbatches * sum(map(sum, own)) + after for own, after in each)
+        ending = self.durations.ending(plan, machine)
+        rows = ([ending.leaving[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
+        each = zip(rows, ending.replicated, ending.gather, strict=True)
+        return max(plan.num_microbatches * sum(map(sum, own)) + sum(after) for own, *after in each)
 
     def _computing(self, plan: Plan, position: int, rank: Rank) -> int:
         """Return the ticks in which a rank computes for one microbatch, without collectives that others may hide."""
@@ -87,14 +87,14 @@ class Bounds:
         return sum(step.ticks for step in steps if step.collective is None)
 
     def _tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the ticks after each rank's last backward: its last reduction, the norm, the update, ZeRO's gather."""
-        leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
+        """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather."""
+        leaving, late, replicated, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if any(plan.offload.optimizer):
             optimizer = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
         if any(plan.offload.parameters):
             squares = (0,) * plan.pipeline  # the host reads gradients that are there
         reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
-        return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
+        return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, optimizer, gather, strict=True)]
 
 
 def _regathers(plan: Plan) -> bool:

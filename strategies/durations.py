@@ -12,8 +12,9 @@ from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM
+from strategies.lowering.replicated import summed_share
 from strategies.lowering.stage import BlockCost, Machine, Rank, StageCosts
-from strategies.mesh import DATA, EXPERT_DATA
+from strategies.mesh import DATA, EXPERT_DATA, TENSOR
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -52,6 +53,8 @@ class Ending(NamedTuple):
         For every stage, the reduction of each bucket that leaves beneath backward.
     late
         For every pipeline position, the reduction of all gradients after the last backward; 0 for none.
+    replicated
+        For every pipeline position, the sum of gradients that tensor ranks have in parts; 0 for none.
     optimizer, gather
         For every pipeline position, the update of the parameters, and their gather; 0 for none.
     squares
@@ -62,6 +65,7 @@ class Ending(NamedTuple):
 
     leaving: tuple[tuple[int, ...], ...]
     late: tuple[int, ...]
+    replicated: tuple[int, ...]
     optimizer: tuple[int, ...]
     gather: tuple[int, ...]
     squares: tuple[int, ...]
@@ -138,10 +142,12 @@ class Durations:
                 _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
             for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
                 _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.parameter_bytes))
+            parts = [summed_share(plan, each.replicated) for each in held.positions]
+            summed = _data_ticks(machine, TENSOR, Collective.ALL_REDUCE, parts, training.gradient_bytes)
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
             optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)
             squares = self._held_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
-            self._endings[key] = Ending(leaving, tuple(late), optimizer, tuple(gather), squares, norm)
+            self._endings[key] = Ending(leaving, tuple(late), summed, optimizer, tuple(gather), squares, norm)
         return self._endings[key]
 
     def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:

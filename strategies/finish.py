@@ -1,4 +1,4 @@
-"""When steps end, from the ends of their passes: reductions, tied gradients, optimizer, gather."""
+"""When steps end, from the ends of their passes: reductions, replicated and tied gradients, optimizer, gather."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Endings(NamedTuple):
         The first bucket of every stage among all, and after the last stage their number.
     leaving
         The reduction of every bucket.
-    late, optimizer, gather, squares
+    late, replicated, optimizer, gather, squares
         For every pipeline position, as in `strategies.durations.Ending`.
     norm
         The sum of the norm of gradients; empty where they are not clipped.
@@ -33,6 +33,7 @@ class Endings(NamedTuple):
     first: IntArray
     leaving: IntArray
     late: IntArray
+    replicated: IntArray
     optimizer: IntArray
     gather: IntArray
     squares: IntArray
@@ -81,6 +82,7 @@ def _finish(
     first: Rows,
     leaving: Rows,
     late: Rows,
+    replicated: Rows,
     optimizer: Rows,
     gather: Rows,
     squares: Rows,
@@ -98,7 +100,7 @@ def _finish(
             for stage in last[position]:
                 for bucket in range(first[how][stage], first[how][stage + 1]):
                     free = max(free, starts[row][stage] + filled[row][bucket]) + leaving[how][bucket]
-            done[position] = max(free, ends[row][position] + late[how][position])
+            done[position] = max(free, ends[row][position] + late[how][position]) + replicated[how][position]
         for pair in range(len(pairs)):
             one, other = pairs[pair][0], pairs[pair][1]
             done[one] = done[other] = max(done[one], done[other]) + tied[how][pair]

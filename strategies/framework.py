@@ -49,6 +49,9 @@ class Framework:
     buffers_every_microbatch
         Whether a stage has buffers to receive every microbatch of a step, and keeps what it sends until
         backward; else it has those of the microbatch at hand.
+    late_biases
+        Whether the bias of a product whose sum is scattered along the sequence is added to the scattered part, so
+        that each tensor rank has its gradient of its own tokens; else it is added to the sum.
     flattens_gradients
         Whether gradients that are summed after the last backward are first copied into one piece.
     """
@@ -68,6 +71,7 @@ class Framework:
     keeps_results: bool
     routing_bytes: int
     buffers_every_microbatch: bool
+    late_biases: bool
     flattens_gradients: bool
 
 
@@ -87,6 +91,7 @@ MEGATRON = Framework(
     keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
     routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
     buffers_every_microbatch=False,
+    late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
 )
 
@@ -106,6 +111,7 @@ TORCH = Framework(
     keeps_results=True,
     routing_bytes=0,
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
+    late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # the executor's reducer, where torch's own buckets do not reduce
 )
 

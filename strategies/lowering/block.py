@@ -10,6 +10,7 @@ from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, Moments, moments, with_recompute
+from strategies.lowering.replicated import replicated_elements
 from strategies.lowering.split import Split, split
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.weights import factored_elements, quantised_elements
@@ -71,6 +72,7 @@ class BlockCosts:
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
+        self._replicated: dict[tuple[str, int], int] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
         self._liveness: dict[tuple[str, int, int], Liveness] = {}
         self._moments: dict[tuple[str, int, int, OfLayer], Moments] = {}
@@ -172,6 +174,14 @@ class BlockCosts:
     def experts(self, plan: Plan, name: str) -> int:
         """Return how many of them only one expert uses."""
         return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
+
+    def replicated(self, plan: Plan, name: str) -> int:
+        """Return how many of them have gradients that tensor ranks sum."""
+        key = (name, self.cut(plan))
+        if key not in self._replicated:
+            framework = self.problem.training.conventions
+            self._replicated[key] = replicated_elements(self.layout(plan, name), framework) if plan.tensor > 1 else 0
+        return self._replicated[key]
 
     def factored(self, plan: Plan, name: str) -> tuple[int, int]:
         """Return the rows and columns of a block's matrices on a rank and the elements of its vectors: all, experts'.

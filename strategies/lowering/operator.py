@@ -28,6 +28,9 @@ _DISTRIBUTED = frozenset(
 )
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
 
+_ADDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
+"""Operators that may add parameters to what they read."""
+
 
 class BlockSteps(NamedTuple):
     """One block for one microbatch on one rank."""
@@ -130,6 +133,17 @@ class BlockLayout:
         cut = bool(self.shardings[operator.name].kept)
         return cut and self.kept(operator, name) != self.wanted(operator, name)
 
+    def adds_before_cut(self, operator: Operator) -> bool:
+        """Return whether an operator adds parameters to a sum over tensor ranks before it is cut along the sequence.
+
+        Learned positions are added to all embedded tokens on every rank, and only then are these scattered
+        (Megatron-LM, ``models/common/embeddings/language_model_embedding.py``).
+        """
+        if operator.kind not in _ADDS or not operator.parameters:
+            return False
+        pairs = ((self.produced[name], self.wanted(operator, name)) for name in operator.inputs)
+        return any(TENSOR in have.partial and TENSOR in wanted.axes(SEQUENCE) for have, wanted in pairs)
+
     def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
         """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
         return float(
@@ -181,7 +195,7 @@ def block_steps(
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                arriving = collectives(layout, groups, name, have, wanted)
+                arriving = _arriving(layout, groups, operator, name)
                 forward += arriving
                 if shards:
                     regathered += [step._replace(beside=True) for step in arriving if _gathers(step)]
@@ -200,6 +214,15 @@ def block_steps(
             forward.append(compute[0])
             backward.append([*around.backward, *regathered, compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
+
+
+def _arriving(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
+    """Return the collectives that bring an input from where it is made to an operator."""
+    have, wanted = layout.produced[name], layout.wanted(operator, name)
+    if not layout.adds_before_cut(operator):
+        return collectives(layout, groups, name, have, wanted)
+    whole = have.complete
+    return [*collectives(layout, groups, name, have, whole), *collectives(layout, groups, name, whole, wanted)]
 
 
 def _gathers(step: Step) -> bool:

@@ -16,6 +16,8 @@ class Parameters(NamedTuple):
         Elements of weights that layers multiply by in fp8.
     experts, factored_experts
         The part of ``elements`` and of ``factored`` that only one expert uses, where experts are shared.
+    replicated
+        The part of ``elements`` that every tensor rank has, with gradients of its own tokens or heads alone.
     """
 
     elements: int
@@ -24,3 +26,4 @@ class Parameters(NamedTuple):
     quantised: int = 0
     experts: int = 0
     factored_experts: int = 0
+    replicated: int = 0

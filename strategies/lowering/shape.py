@@ -44,6 +44,7 @@ class _Shape:
             reductions=tuple(self._ending(p, self.volumes.all_gradients) if late else () for p in positions),
             gathers=tuple(self._ending(p, self.volumes.updated) if plan.zero in (1, 2) else () for p in positions),
             updates=tuple(self._update(position) for position in positions),
+            replicated=tuple(self._legs(TENSOR, p, self.volumes.replicated(p)) for p in positions),
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self.volumes.tied_sum(n))) for a, b, n in self.cuts.tied),
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.cuts.sharing,

@@ -134,6 +134,8 @@ class StepShape(NamedTuple):
         Per position the gathers of updated parameters, in the same form.
     replicas
         Per position the sums over replicas of what ``reductions`` left: number of the kind in `SHARED`, and phases.
+    replicated
+        Per position the phases of the sum of gradients that each tensor rank has of its own tokens or heads.
     tied
         Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
     updates
@@ -151,6 +153,7 @@ class StepShape(NamedTuple):
     stages: tuple[StageShape, ...]
     reductions: tuple[tuple[tuple[str, int], ...], ...]
     gathers: tuple[tuple[tuple[str, int], ...], ...]
+    replicated: tuple[int, ...]
     tied: tuple[tuple[int, int, int], ...]
     updates: tuple[Update, ...]
     replicas: tuple[tuple[tuple[int, int], ...], ...]
@@ -247,6 +250,8 @@ class _Builder:
             for number, legs in self.shape.replicas[position]:
                 over = ((position, StreamKind.REPLICA),)
                 self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
+        for position, legs in enumerate(self.shape.replicated):
+            self._chain(Site(TENSOR, position), "replicated", (), ((position, StreamKind.DATA),), legs)
         for number, (first, second, legs) in enumerate(self.shape.tied):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)

@@ -234,13 +234,14 @@ class StageCosts:
             tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
             elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
             experts = {block: self.blocks.experts(plan, block) for block in made.blocks}
+            replicated = {block: self.blocks.replicated(plan, block) for block in made.blocks}
             factored = factored_experts = quantised = none
             if training.factored_bytes:
                 both = {block: self.blocks.factored(plan, block) for block in made.blocks}
                 factored, factored_experts = ({block: found[of] for block, found in both.items()} for of in range(2))
             if training.quantised_bytes:
                 quantised = {block: self.blocks.quantised(plan, block) for block in made.blocks}
-            every = (elements, tensors, factored, quantised, experts, factored_experts)
+            every = (elements, tensors, factored, quantised, experts, factored_experts, replicated)
             counts = [_by_position(made, each, positions) for each in every]
             for position, end in self._kept_once(plan):
                 counts[0][position] -= self.parameter_share(plan, end)

@@ -8,6 +8,7 @@ from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import SHARED, reduction, replica_sum
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.pipeline import boundary_part
+from strategies.lowering.replicated import summed_share
 from strategies.lowering.skeleton import Slot
 from strategies.mesh import EXPERT_DATA, REPLICA
 
@@ -52,6 +53,11 @@ class Volumes:
             self._boundaries[stage] = Collective.SEND, size
         return self._boundaries[stage]
 
+    def replicated(self, position: int) -> Volume:
+        """Return the sum of the gradients at a position that each tensor rank has of its own tokens or heads."""
+        elements = summed_share(self.plan, self.held(position).replicated)
+        return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
+
     def tied_sum(self, elements: int) -> Volume:
         """Return the sum of the gradients of a tied parameter."""
         share = ceil(elements / self.plan.shards) if self.cuts.sharing.gradients else elements
@@ -85,6 +91,8 @@ class Volumes:
             return -1, key[2], self.all_gradients(slot.site.kind, position), "gradients of all blocks"
         if slot.what == "norm":
             return -1, key[0], SQUARES, "norm of gradients"
+        if slot.what == "replicated":
+            return -1, key[0], self.replicated(position), "gradients of replicated parameters"
         if slot.what == "gather":
             return -1, key[0], self.updated(slot.site.kind, position), "parameters"
         return -1, key[1], self.tied_sum(self.cuts.tied[key[0]][2]), "tied gradients"

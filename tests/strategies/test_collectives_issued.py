@@ -63,10 +63,7 @@ that of all shards together, of a send or shift what one rank gives away, of any
 
 
 class Row(NamedTuple):
-    """A plan of the table, and what one of its ranks issues in a step.
-
-    ``missing`` says what formula is not met yet.
-    """
+    """A plan of the table, and what one of its ranks issues in a step."""
 
     name: str
     spec: Transformer
@@ -74,7 +71,6 @@ class Row(NamedTuple):
     expected: Issued
     rank: int = 0
     training: tuple[tuple[str, Any], ...] = ()
-    missing: str = ""
 
 
 def issue(count: int, kind: Collective, group: Group, size: float) -> Issued:
@@ -196,8 +192,19 @@ def sequence_layers(group: Group, layers: int, tokens: int, again: int = 0) -> I
 
 
 def sequence_parallel(group: Group, tokens: int = S, again: int = 0) -> Issued:
-    # of the embedding a reduce-scatter forward and an all-gather backward, of the logits the other way round
-    return sequence_layers(group, L, tokens, again) + pairs(2 * M, group, tokens * H * A) + losses(group, tokens)
+    # of the embedding a reduce-scatter forward and an all-gather backward, of the logits the other way round; two norms
+    # a layer and the last one
+    return (
+        sequence_layers(group, L, tokens, again)
+        + pairs(2 * M, group, tokens * H * A)
+        + losses(group, tokens)
+        + in_parts(group, (2 * L + 1) * H)
+    )
+
+
+def in_parts(group: Group, elements: int) -> Issued:
+    # [13], finalize_model_grads.py: gradients of what every tensor rank has, of its own tokens alone, in one piece
+    return issue(1, ALL_REDUCE, group, elements * G)
 
 
 def gathered_again(group: Group, products: int, tokens: int = S) -> Issued:
@@ -375,14 +382,6 @@ TABLE = (
         sequence_parallel((0, 1), again=L) + gathered_again((0, 1), 2 * L + 1),
     ),
     Row(
-        "sequence parallel, gradients of norms",  # [13]: of two norms a layer and the last one, in one piece
-        LLAMA,
-        Layout(tensor=2, sequence_parallel=True),
-        sequence_parallel((0, 1)) + issue(1, ALL_REDUCE, (0, 1), (2 * L + 1) * H * G),
-        training=TORCH,
-        missing="the gradients of norms, which each tensor rank has of its own tokens, are not summed",
-    ),
-    Row(
         "sequence parallel, learned positions",  # [13]: all-reduced, positions added, and only then scattered
         GPT,
         Layout(tensor=2, sequence_parallel=True),
@@ -391,8 +390,44 @@ TABLE = (
         + issue(M, ALL_GATHER, (0, 1), TOKENS)
         + pairs(M, (0, 1), TOKENS)
         + losses((0, 1), S)
-        + gathered_again((0, 1), 2 * L + 1),
-        missing="the embedding is reduce-scattered, as where positions are rotary",
+        + gathered_again((0, 1), 2 * L + 1)
+        + in_parts((0, 1), 6 * H * L + 2 * H),  # norms, and biases of the two products that are scattered
+    ),
+    Row(
+        "sequence parallel, learned positions, biases added before the scatter",  # whole on each rank
+        GPT,
+        Layout(tensor=2, sequence_parallel=True),
+        sequence_layers((0, 1), L, S)
+        + tensor_embedding((0, 1), S)
+        + issue(M, ALL_GATHER, (0, 1), TOKENS)
+        + pairs(M, (0, 1), TOKENS)
+        + losses((0, 1), S)
+        + in_parts((0, 1), 4 * H * L + 2 * H),
+        training=TORCH,
+    ),
+    Row(
+        "tensor, norms of queries and keys",  # [13]: of a rank's heads, without sequence parallelism too
+        replace(LLAMA, qk_norm=True),
+        Layout(tensor=2),
+        tensor((0, 1)) + in_parts((0, 1), 2 * L * H // 8),
+    ),
+    Row(
+        "data x sequence parallel, zero 1",
+        LLAMA,
+        Layout(data=2, tensor=2, sequence_parallel=True, zero=1),
+        zero_1((0, 2), llama(2)) + sequence_parallel((0, 1)),
+        training=TORCH,
+    ),
+    Row(
+        "data x sequence parallel, zero 2",  # of the norms' gradients a rank has its share
+        LLAMA,
+        Layout(data=2, tensor=2, sequence_parallel=True, zero=2),
+        zero_2((0, 2), llama(2))
+        + sequence_layers((0, 1), L, S)
+        + pairs(2 * M, (0, 1), TOKENS)
+        + losses((0, 1), S)
+        + in_parts((0, 1), (2 * L + 1) * H // 2),
+        training=TORCH,
     ),
     # context parallel
     Row("ring", LLAMA, Layout(context=4), ring(ALL_4, L, K) + summed(ALL_4, llama())),
@@ -476,7 +511,8 @@ TABLE = (
         + losses((0, 1), S)
         + summed((0, 2, 4, 6), mixture(2))
         + summed((0, 4), L * experts(2, 2))
-        + gathered_again((0, 1), L + 1),  # of qkv and the logits; the dispatcher's gather is kept
+        + gathered_again((0, 1), L + 1)  # of qkv and the logits; the dispatcher's gather is kept
+        + in_parts((0, 1), L * (2 * H + H * E) + H),  # norms and routers
     ),
     # pipeline parallel
     Row("pipeline, first stage", GPT, Layout(pipeline=3), boundary(0, 1, TOKENS)),
@@ -526,7 +562,10 @@ TABLE = (
         "pipeline and sequence parallel",
         LLAMA,
         Layout(pipeline=2, tensor=2, sequence_parallel=True),
-        boundary(0, 2, TOKENS // 2) + sequence_layers((0, 1), L // 2, S) + pairs(M, (0, 1), TOKENS),
+        boundary(0, 2, TOKENS // 2)
+        + sequence_layers((0, 1), L // 2, S)
+        + pairs(M, (0, 1), TOKENS)
+        + in_parts((0, 1), L // 2 * 2 * H),
         training=TORCH,
     ),
     # together
@@ -615,7 +654,8 @@ TABLE = (
         + expert_tensor((0, 1), L // 2, S // 2)
         + ring((0, 2), L // 2, H // 2)
         + pairs((2 * L // 2 + 1) * M, (0, 1), TOKENS // 2)
-        + boundary(0, 8, TOKENS // 4),
+        + boundary(0, 8, TOKENS // 4)
+        + in_parts((0, 1), L // 2 * (2 * H + H * E)),
         training=TORCH,
     ),
 )
@@ -657,11 +697,6 @@ def issued(row: Row) -> Issued:
     return found
 
 
-def case(row: Row) -> Any:
-    marks = [pytest.mark.xfail(reason=row.missing, strict=True)] if row.missing else []
-    return pytest.param(row, id=row.name, marks=marks)
-
-
-@pytest.mark.parametrize("row", [case(row) for row in TABLE])
+@pytest.mark.parametrize("row", TABLE, ids=[row.name for row in TABLE])
 def test_a_rank_issues_the_collectives_of_the_reference_formulas(row: Row) -> None:
     assert issued(row) == row.expected

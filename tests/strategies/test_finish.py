@@ -19,11 +19,13 @@ def test_two_positions_by_hand() -> None:
     # 40 + 9 = 49, but the first is under way until 53, so until 53 + 20 = 73.
     # Position 1 ends at 45; its bucket is full at 30 + 6 and done at 36 + 4 = 40: it waits for its passes, 45.
     # Tied gradients: both wait for 73 and add 5: 78. Optimizer 2 and gather 7, or 1 and 9: 78 + 10 = 88.
+    # Gradients of replicated parameters: 73 + 1, or 45 + 40 = 85, so both wait for 85: 85 + 5 + 10 = 100.
     walked = Walked(rows([50, 45]), rows([40, 30]))
     endings = Endings(
         first=rows([0, 2, 3]),
         leaving=rows([10, 20, 4]),
         late=rows([0, 0]),
+        replicated=rows([0, 0]),
         optimizer=rows([2, 1]),
         gather=rows([7, 9]),
         squares=rows([0, 0]),
@@ -33,6 +35,8 @@ def test_two_positions_by_hand() -> None:
     steps = Steps(np.array([0]), np.array([0]))
     for pair in ([0, 1], [1, 0]):
         assert finish(steps, walked, rows([3, 9, 6]), endings, rows([0], [1]), rows(pair)).tolist() == [88]
+        summed = endings._replace(replicated=rows([1, 40]))
+        assert finish(steps, walked, rows([3, 9, 6]), summed, rows([0], [1]), rows(pair)).tolist() == [100]
     # clipped: position 0 reads until 78 + 3, position 1 until 78 + 6; the norm takes 4 more, until 88; then as before
     clipped = endings._replace(squares=rows([3, 6]), norm=rows([4]))
     assert finish(steps, walked, rows([3, 9, 6]), clipped, rows([0], [1]), rows([0, 1])).tolist() == [98]
@@ -49,7 +53,7 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         draw = np.random.default_rng(seed)
         stages, ways, steps = ranks * chunks, 3, 7
         first = np.concatenate([np.zeros((ways, 1), np.int64), draw.integers(0, 3, (ways, stages)).cumsum(1)], axis=1)
-        sizes = (first.max(), ranks, ranks, ranks, ranks, draw.integers(0, 2), 2)
+        sizes = (first.max(), ranks, ranks, ranks, ranks, ranks, draw.integers(0, 2), 2)
         endings = Endings(first, *(draw.integers(0, 50, (ways, size)) for size in sizes))
         walked = Walked(draw.integers(0, 50, (ways, ranks)), draw.integers(0, 50, (ways, stages)))
         last = np.arange(stages).reshape(chunks, ranks).T[:, ::-1].copy()
