@@ -34,16 +34,23 @@ class Needs:
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
-        if _by_simulation(plan):
+        if self._by_simulation(plan):
             return int(max(profile.peak for profile in self._simulated(plan)))
         return int((self._held(plan) + self._peaks(plan)).max())
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
-        if _by_simulation(plan):
+        if self._by_simulation(plan):
             return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
         held, capacity = self._held(plan), self._capacity(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
+
+    def _by_simulation(self, plan: Plan) -> bool:
+        """Return whether what a device holds is not worked out from the order of its passes alone."""
+        copies = self._flattens and any(
+            plan.offload.optimizer
+        )  # how long the flat copy is held hangs on the host's step
+        return plan.offload.in_passes or plan.offload.step is StepPlace.DEVICE or copies or _interleaves(plan)
 
     def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
         return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
@@ -127,8 +134,3 @@ class Needs:
 def _interleaves(plan: Plan) -> bool:
     """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
     return plan.overlaps_passes and plan.tensor * plan.tensor_rows * plan.context * plan.expert > 1
-
-
-def _by_simulation(plan: Plan) -> bool:
-    """Return whether what a device holds is not worked out from the order of its passes alone."""
-    return plan.offload.in_passes or plan.offload.step is StepPlace.DEVICE or _interleaves(plan)

@@ -30,8 +30,9 @@ from simulator.link import Link
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
 from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout, complete
+from strategies.layout import Layout, complete, violations
 from strategies.mesh import AXES, DATA, PIPELINE, TENSOR
+from strategies.offloading import NOTHING, WHOLE, Offloading, StepPlace
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -51,6 +52,16 @@ RECOMPUTATIONS: tuple[Recomputation, ...] = (
     FirstLayers(Recompute.SELECTIVE, 1),
     SomeOperators(("input_norm", "attention_residual")),
     SomeOperators(("qkv", "projection")),
+)
+OFFLOADINGS = (
+    *(NOTHING,) * 4,
+    Offloading(optimizer=WHOLE),
+    Offloading(optimizer=(0.5,)),
+    Offloading(optimizer=WHOLE, step=StepPlace.DEVICE),
+    Offloading(activations=(0.5,)),
+    Offloading(optimizer=WHOLE, activations=WHOLE),
+    Offloading(optimizer=WHOLE, parameters=(0.5,)),
+    Offloading(WHOLE, WHOLE, WHOLE),
 )
 ORDERS = ((PIPELINE, DATA, TENSOR), AXES, AXES[::-1], ("data", "expert", "context", "pipeline", "tensor"))
 
@@ -112,10 +123,14 @@ class Case(NamedTuple):
     training: Training
     layout: Layout
 
+    def problem(self) -> Problem:
+        """Return the problem."""
+        graph = build(self.network.spec(), SEQUENCE, self.training.dtype)
+        return Problem(graph, self.machine.cluster(), self.training)
+
     def build(self) -> tuple[Problem, Plan]:
         """Return the problem and the plan."""
-        graph = build(self.network.spec(), SEQUENCE, self.training.dtype)
-        small = Problem(graph, self.machine.cluster(), self.training)
+        small = self.problem()
         return small, complete(small, self.layout)
 
 
@@ -130,7 +145,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
     kind = choose(["flash", "flash", "unfused", "experts"])
     pipeline, schedule, chunks, microbatches = _pipeline(choose)
     degrees = _degrees(choose, kind, most // pipeline)
-    data, microbatch = degrees["data"], choose([1, 1, 2])
+    data, microbatch = degrees["data"], degrees["tensor_rows"] * choose([1, 1, 2])
     stages, layers = choose(["even", "balanced"]), pipeline * chunks * choose([1, 1, 1, 2])
     layout = Layout(
         **degrees,
@@ -142,7 +157,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         **_sharing(choose, schedule, data, degrees["expert"]),
         **_choices(choose, kind, degrees),
     )
-    machine = _machine(choose, data * degrees["tensor"] * degrees["context"] * pipeline)
+    machine = _machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
     ranks = machine.nodes * machine.devices
     if not machine.tenants and choose([False, False, True]):
         turn, step = choose(range(ranks)), choose([-1, 1])
@@ -153,10 +168,16 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         choose(["fp32", "bf16"]),
         choose(["adamw", "sgd"]),
         gradient_clipping=choose([False, True]),
-        framework="megatron" if layout.offload else choose(sorted(FRAMEWORKS)),
+        framework=choose(sorted(FRAMEWORKS)),
     )
     network = Network(layers + (stages == "balanced"), kind, choose([False, True]))
-    return Case(network, machine, training, layout)
+    return _legal(Case(network, machine, training, layout))
+
+
+def _legal(case: Case) -> Case:
+    """Return a case, without what it offloads where that is refused beside the rest of it."""
+    refused = any(violation.field.startswith("offload") for violation in violations(case.problem(), case.layout))
+    return case._replace(layout=replace(case.layout, offload=NOTHING)) if refused else case
 
 
 def _pipeline(choose: Choose) -> tuple[int, str, int, int]:
@@ -175,10 +196,14 @@ def _degrees(choose: Choose, kind: str, left: int) -> dict[str, Any]:
     context = choose([size for size in (1, 1, 2, 4) if size * tensor <= left])
     data = choose([size for size in (1, 2, 3, 4, 8) if size * tensor * context <= left])
     expert = choose([size for size in (1, 2, 4) if data % size == 0]) if kind == "experts" else 1
+    rows = choose(
+        [size for size in (1, 1, 1, 2) if size * tensor * context * data <= left and (expert == 1 or size == 1)]
+    )
     barred = {Attention.RING} if kind == "unfused" else set()
     barred |= {Attention.ULYSSES} if tensor * context > HEADS else set()
     ways = [way for way in Attention if way not in barred]
-    return {"tensor": tensor, "context": context, "data": data, "expert": expert, "attention": choose(ways)}
+    degrees = {"tensor": tensor, "tensor_rows": rows, "context": context, "data": data, "expert": expert}
+    return degrees | {"attention": choose(ways)}
 
 
 def _sharing(choose: Choose, schedule: str, data: int, expert: int) -> dict[str, Any]:
@@ -197,18 +222,18 @@ def _sharing(choose: Choose, schedule: str, data: int, expert: int) -> dict[str,
 def _choices(choose: Choose, kind: str, degrees: dict[str, Any]) -> dict[str, Any]:
     """Return what can be chosen whatever the degrees are."""
     return {
-        "sequence_parallel": degrees["tensor"] > 1 and choose([False, True]),
+        "sequence_parallel": degrees["tensor"] > 1 and degrees["tensor_rows"] == 1 and choose([False, True]),
         "recompute": choose(RECOMPUTATIONS),
         "overlap_gradients": choose([False, True]),
         "scatter_gather": choose([False, True]),
-        "offload": choose([(), (), (), ("optimizer",)]),
+        "offload": choose(OFFLOADINGS),
         "order": choose([order for order in ORDERS if _names(order, degrees)]),
     }
 
 
 def _names(order: tuple[str, ...], degrees: dict[str, Any]) -> bool:
     """Return whether an order names all axes along which there are several ranks."""
-    return all(degrees[axis] == 1 or axis in order for axis in ("context", "expert"))
+    return all(degrees[axis] == 1 or axis in order for axis in ("context", "expert", "tensor_rows"))
 
 
 def _machine(choose: Choose, ranks: int) -> Machine:
