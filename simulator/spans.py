@@ -1,7 +1,7 @@
 """Spans in columns: what each task of a step showed, and how long ranks were busy with what."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -114,6 +114,16 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
     rank_class, stream, kind, stage, microbatch, operators = columns
     start, end = times
     return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, tuple(names))
+
+
+def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
+    """Return what runs between two times, from the first one on: what runs across them is cut."""
+    rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
+    chosen = {
+        name: getattr(columns, name)[rows] for name in ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
+    }
+    start, stop = (np.clip(times[rows], begin, end) - begin for times in (columns.start, columns.end))
+    return replace(columns, start=start, end=stop, **chosen)
 
 
 class PieceTimes(NamedTuple):

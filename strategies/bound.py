@@ -6,6 +6,7 @@ from strategies.durations import Durations
 from strategies.lowering.division import Division
 from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.stage import Machine, Rank, StageCosts
+from strategies.lowering.unflushed import updates
 from strategies.plan import Plan
 
 
@@ -36,6 +37,8 @@ class Bounds:
         split, the last gradient has left before all work is done. Or it reduces gradients all the time.
         """
         machine = self.costs.machine(plan)
+        if plan.asynchronous:
+            return self._unflushed(plan, machine)
         loads, sends = self._load(plan, machine), self.durations.sends(plan, machine)
         tails = self._tails(plan, machine)
         best = fill = drain = 0
@@ -46,6 +49,15 @@ class Bounds:
             after = tails[position] if plan.splits_backward else max(tails[position], drain + tails[0])
             best = max(best, fill + plan.num_microbatches * work - loads.early[position] + after)
         return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
+
+    def _unflushed(self, plan: Plan, machine: Machine) -> int:
+        """Return the ticks in which the busiest rank does the work of one step, with its updates."""
+        when, tails = updates(self.costs.problem.cluster, plan), self._tails(plan, machine)
+        if when.late:  # what follows the last backward runs beneath passes, but for the optimizer
+            offloads, optimizer = offloads_optimizer(plan), self.durations.ending(plan, machine).optimizer
+            tails = [0 if offloads else ticks for ticks in optimizer]
+        each = zip(self._load(plan, machine).work, tails, strict=True)
+        return max(plan.num_microbatches * work + plan.updates * after for work, after in each)
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)
@@ -58,7 +70,7 @@ class Bounds:
     def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int, int]:
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
         own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
-        first, units = made.kind_of[position], own[0][1]
+        first, units = own[0]
         forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
         if plan.overlaps_passes:
             work = max(self._computing(plan, position, rank) for rank in machine.ranks[position])

@@ -295,10 +295,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
 def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     rule, each = SCHEDULES[layout.schedule], layout.data * layout.microbatch
     if rule.asynchronous:
-        yield Violation(
-            "schedule", f"{rule.name} has no flush: a step is not simulated apart from the next one; nearest: 1f1b"
-        )
-        return
+        yield from _unflushed_violations(problem, layout)
     fewest, most = rule.chunks
     if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
         broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
@@ -309,6 +306,25 @@ def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)
         if broken is not None:
             yield Violation("schedule", broken)
+
+
+def _unflushed_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    """Yield what a pipeline cannot have whose stages update their weights at different times."""
+    name, reason = layout.schedule, "whose stages update their weights at different times"
+    if layout.zero >= 2:
+        what = "shards of the parameters" if layout.zero == 3 else "a shard of the gradients"
+        yield Violation(
+            "zero",
+            f"{name}: zero({layout.zero}) <= 1 does not hold: a stage keeps {layout.pipeline} versions of its whole "
+            f"weights in places and sums whole gradients for each update, not {what}; nearest: 1",
+        )
+    if problem.training.gradient_clipping:
+        yield Violation(
+            "schedule", f"{name}: gradient_clipping needs one norm of all stages, {reason}; nearest: gradient_clipping: false"
+        )
+    tied = problem.graph.tied and layout.pipeline > 1
+    if tied:
+        yield Violation("schedule", f"{name}: tied embeddings sum gradients of two stages, {reason}; nearest: 1f1b")
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:

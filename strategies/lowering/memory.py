@@ -16,8 +16,24 @@ from strategies.plan import Plan
 from strategies.training import Training
 
 
+class Copies(NamedTuple):
+    """How many versions of its weights, and how many buffers of gradients, a rank keeps."""
+
+    weights: int
+    gradients: int
+
+
+ONCE = Copies(1, 1)
+
+
 def resident(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, buffers: int, rank_class: int
+    accelerator: Accelerator,
+    training: Training,
+    plan: Plan,
+    parameters: Parameters,
+    buffers: int,
+    rank_class: int,
+    several: Copies = ONCE,
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
@@ -25,14 +41,18 @@ def resident(
     ----------
     buffers
         Bytes that the framework keeps besides.
+    several
+        How often weights and gradients are kept.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
-    copies = parameters.quantised * training.quantised_bytes
+    quantised = parameters.quantised * training.quantised_bytes
+    weights = (share if plan.zero >= 3 else parameters.elements) * training.parameter_bytes + quantised
+    gradients = (share if plan.zero >= 2 else parameters.elements) * training.gradient_bytes
     states = state_bytes(training, plan, parameters)
     on_host = offloads_optimizer(plan)
     sizes = {
-        Category.PARAMETERS: (share if plan.zero >= 3 else parameters.elements) * training.parameter_bytes + copies,
-        Category.GRADIENTS: (share if plan.zero >= 2 else parameters.elements) * training.gradient_bytes,
+        Category.PARAMETERS: several.weights * weights,
+        Category.GRADIENTS: several.gradients * gradients,
         Category.OPTIMIZER: 0 if on_host else states,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
@@ -125,7 +145,7 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     Memory changes only on the ranks' compute streams, so that the order of actions gives the
     peak, whatever time they take.
     """
-    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    rows = actions(plan.schedule_name, plan.pipeline, plan.ordered_microbatches, plan.chunks)
     changes = np.array([memory.changes for memory in stages], dtype=np.int64)
     above = np.array([memory.above for memory in stages], dtype=np.int64)
     held = np.cumsum(changes[rows.stage, rows.kind])  # a rank gives back all it takes, so the next begins with nothing

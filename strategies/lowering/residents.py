@@ -4,6 +4,7 @@ import numpy as np
 
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import HostClass, MemoryChange
+from strategies.lowering.copies import copies
 from strategies.lowering.machine import Machine
 from strategies.lowering.memory import resident
 from strategies.lowering.stage import StageCosts
@@ -15,12 +16,13 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryCh
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
-    buffers = costs.buffers(plan)
+    buffers, several = costs.buffers(plan), copies(costs.problem.cluster, plan)
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
         key = (position, rank.key)
         if key not in known:
-            known[key] = resident(rank.accelerator, training, plan, held[position], buffers[position], 0)
+            own = held[position], buffers[position], 0, several[position]
+            known[key] = resident(rank.accelerator, training, plan, *own)
         changes += [MemoryChange(index, *change[1:]) for change in known[key]]
     return tuple(changes)
 

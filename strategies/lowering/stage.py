@@ -129,7 +129,8 @@ class StageCosts:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
         offloads = offloads_optimizer(plan)
-        placed = Placed(self.problem.cluster, plan.mesh, plan.placement, plan.looped, offloads, tied, central, norm)
+        where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
+        placed = Placed(*where, offloads, tied, central, norm, plan.hops)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:

@@ -1,0 +1,142 @@
+"""Steps in a row without a flush: PipeDream updates weights after every backward, 2BW once a step and later.
+
+PipeDream updates the weights of a stage as soon as the gradients of one microbatch are summed over data ranks: one
+round of replicas. 2BW accumulates the gradients of the microbatches of a step. Those of step ``t`` were made with the
+weights that the update of step ``t - 2`` left, so that the update of step ``t`` is due before the first forward of
+step ``t + 2`` of its stage. Where gradients are summed beneath passes, or the host steps, the update waits until
+then, and at the longest until the last backward of step ``t + 1``, which fills a second buffer of gradients;
+else it follows the last backward of step ``t`` at once.
+
+References
+----------
+.. [1] Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 (replicated stages) and 3.3 (weight stashing).
+.. [2] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1: the gradients
+   of W(t - 1) make W(t + 1) of W(t), and the two versions suffice.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.program import IntArray, Steps
+from strategies.lowering.assemble import Frame
+from strategies.lowering.data import overlaps
+from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.pipeline import in_order
+from strategies.lowering.skeleton import Builder, Chain, Skeleton, StepShape
+from strategies.plan import Plan
+from strategies.schedule import Action, ActionKind
+
+
+class Updates(NamedTuple):
+    """When weights are updated: after so many backwards of a stage, and whether at once or as late as they are due."""
+
+    every: int
+    late: bool
+
+
+def updates(cluster: Cluster, plan: Plan) -> Updates:
+    """Return when the stages of a plan update their weights."""
+    return Updates(plan.num_microbatches // plan.updates, late(cluster, plan))
+
+
+def late(cluster: Cluster, plan: Plan) -> bool:
+    """Return whether updates wait until their weights are needed, while the next step already makes gradients."""
+    once = plan.asynchronous and not plan.rule.updates_every_microbatch
+    return once and (overlaps(cluster, plan) or offloads_optimizer(plan))
+
+
+def depth(plan: Plan) -> int:
+    """Return how many steps a task of a plan waits for at most before its own."""
+    return 1 + ceil(plan.pipeline / plan.num_microbatches)
+
+
+@lru_cache(maxsize=64)
+def unflushed(shape: StepShape, when: Updates, count: int) -> Skeleton:
+    """Return the abstract tasks of ``count`` steps in a row, each of the shape of one."""
+    return _Unflushed(shape, when, count).build()
+
+
+def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
+    """Return the tasks of every step: those of one slot on one class in the order in which they run."""
+    assert tasks.step_of is not None
+    counts = np.array([len(found) for found in place.instances], dtype=np.int64)
+    step = np.repeat(tasks.step_of, counts[tasks.slot_of])
+    order: IntArray = np.lexsort((place.rows, step))
+    return Steps(order.reshape(int(step.max()) + 1, -1), depth(plan))
+
+
+class _Unflushed(Builder):
+    """Abstract tasks of many steps while they are collected.
+
+    ``due`` are for each position the steps whose update is still to come, and ``weights`` what the first forward of
+    a step waits for: the end of the update of its weights.
+    """
+
+    def __init__(self, shape: StepShape, when: Updates, count: int) -> None:
+        super().__init__(shape._replace(microbatches=count * shape.microbatches))
+        self.microbatches, self.when = shape.microbatches, when
+        self.step, self.step_of = 0, list[int]()
+        self.due: list[list[int]] = [[] for _ in range(shape.ranks)]
+        self.weights: dict[tuple[int, int], int | None] = {}
+
+    def build(self) -> Skeleton:
+        for actions in in_order(self.order):
+            self._actions(actions)
+        for position, due in enumerate(self.due):
+            while due:
+                self._renew(position, due.pop(0))
+        return replace(self._skeleton(), step_of=np.array(self.step_of, dtype=np.int64))
+
+    def _task(self, slot: int, microbatch: int, waits: list[tuple[int | None, int]]) -> int:
+        self.step_of.append(self.step)
+        return super()._task(slot, microbatch, waits)
+
+    def _is_final(self, action: Action) -> bool:
+        return action.kind is ActionKind.BACKWARD and (action.microbatch + 1) % self.when.every == 0
+
+    def _awaited(self, action: Action) -> list[int | None]:
+        step, number = divmod(action.microbatch, self.microbatches)
+        first = action.kind is ActionKind.FORWARD and number == 0
+        weights = self.weights.pop((self.order.rank_of(action.stage), step - 2), None) if first else None
+        return [*super()._awaited(action), weights]
+
+    def _actions(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            position, step = self.order.rank_of(action.stage), action.microbatch // self.microbatches
+            latest = step - (2 if action.kind is ActionKind.FORWARD else 1)
+            while self.due[position] and self.due[position][0] <= latest and self._needs_update(action):
+                self._renew(position, self.due[position].pop(0))
+            self.step = step
+            super()._actions((action,))
+            if self._is_final(action) and self.when.late and not self.shape.host_chunks:
+                self.due[position].append(step)
+            elif self._is_final(action):
+                self._renew(position, step)
+
+    def _needs_update(self, action: Action) -> bool:
+        """Return whether an action is the first forward of a step or its last backward."""
+        number = action.microbatch % self.microbatches
+        return number == (0 if action.kind is ActionKind.FORWARD else self.microbatches - 1)
+
+    def _renew(self, position: int, step: int) -> None:
+        """Sum the gradients of a step, or of a microbatch, and update the weights; passes go on after that, or beside.
+
+        Where updates are late, only the first forward with the new weights waits for host and gather.
+        """
+        self.step, passes = step, self.chain[position]
+        self.chain[position] = replace(passes)
+        self._sum(position)
+        self._update(position)
+        updated = self.chain[position].tail
+        self._gather(position)
+        done = self.leaving[position] if self.shape.gathers[position] else updated
+        if not self.when.late:
+            self.chain[position] = Chain(done)
+            return
+        self.weights[position, step] = done
+        self.chain[position] = passes if self.shape.host_chunks else Chain(updated)
