@@ -32,7 +32,7 @@ from simulator.models.experts import Experts
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout, Violation, complete, violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -198,7 +198,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     if isinstance(table, PlanDocument):
         return _whole_plan(problem, document, path, faults)
     layout = layout_in(table)
-    found = [document.fault((*path, field), message) for field, message in _all_violations(problem, layout)]
+    found = [_violated(document, (*path, each.field), each) for each in _all_violations(problem, layout)]
     faults.extend(found)
     return None if found else complete(problem, layout)
 
@@ -209,17 +209,22 @@ def layout_in(table: PlanTable) -> Layout:
     return Layout(**table.model_dump() | choices)
 
 
-def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
+def _violated(document: Document, path: FieldPath, violation: Violation) -> Fault:
+    """Return the fault of a rule that a field breaks, or a line of it."""
+    return document.fault(path if violation.row is None else (*path, violation.row), violation.message)
+
+
+def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
     """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
     training = problem.training
     microbatches = training.global_batch // (layout.data * layout.microbatch)
     actions = layout.pipeline * layout.chunks * microbatches
     if microbatches > MAX_MICROBATCHES:
         met = f"global_batch / (data * microbatch) = {microbatches}"
-        return [("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
+        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
     if actions > MAX_ACTIONS:
         met = f"pipeline * chunks * microbatches = {actions}"
-        return [("pipeline", f"a schedule has at most {MAX_ACTIONS} stages times microbatches, met {met}")]
+        return [Violation("pipeline", f"a schedule has at most {MAX_ACTIONS} stages times microbatches, met {met}")]
     return list(violations(problem, layout))
 
 
@@ -247,7 +252,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         return None
     broken = _all_violations(problem, layout)
     if broken:
-        faults.extend(document.fault((*path, _DOCUMENT_FIELDS.get(field, field)), message) for field, message in broken)
+        faults.extend(_violated(document, (*path, _DOCUMENT_FIELDS.get(e.field, e.field)), e) for e in broken)
         return None
     expected = complete(problem, layout)
     same = True

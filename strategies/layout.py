@@ -11,12 +11,14 @@ from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
+from strategies.lowering.pipeline import in_order
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
-from strategies.schedule import SCHEDULES
-from strategies.schedules.rule import no_pairs
+from strategies.schedule import OrderError, rule_of, schedule
+from strategies.schedules.rule import ScheduleRule, no_pairs
+from strategies.schedules.written import WrittenRule
 from strategies.training import Training
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -42,6 +44,8 @@ class Layout:
         How they compute attention.
     expert
         Ranks, of those along ``data``, that share the experts.
+    schedule
+        The name of a schedule, or its text form: then ``chunks`` may be left at 1 for what the text says.
     order
         Axes of the mesh from the outermost to the innermost: neighbours along the last one are
         neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
@@ -87,10 +91,14 @@ class Layout:
 
 
 class Violation(NamedTuple):
-    """Why a layout is illegal: the field to blame and what holds, what was met, what would do."""
+    """Why a layout is illegal: the field to blame and what holds, what was met, what would do.
+
+    ``row`` is the line of an order that is written out, where one is to blame.
+    """
 
     field: str
     message: str
+    row: int | None = None
 
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
@@ -161,7 +169,7 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
         yield Violation(
             "reshard_after_forward", f"reshard_after_forward: false needs zero 3, met zero {layout.zero}; nearest: true"
         )
-    rule = SCHEDULES.get(layout.schedule)
+    rule = _rule(layout)
     if layout.zero >= 2 and rule is not None and (rule.splits_backward or rule.pairs is not no_pairs):
         yield Violation(
             "schedule",
@@ -268,16 +276,22 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 
 def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     layers = num_layers(problem.graph)
-    stages = layout.pipeline * layout.chunks
-    if layout.schedule not in SCHEDULES:
-        yield Violation("schedule", f"schedule is one of {', '.join(SCHEDULES)}, met {layout.schedule}")
+    try:
+        rule = rule_of(layout.schedule)
+    except ValueError as error:
+        yield Violation("schedule", str(error), error.rank if isinstance(error, OrderError) else None)
         return
-    yield from _schedule_violations(problem, layout)
+    stages, named = _num_stages(layout, rule), f"pipeline({layout.pipeline}) * chunks({layout.chunks})"
+    if isinstance(rule, WrittenRule):
+        named = "those of the order"
+        yield from _written_violations(problem, layout, rule)
+    else:
+        yield from _schedule_violations(problem, layout, rule)
     if isinstance(layout.stages, tuple):
         if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
             yield Violation(
                 "stages",
-                f"stages are pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages} counts that add to "
+                f"stages are {named} = {stages} counts that add to "
                 f"layers({layers}), met {list(layout.stages)} = {sum(layout.stages)}",
             )
     elif layout.stages not in ("even", "balanced"):
@@ -285,15 +299,56 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages} stages divide layers({layers}); "
+            f"{named} = {stages} stages divide layers({layers}); "
             f"nearest stages: {_nearest(layers, stages)}",
         )
     elif stages > layers:
-        yield Violation("pipeline", f"pipeline * chunks = {stages} stages are at most layers({layers})")
+        yield Violation("pipeline", f"{named} = {stages} stages are at most layers({layers})")
 
 
-def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
-    rule, each = SCHEDULES[layout.schedule], layout.data * layout.microbatch
+def _rule(layout: Layout) -> ScheduleRule | None:
+    """Return the rule of a layout's schedule; None where there is none."""
+    try:
+        return rule_of(layout.schedule)
+    except ValueError:
+        return None
+
+
+def _num_stages(layout: Layout, rule: ScheduleRule) -> int:
+    return rule.num_stages(layout.pipeline, layout.chunks)
+
+
+def _chunks(layout: Layout, rule: ScheduleRule) -> int:
+    """Return the most stages of a rank: of an order that is written out its own number, if none is asked for."""
+    return rule.chunks[0] if isinstance(rule, WrittenRule) and layout.chunks == 1 else layout.chunks
+
+
+def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
+    """Yield what an order that is written out does not go with, or where it waits for itself for ever."""
+    wrong = rule.undefined(layout.pipeline, rule.microbatches, _chunks(layout, rule))
+    if wrong is not None:
+        yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
+        return
+    whole, count = problem.training.global_batch, rule.microbatches
+    each = layout.data * layout.microbatch
+    if whole % each == 0 and whole // each != count:
+        fits = whole % (layout.data * count) == 0
+        near = f"; nearest microbatch: {whole // (layout.data * count)}" if fits else ""
+        yield Violation(
+            "schedule",
+            f"global_batch({whole}) / (data({layout.data}) * microbatch({layout.microbatch})) = {whole // each} "
+            f"microbatches, the order has {count}{near}",
+        )
+        return
+    try:
+        for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
+            pass
+    except OrderError as error:
+        yield Violation("schedule", str(error), error.rank)
+
+
+def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
+    each = layout.data * layout.microbatch
     if rule.asynchronous:
         yield from _unflushed_violations(problem, layout)
     fewest, most = rule.chunks
@@ -338,7 +393,7 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
             yield Violation("recompute", text)
     if isinstance(layout.recompute, FirstLayers):
         layers = {name for name, block in graph.occurrences if block.layer}
-        stages = partition(graph, layout.pipeline * layout.chunks, layout.stages)
+        stages = partition(graph, _num_stages(layout, rule_of(layout.schedule)), layout.stages)
         most = max(sum(name in layers for name in stage.blocks) for stage in stages)
         if layout.recompute.layers > most:
             met = layout.recompute.layers
@@ -371,14 +426,14 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         expert=layout.expert > 1,
         attention=layout.attention if layout.context > 1 else None,
     )
-    free = problem.cluster.free_devices
+    rule, free = rule_of(layout.schedule), problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         mesh=_mesh(layout),
-        stages=partition(problem.graph, layout.pipeline * layout.chunks, layout.stages),
+        stages=partition(problem.graph, _num_stages(layout, rule), layout.stages),
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
-        chunks=layout.chunks,
+        chunks=_chunks(layout, rule),
         microbatch=layout.microbatch,
         num_microbatches=problem.training.global_batch // (layout.data * layout.microbatch),
         zero=layout.zero,

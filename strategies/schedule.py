@@ -11,6 +11,7 @@ The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -47,8 +48,16 @@ KINDS = tuple(ActionKind)
 """The kinds by their numbers in an `Order`."""
 
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
-_TEXT = re.compile(r"\s|^\(|^[0-9]+[A-Z]")
+_TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+
+
+class OrderError(ValueError):
+    """What is wrong with the order of a schedule's pipeline ``rank``, which is also its line in the text form."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class Action(NamedTuple):
@@ -106,9 +115,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for rank, order in enumerate(self.orders):
-            _check_placed(order, rank, self.stage_ranks)
+            with _blaming(rank):
+                _check_placed(order, rank, self.stage_ranks)
         for rank, order in enumerate(self.orders):
-            _check_once(order, self.stages_of(rank), self.num_microbatches)
+            with _blaming(rank):
+                _check_once(order, self.stages_of(rank), self.num_microbatches)
         if self.overlapped:
             _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
 
@@ -167,7 +178,7 @@ class Schedule:
         >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
         (0, 1, 1, 0)
         """
-        lines = [[_parse_word(word) for word in line.split()] for line in text.strip().splitlines()]
+        lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
         if not holders:
@@ -182,6 +193,21 @@ class Schedule:
 
 _HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
 """By kind, how many microbatches' activations of a stage come to be held."""
+
+
+@contextmanager
+def _blaming(rank: int) -> Iterator[None]:
+    """Say of what goes wrong inside that it is in the order of a rank."""
+    try:
+        yield
+    except ValueError as error:
+        raise OrderError(str(error), rank) from None
+
+
+def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
+    """Return the actions, and overlapped pairs, that a rank's line says."""
+    with _blaming(rank):
+        return [_parse_word(word) for word in line.split()]
 
 
 def _parse_word(word: str) -> tuple[Action, ...]:

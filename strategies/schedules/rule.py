@@ -117,6 +117,10 @@ class ScheduleRule:
         """Return the pipeline rank of every stage."""
         return place(self.placement, ranks, chunks)
 
+    def num_stages(self, ranks: int, chunks: int) -> int:
+        """Return the stages of all ranks."""
+        return ranks * chunks
+
     def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
         """Return the equation for want of which there is no such order, and the nearest size; None where there is."""
         fewest, most = self.chunks

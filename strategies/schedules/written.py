@@ -34,6 +34,10 @@ class WrittenRule(ScheduleRule):
         """Return the pipeline rank of every stage."""
         return self.ranks_of_stages
 
+    def num_stages(self, ranks: int, chunks: int) -> int:
+        """Return the stages of all ranks."""
+        return len(self.ranks_of_stages)
+
     def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
         """Return the equation for want of which there is no such order; None where there is."""
         met = (("pipeline", ranks, self.ranks), ("chunks", chunks, self.chunks[0]))
