@@ -19,6 +19,7 @@ from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
     MAX_ACTIONS,
     MAX_MICROBATCHES,
+    STEPS_IN_A_ROW,
     FileCluster,
     PlanDocument,
     PlanTable,
@@ -37,6 +38,7 @@ from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import recomputation
+from strategies.schedule import SCHEDULES
 from strategies.training import Training
 
 if TYPE_CHECKING:
@@ -219,12 +221,14 @@ def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
     training = problem.training
     microbatches = training.global_batch // (layout.data * layout.microbatch)
     actions = layout.pipeline * layout.chunks * microbatches
+    rule = SCHEDULES.get(layout.schedule)
+    most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)
     if microbatches > MAX_MICROBATCHES:
         met = f"global_batch / (data * microbatch) = {microbatches}"
         return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
-    if actions > MAX_ACTIONS:
+    if actions > most:
         met = f"pipeline * chunks * microbatches = {actions}"
-        return [Violation("pipeline", f"a schedule has at most {MAX_ACTIONS} stages times microbatches, met {met}")]
+        return [Violation("pipeline", f"a schedule has at most {most} stages times microbatches, met {met}")]
     return list(violations(problem, layout))
 
 

@@ -37,6 +37,8 @@ MAX_DEVICES = 1_000_000
 MAX_MICROBATCHES = 100_000
 MAX_ACTIONS = 1_000_000
 """Stages times microbatches of one plan."""
+STEPS_IN_A_ROW = 6
+"""Steps that are simulated at least of a schedule without a flush."""
 
 Degree = Annotated[int, Count(MAX_DEVICES)]
 

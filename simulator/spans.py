@@ -120,7 +120,8 @@ def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return what runs between two times, from the first one on: what runs across them is cut."""
     rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
     chosen = {
-        name: getattr(columns, name)[rows] for name in ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
+        name: getattr(columns, name)[rows]
+        for name in ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
     }
     start, stop = (np.clip(times[rows], begin, end) - begin for times in (columns.start, columns.end))
     return replace(columns, start=start, end=stop, **chosen)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.lowering.pipeline import in_order
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
-from strategies.lowering.pipeline import in_order
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -299,8 +299,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"{named} = {stages} stages divide layers({layers}); "
-            f"nearest stages: {_nearest(layers, stages)}",
+            f"{named} = {stages} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
         )
     elif stages > layers:
         yield Violation("pipeline", f"{named} = {stages} stages are at most layers({layers})")
@@ -375,7 +374,8 @@ def _unflushed_violations(problem: Problem, layout: Layout) -> Iterator[Violatio
         )
     if problem.training.gradient_clipping:
         yield Violation(
-            "schedule", f"{name}: gradient_clipping needs one norm of all stages, {reason}; nearest: gradient_clipping: false"
+            "schedule",
+            f"{name}: gradient_clipping needs one norm of all stages, {reason}; nearest: gradient_clipping: false",
         )
     tied = problem.graph.tied and layout.pipeline > 1
     if tied:

@@ -149,13 +149,14 @@ class Plan:
         return self.rule.weight_versions(position, self.pipeline)
 
     @property
-    def ordered_microbatches(self) -> int:
-        """The fewest microbatches of whole steps whose order shows how a step runs.
+    def depth(self) -> int:
+        """Steps that are under way at once, and one: without a flush so many that the pipeline is full; else 0."""
+        return 1 + ceil(self.pipeline / self.num_microbatches) if self.asynchronous else 0
 
-        Without a flush so many that the pipeline is full, and those of a step; else those of a step.
-        """
-        each = self.num_microbatches
-        return each * (1 + ceil(self.pipeline / each)) if self.asynchronous else each
+    @property
+    def ordered_microbatches(self) -> int:
+        """The fewest microbatches of whole steps whose order shows how a step runs."""
+        return self.num_microbatches * max(self.depth, 1)
 
     @property
     def overlaps_passes(self) -> bool:

@@ -17,13 +17,16 @@ from strategies.lowering.skeleton import skeleton
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.lowering.traffic import traffic
-from strategies.lowering.unflushed import depth, steps, unflushed, updates
+from strategies.lowering.unflushed import steps, unflushed, updates
 from strategies.lowering.volumes import Volumes
 from strategies.plan import Plan
 from strategies.problem import Problem
 
 MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""
+
+FEW, MANY = 3, 8
+"""Steps in a row that are tried first, times those that a step waits for: where they are long, and where they are not."""
 
 
 def lower(
@@ -59,7 +62,9 @@ def lower(
 
 def _steady(cuts: Cuts) -> Program:
     """Return so many steps in a row that they repeat, each like some before it."""
-    count = 8 * depth(cuts.plan)
+    plan = cuts.plan
+    actions = 2 * plan.pipeline * plan.num_microbatches * plan.depth
+    count = plan.depth * (FEW if actions * MANY > MANY_TASKS else MANY)
     program = _program(cuts, count)
     while not window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MANY_TASKS:
         count *= 2

@@ -16,7 +16,6 @@ References
 
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -50,11 +49,6 @@ def late(cluster: Cluster, plan: Plan) -> bool:
     return once and (overlaps(cluster, plan) or offloads_optimizer(plan))
 
 
-def depth(plan: Plan) -> int:
-    """Return how many steps a task of a plan waits for at most before its own."""
-    return 1 + ceil(plan.pipeline / plan.num_microbatches)
-
-
 @lru_cache(maxsize=64)
 def unflushed(shape: StepShape, when: Updates, count: int) -> Skeleton:
     """Return the abstract tasks of ``count`` steps in a row, each of the shape of one."""
@@ -67,7 +61,7 @@ def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
     counts = np.array([len(found) for found in place.instances], dtype=np.int64)
     step = np.repeat(tasks.step_of, counts[tasks.slot_of])
     order: IntArray = np.lexsort((place.rows, step))
-    return Steps(order.reshape(int(step.max()) + 1, -1), depth(plan))
+    return Steps(order.reshape(int(step.max()) + 1, -1), plan.depth)
 
 
 class _Unflushed(Builder):
