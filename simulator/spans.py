@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,12 +119,11 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
 def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return what runs between two times, from the first one on: what runs across them is cut."""
     rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
-    chosen = {
-        name: getattr(columns, name)[rows]
-        for name in ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
-    }
-    start, stop = (np.clip(times[rows], begin, end) - begin for times in (columns.start, columns.end))
-    return replace(columns, start=start, end=stop, **chosen)
+    whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
+    chosen: dict[str, Any] = {name: getattr(columns, name)[rows] for name in whole}
+    for name in ("start", "end"):
+        chosen[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
+    return replace(columns, **chosen)
 
 
 class PieceTimes(NamedTuple):

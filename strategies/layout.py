@@ -364,22 +364,27 @@ def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -
 
 def _unflushed_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield what a pipeline cannot have whose stages update their weights at different times."""
-    name, reason = layout.schedule, "whose stages update their weights at different times"
+    name = layout.schedule
     if layout.zero >= 2:
-        what = "shards of the parameters" if layout.zero == 3 else "a shard of the gradients"
+        shard = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"
+        whole = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
         yield Violation(
             "zero",
-            f"{name}: zero({layout.zero}) <= 1 does not hold: a stage keeps {layout.pipeline} versions of its whole "
-            f"weights in places and sums whole gradients for each update, not {what}; nearest: 1",
+            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole}, not {shard}; "
+            "nearest: 1",
         )
     if problem.training.gradient_clipping:
         yield Violation(
             "schedule",
-            f"{name}: gradient_clipping needs one norm of all stages, {reason}; nearest: gradient_clipping: false",
+            f"{name} has no flush: stages update at different times, gradient_clipping needs the norm of all at once; "
+            "nearest: 1f1b, or gradient_clipping: false",
         )
-    tied = problem.graph.tied and layout.pipeline > 1
-    if tied:
-        yield Violation("schedule", f"{name}: tied embeddings sum gradients of two stages, {reason}; nearest: 1f1b")
+    if problem.graph.tied and layout.pipeline > 1:
+        yield Violation(
+            "schedule",
+            f"{name} has no flush: stages update at different times, tied embeddings sum the gradients of two at once; "
+            "nearest: 1f1b, or tied_embeddings: false",
+        )
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:

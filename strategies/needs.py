@@ -51,16 +51,8 @@ class Needs:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
         buffers, several = self.costs.buffers(plan), copies(self.cluster, plan)
-        key = (
-            self.costs.division(plan),
-            plan.positions,
-            cut,
-            plan.mesh.axes,
-            plan.zero,
-            plan.offload,
-            buffers,
-            several,
-        )
+        made, how = self.costs.division(plan), (plan.zero, plan.offload)
+        key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
         if key not in self._resident:
             counts = list(zip(self.costs.held(plan).positions, buffers, several, strict=True))
             of_plan = self.cluster.accelerator, self.training, plan

@@ -26,7 +26,7 @@ MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""
 
 FEW, MANY = 3, 8
-"""Steps in a row that are tried first, times those that a step waits for: where they are long, and where they are not."""
+"""Steps in a row that are tried first, times those that a step waits for: of long steps, and of others."""
 
 
 def lower(

@@ -35,7 +35,7 @@ def tied_kind(first: int, second: int) -> str:
 
 
 def hop_kind(sender: int, receiver: int) -> str:
-    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries, yet are no neighbours."""
+    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries but do not adjoin."""
     return f"send {sender} {receiver}"
 
 
@@ -48,8 +48,9 @@ def tenant_kind(number: int) -> str:
 class Placed:
     """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
-    one parameter, ``hops`` others that exchange boundaries, and ``central`` where the first rank of each data group sums its gradients, ``norm`` the
-    axes over which the norm of gradients is summed.
+    one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
+    where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
+    gradients is summed.
     """
 
     cluster: Cluster

@@ -221,6 +221,7 @@ class Builder:
         self.joins = _joins(shape)
 
     def build(self) -> Skeleton:
+        """Return the abstract tasks of the whole step."""
         for actions in in_order(self.order):
             self._actions(actions)
         for position in range(self.shape.ranks):

@@ -79,6 +79,7 @@ def joined(rows: Orders) -> NDArray[np.bool_]:
 def opening(rows: Orders) -> NDArray[np.bool_]:
     """Return for every action whether it is the first forward of its stage."""
     _, first = np.unique(rows.passes, return_index=True)
-    result = np.zeros(len(rows.passes), np.bool_)
+    result: NDArray[np.bool_] = np.zeros(len(rows.passes), np.bool_)
     result[first] = True
-    return result & (rows.passes % 2 == 0)
+    result &= rows.passes % 2 == 0
+    return result
