@@ -202,7 +202,7 @@ class _Builder:
 
     def _block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
         """Note where the first lines of a literal block of text are, from its first one with text."""
-        row = event.start_mark.line + 1
+        row, _ = _place(event)  # the line after the mark, from 0
         while row < len(self.lines) and not self.lines[row].strip():
             row += 1
         for index, line in enumerate(self.lines[row : row + min(event.value.count("\n"), MAX_LINES)]):

@@ -52,10 +52,13 @@ class Bounds:
 
     def _unflushed(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks in which the busiest rank does the work of one step, with its updates."""
-        when, tails = updates(self.costs.problem.cluster, plan), self._tails(plan, machine)
-        if when.late:  # what follows the last backward runs beneath passes, but for the optimizer
-            offloads, optimizer = offloads_optimizer(plan), self.durations.ending(plan, machine).optimizer
-            tails = [0 if offloads else ticks for ticks in optimizer]
+        optimizer = self.durations.ending(plan, machine).optimizer
+        beneath = (0,) * plan.pipeline if offloads_optimizer(plan) else optimizer
+        late = updates(self.costs, plan).late  # what follows the last backward runs beneath passes, but for that
+        tails = (
+            rest if late[at] else tail
+            for at, (tail, rest) in enumerate(zip(self._tails(plan, machine), beneath, strict=True))
+        )
         each = zip(self._load(plan, machine).work, tails, strict=True)
         return max(plan.num_microbatches * work + plan.updates * after for work, after in each)
 

@@ -349,7 +349,7 @@ def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> 
 def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
     each = layout.data * layout.microbatch
     if rule.asynchronous:
-        yield from _unflushed_violations(problem, layout)
+        yield from _unflushed_violations(problem, layout, rule)
     fewest, most = rule.chunks
     if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
         broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
@@ -362,7 +362,7 @@ def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -
             yield Violation("schedule", broken)
 
 
-def _unflushed_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
     """Yield what a pipeline cannot have whose stages update their weights at different times."""
     name = layout.schedule
     if layout.zero >= 2:
@@ -379,11 +379,11 @@ def _unflushed_violations(problem: Problem, layout: Layout) -> Iterator[Violatio
             f"{name} has no flush: stages update at different times, gradient_clipping needs the norm of all at once; "
             "nearest: 1f1b, or gradient_clipping: false",
         )
-    if problem.graph.tied and layout.pipeline > 1:
+    if rule.updates_every_microbatch and problem.graph.tied and layout.pipeline > 1:
         yield Violation(
             "schedule",
-            f"{name} has no flush: stages update at different times, tied embeddings sum the gradients of two at once; "
-            "nearest: 1f1b, or tied_embeddings: false",
+            f"{name} updates every stage as soon as it has gradients, tied embeddings sum those of the first and the "
+            "last stage before; nearest: pipedream_2bw, or tied_embeddings: false",
         )
 
 

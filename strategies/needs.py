@@ -50,7 +50,7 @@ class Needs:
     def _held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
-        buffers, several = self.costs.buffers(plan), copies(self.cluster, plan)
+        buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
         made, how = self.costs.division(plan), (plan.zero, plan.offload)
         key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
         if key not in self._resident:

@@ -108,5 +108,5 @@ def _others(
     if plan.asynchronous:  # weights are updated beneath the passes of others, or their own
         kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero]
         kinds += [(kind, Collective.SEND, False) for kind in HOST_KINDS if plan.offload]
-    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
+    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, not plan.asynchronous) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)

@@ -1,17 +1,17 @@
 """What ranks keep more than once without a flush: versions of their weights, and buffers of gradients."""
 
-from simulator.cluster import Cluster
 from strategies.lowering.memory import Copies
-from strategies.lowering.unflushed import late
+from strategies.lowering.stage import StageCosts
+from strategies.lowering.unflushed import updates
 from strategies.plan import Plan
 
 
-def copies(cluster: Cluster, plan: Plan) -> tuple[Copies, ...]:
+def copies(costs: StageCosts, plan: Plan) -> tuple[Copies, ...]:
     """Return for every pipeline position how often weights and gradients are kept.
 
     A version of the weights is what forward and backward read; the optimizer's states and main copy are kept once:
     weight stashing keeps one version for every microbatch in flight (Narayanan et al., "PipeDream", SOSP 2019,
     section 3.3), 2BW keeps two (Narayanan et al., ICML 2021, section 3.1).
     """
-    gradients = 2 if late(cluster, plan) else 1
-    return tuple(Copies(plan.weight_versions(position), gradients) for position in range(plan.pipeline))
+    late = updates(costs, plan).late
+    return tuple(Copies(plan.weight_versions(position), 1 + waits) for position, waits in enumerate(late))

@@ -77,7 +77,7 @@ def _program(cuts: Cuts, count: int = 1) -> Program:
     costs, plan, machine = cuts.costs, cuts.plan, cuts.machine
     table, volumes = machine.table, Volumes(cuts)
     shape = step_shape(cuts, volumes)
-    tasks = unflushed(shape, updates(cuts.cluster, plan), count) if plan.asynchronous else skeleton(shape)
+    tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else skeleton(shape)
     columns = assemble(tasks, table, Contents(cuts, volumes).of)
     flows = background(table)
     return Program(

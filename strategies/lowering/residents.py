@@ -16,7 +16,7 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryCh
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
-    buffers, several = costs.buffers(plan), copies(costs.problem.cluster, plan)
+    buffers, several = costs.buffers(plan), copies(costs, plan)
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
         key = (position, rank.key)

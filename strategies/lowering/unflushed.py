@@ -3,9 +3,9 @@
 PipeDream updates the weights of a stage as soon as the gradients of one microbatch are summed over data ranks: one
 round of replicas. 2BW accumulates the gradients of the microbatches of a step. Those of step ``t`` were made with the
 weights that the update of step ``t - 2`` left, so that the update of step ``t`` is due before the first forward of
-step ``t + 2`` of its stage. Where gradients are summed beneath passes, or the host steps, the update waits until
-then, and at the longest until the last backward of step ``t + 1``, which fills a second buffer of gradients;
-else it follows the last backward of step ``t`` at once.
+step ``t + 2`` of its stage. Where gradients are summed beneath passes or with those of another stage (tied
+parameters), or the host steps, the update waits until then, and at the longest until the last backward of step
+``t + 1``, which fills a second buffer of gradients; else it follows the last backward of step ``t`` at once.
 
 References
 ----------
@@ -20,33 +20,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.program import IntArray, Steps
+from simulator.program import IntArray, Steps, StreamKind
 from strategies.lowering.assemble import Frame
 from strategies.lowering.data import overlaps
 from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.pipeline import in_order
-from strategies.lowering.skeleton import Builder, Chain, Skeleton, StepShape
+from strategies.lowering.placed import tied_kind
+from strategies.lowering.skeleton import Builder, Chain, Site, Skeleton, StepShape
+from strategies.lowering.stage import StageCosts
 from strategies.plan import Plan
 from strategies.schedule import Action, ActionKind
 
 
 class Updates(NamedTuple):
-    """When weights are updated: after so many backwards of a stage, and whether at once or as late as they are due."""
+    """After how many backwards of a stage its weights are updated, and at which positions as late as that is due."""
 
     every: int
-    late: bool
+    late: tuple[bool, ...]
 
 
-def updates(cluster: Cluster, plan: Plan) -> Updates:
+def updates(costs: StageCosts, plan: Plan) -> Updates:
     """Return when the stages of a plan update their weights."""
-    return Updates(plan.num_microbatches // plan.updates, late(cluster, plan))
-
-
-def late(cluster: Cluster, plan: Plan) -> bool:
-    """Return whether updates wait until their weights are needed, while the next step already makes gradients."""
+    beneath = overlaps(costs.problem.cluster, plan) or offloads_optimizer(plan)
+    tied = {position for *pair, _ in costs.tied(plan) for position in pair}
     once = plan.asynchronous and not plan.rule.updates_every_microbatch
-    return once and (overlaps(cluster, plan) or offloads_optimizer(plan))
+    late = tuple(once and (beneath or position in tied) for position in range(plan.pipeline))
+    return Updates(plan.num_microbatches // plan.updates, late)
 
 
 @lru_cache(maxsize=64)
@@ -67,8 +66,8 @@ def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
 class _Unflushed(Builder):
     """Abstract tasks of many steps while they are collected.
 
-    ``due`` are for each position the steps whose update is still to come, and ``weights`` what the first forward of
-    a step waits for: the end of the update of its weights.
+    ``due`` are for each position the steps whose update is still to come, ``made`` what ends its gradients of a
+    step, and ``weights`` what the first forward of a step waits for: the end of the update of its weights.
     """
 
     def __init__(self, shape: StepShape, when: Updates, count: int) -> None:
@@ -76,9 +75,11 @@ class _Unflushed(Builder):
         self.microbatches, self.when = shape.microbatches, when
         self.step, self.step_of = 0, list[int]()
         self.due: list[list[int]] = [[] for _ in range(shape.ranks)]
+        self.made: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self.weights: dict[tuple[int, int], int | None] = {}
 
     def build(self) -> Skeleton:
+        """Return the abstract tasks of all steps."""
         for actions in in_order(self.order):
             self._actions(actions)
         for position, due in enumerate(self.due):
@@ -107,29 +108,55 @@ class _Unflushed(Builder):
                 self._renew(position, self.due[position].pop(0))
             self.step = step
             super()._actions((action,))
-            if self._is_final(action) and self.when.late and not self.shape.host_chunks:
-                self.due[position].append(step)
-            elif self._is_final(action):
-                self._renew(position, step)
+            if self._is_final(action):
+                self._made(position, step)
 
     def _needs_update(self, action: Action) -> bool:
         """Return whether an action is the first forward of a step or its last backward."""
         number = action.microbatch % self.microbatches
         return number == (0 if action.kind is ActionKind.FORWARD else self.microbatches - 1)
 
+    def _made(self, position: int, step: int) -> None:
+        """Sum the gradients that a position has made, and update its weights now or when that is due."""
+        self._sum(position)
+        if not self.when.late[position]:
+            self._renew(position, step)
+            return
+        self.made[position, step] = (*self.chain[position].ends, self.leaving[position])
+        if self.shape.reductions[position]:  # not beneath passes
+            self.chain[position] = Chain(self.leaving[position])
+        self._tie(step)
+        if self.shape.host_chunks and not self.shape.tied:
+            self._renew(position, step)
+        else:
+            self.due[position].append(step)
+
+    def _tie(self, step: int) -> None:
+        """Sum the gradients of tied parameters of a step where both positions have made theirs."""
+        for number, (first, second, legs) in enumerate(self.shape.tied):
+            pair = (first, second)
+            if any((position, step) not in self.made for position in pair):
+                continue
+            streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
+            for leg in range(legs):
+                waits = [(task, p) for p in pair for task in self.made[p, step]] if leg == 0 else []
+                summed = self._add(Site(tied_kind(*pair), first), "tied", (number, leg), streams, -1, waits)
+                self.leaving[first] = self.leaving[second] = summed
+            for position in pair:
+                del self.made[position, step]
+
     def _renew(self, position: int, step: int) -> None:
-        """Sum the gradients of a step, or of a microbatch, and update the weights; passes go on after that, or beside.
+        """Update the weights of a position; its passes go on after that.
 
         Where updates are late, only the first forward with the new weights waits for host and gather.
         """
         self.step, passes = step, self.chain[position]
         self.chain[position] = replace(passes)
-        self._sum(position)
         self._update(position)
         updated = self.chain[position].tail
         self._gather(position)
         done = self.leaving[position] if self.shape.gathers[position] else updated
-        if not self.when.late:
+        if not self.when.late[position]:
             self.chain[position] = Chain(done)
             return
         self.weights[position, step] = done
