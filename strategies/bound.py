@@ -53,14 +53,11 @@ class Bounds:
     def _unflushed(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks in which the busiest rank does the work of one step, with its updates."""
         optimizer = self.durations.ending(plan, machine).optimizer
-        beneath = (0,) * plan.pipeline if offloads_optimizer(plan) else optimizer
-        late = updates(self.costs, plan).late  # what follows the last backward runs beneath passes, but for that
-        tails = (
-            rest if late[at] else tail
-            for at, (tail, rest) in enumerate(zip(self._tails(plan, machine), beneath, strict=True))
-        )
-        each = zip(self._load(plan, machine).work, tails, strict=True)
-        return max(plan.num_microbatches * work + plan.updates * after for work, after in each)
+        alone = (0,) * plan.pipeline if offloads_optimizer(plan) else optimizer  # the rest runs beneath passes
+        late, tails = updates(self.costs, plan).late, self._tails(plan, machine)
+        after = [alone[at] if late[at] else tails[at] for at in range(plan.pipeline)]
+        work = self._load(plan, machine).work
+        return max(plan.num_microbatches * work[at] + plan.updates * after[at] for at in range(plan.pipeline))
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)

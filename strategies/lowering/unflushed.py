@@ -109,14 +109,14 @@ class _Unflushed(Builder):
             self.step = step
             super()._actions((action,))
             if self._is_final(action):
-                self._made(position, step)
+                self._finish(position, step)
 
     def _needs_update(self, action: Action) -> bool:
         """Return whether an action is the first forward of a step or its last backward."""
         number = action.microbatch % self.microbatches
         return number == (0 if action.kind is ActionKind.FORWARD else self.microbatches - 1)
 
-    def _made(self, position: int, step: int) -> None:
+    def _finish(self, position: int, step: int) -> None:
         """Sum the gradients that a position has made, and update its weights now or when that is due."""
         self._sum(position)
         if not self.when.late[position]:
