@@ -1,5 +1,7 @@
 """The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
+from math import ceil
+
 from simulator.collection import no_collection
 from simulator.engine.longest_path import finish_times
 from simulator.engine.steady import window
@@ -25,8 +27,8 @@ from strategies.problem import Problem
 MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""
 
-FEW, MANY = 3, 8
-"""Steps in a row that are tried first, times those that a step waits for: of long steps, and of others."""
+RUN = 256
+"""Microbatches that are tried first: transfers that share links need so many to settle."""
 
 
 def lower(
@@ -63,8 +65,8 @@ def lower(
 def _steady(cuts: Cuts) -> Program:
     """Return so many steps in a row that they repeat, each like some before it."""
     plan = cuts.plan
-    actions = 2 * plan.pipeline * plan.num_microbatches * plan.depth
-    count = plan.depth * (FEW if actions * MANY > MANY_TASKS else MANY)
+    most = MANY_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
+    count = max(min(max(8 * plan.depth, ceil(RUN / plan.num_microbatches)), most), 3 * plan.depth)
     program = _program(cuts, count)
     while not window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MANY_TASKS:
         count *= 2
