@@ -8,6 +8,8 @@ from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.lowering.unflushed import updates
 from strategies.plan import Plan
+from strategies.schedules.rule import Placement
+from strategies.schedules.written import WrittenRule
 
 
 class _Loads(NamedTuple):
@@ -34,19 +36,22 @@ class Bounds:
 
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps. Where backward is
-        split, the last gradient has left before all work is done. Or it reduces gradients all the time.
+        split, the last gradient has left before all work is done; where stages are anywhere, neither way
+        is known. Or it reduces gradients all the time.
         """
         machine = self.costs.machine(plan)
         if plan.asynchronous:
             return self._unflushed(plan, machine)
-        loads, sends = self._load(plan, machine), self.durations.sends(plan, machine)
-        tails = self._tails(plan, machine)
+        loads, tails = self._load(plan, machine), self._tails(plan, machine)
+        adjoin = plan.rule.placement is not Placement.WRITTEN
+        sends = self.durations.sends(plan, machine) if adjoin else None
         best = fill = drain = 0
         for position, work in enumerate(loads.work):
-            if position:
+            if position and sends is not None:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
-            after = tails[position] if plan.splits_backward else max(tails[position], drain + tails[0])
+            drains = adjoin and not plan.splits_backward
+            after = max(tails[position], drain + tails[0]) if drains else tails[position]
             best = max(best, fill + plan.num_microbatches * work - loads.early[position] + after)
         return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
 
@@ -104,8 +109,14 @@ class Bounds:
         leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if offloads_optimizer(plan):
             optimizer = (0,) * plan.pipeline  # the host's chunks run beside the copies: left out of the bound
-        reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
+        reduced = (self._last(plan, leaving, position) or after for position, after in enumerate(late))
         return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
+
+    def _last(self, plan: Plan, leaving: tuple[tuple[int, ...], ...], position: int) -> int:
+        """Return the ticks of the last reduction beneath backward: of the first stage there, or of any; 0 for none."""
+        own = plan.stages_at(position)
+        any_of = plan.splits_backward and isinstance(plan.rule, WrittenRule)
+        return min(leaving[stage][-1] if leaving[stage] else 0 for stage in (own if any_of else own[:1]))
 
 
 def _regathers(plan: Plan) -> bool:
