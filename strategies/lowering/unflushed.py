@@ -42,7 +42,7 @@ class Updates(NamedTuple):
 def updates(costs: StageCosts, plan: Plan) -> Updates:
     """Return when the stages of a plan update their weights."""
     beneath = overlaps(costs.problem.cluster, plan) or offloads_optimizer(plan)
-    tied = {position for *pair, _ in costs.tied(plan) for position in pair}
+    tied = {max(pair) for *pair, _ in costs.tied(plan)}  # the other one makes its gradients after that
     once = plan.asynchronous and not plan.rule.updates_every_microbatch
     late = tuple(once and (beneath or position in tied) for position in range(plan.pipeline))
     return Updates(plan.num_microbatches // plan.updates, late)
@@ -67,7 +67,8 @@ class _Unflushed(Builder):
     """Abstract tasks of many steps while they are collected.
 
     ``due`` are for each position the steps whose update is still to come, ``made`` what ends its gradients of a
-    step, and ``weights`` what the first forward of a step waits for: the end of the update of its weights.
+    step, ``summed`` the tied parameters, and the steps, of which gradients are summed, and ``weights`` what the first
+    forward of a step waits for: the end of the update of its weights.
     """
 
     def __init__(self, shape: StepShape, when: Updates, count: int) -> None:
@@ -76,6 +77,7 @@ class _Unflushed(Builder):
         self.step, self.step_of = 0, list[int]()
         self.due: list[list[int]] = [[] for _ in range(shape.ranks)]
         self.made: dict[tuple[int, int], tuple[int | None, ...]] = {}
+        self.summed: set[tuple[int, int]] = set()
         self.weights: dict[tuple[int, int], int | None] = {}
 
     def build(self) -> Skeleton:
@@ -119,13 +121,13 @@ class _Unflushed(Builder):
     def _finish(self, position: int, step: int) -> None:
         """Sum the gradients that a position has made, and update its weights now or when that is due."""
         self._sum(position)
+        self.made[position, step] = (*self.chain[position].ends, self.leaving[position])
+        self._tie(step)
         if not self.when.late[position]:
             self._renew(position, step)
             return
-        self.made[position, step] = (*self.chain[position].ends, self.leaving[position])
         if self.shape.reductions[position]:  # not beneath passes
-            self.chain[position] = Chain(self.leaving[position])
-        self._tie(step)
+            self.chain[position] = Chain(self.made[position, step][-1])
         if self.shape.host_chunks and not self.shape.tied:
             self._renew(position, step)
         else:
@@ -135,15 +137,14 @@ class _Unflushed(Builder):
         """Sum the gradients of tied parameters of a step where both positions have made theirs."""
         for number, (first, second, legs) in enumerate(self.shape.tied):
             pair = (first, second)
-            if any((position, step) not in self.made for position in pair):
+            if (number, step) in self.summed or any((position, step) not in self.made for position in pair):
                 continue
+            self.summed.add((number, step))
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             for leg in range(legs):
                 waits = [(task, p) for p in pair for task in self.made[p, step]] if leg == 0 else []
                 summed = self._add(Site(tied_kind(*pair), first), "tied", (number, leg), streams, -1, waits)
                 self.leaving[first] = self.leaving[second] = summed
-            for position in pair:
-                del self.made[position, step]
 
     def _renew(self, position: int, step: int) -> None:
         """Update the weights of a position; its passes go on after that.
