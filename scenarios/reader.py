@@ -205,7 +205,8 @@ class _Builder:
         row, _ = _place(event)  # the line after the mark, from 0
         while row < len(self.lines) and not self.lines[row].strip():
             row += 1
-        for index, line in enumerate(self.lines[row : row + min(event.value.count("\n"), MAX_LINES)]):
+        count = 1 + event.value.strip("\n").count("\n")
+        for index, line in enumerate(self.lines[row : row + min(count, MAX_LINES)]):
             self.places[(*path, index)] = row + index + 1, len(line) - len(line.lstrip(" ")) + 1
 
     def _fault(self, event: yaml.Event, path: FieldPath, message: str) -> None:
