@@ -281,9 +281,10 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     except ValueError as error:
         yield Violation("schedule", str(error), error.rank if isinstance(error, OrderError) else None)
         return
-    stages, named = _num_stages(layout, rule), f"pipeline({layout.pipeline}) * chunks({layout.chunks})"
+    stages = rule.num_stages(layout.pipeline, layout.chunks)
+    number = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
     if isinstance(rule, WrittenRule):
-        named = "those of the order"
+        number = f"the order's {stages}"
         yield from _written_violations(problem, layout, rule)
     else:
         yield from _schedule_violations(problem, layout, rule)
@@ -291,7 +292,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
             yield Violation(
                 "stages",
-                f"stages are {named} = {stages} counts that add to "
+                f"stages are {number} counts that add to "
                 f"layers({layers}), met {list(layout.stages)} = {sum(layout.stages)}",
             )
     elif layout.stages not in ("even", "balanced"):
@@ -299,10 +300,10 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"{named} = {stages} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
+            f"{number} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
         )
     elif stages > layers:
-        yield Violation("pipeline", f"{named} = {stages} stages are at most layers({layers})")
+        yield Violation("pipeline", f"{number} stages are at most layers({layers})")
 
 
 def _rule(layout: Layout) -> ScheduleRule | None:
@@ -311,10 +312,6 @@ def _rule(layout: Layout) -> ScheduleRule | None:
         return rule_of(layout.schedule)
     except ValueError:
         return None
-
-
-def _num_stages(layout: Layout, rule: ScheduleRule) -> int:
-    return rule.num_stages(layout.pipeline, layout.chunks)
 
 
 def _chunks(layout: Layout, rule: ScheduleRule) -> int:
@@ -398,7 +395,8 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
             yield Violation("recompute", text)
     if isinstance(layout.recompute, FirstLayers):
         layers = {name for name, block in graph.occurrences if block.layer}
-        stages = partition(graph, _num_stages(layout, rule_of(layout.schedule)), layout.stages)
+        rule = rule_of(layout.schedule)
+        stages = partition(graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages)
         most = max(sum(name in layers for name in stage.blocks) for stage in stages)
         if layout.recompute.layers > most:
             met = layout.recompute.layers
@@ -435,7 +433,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         mesh=_mesh(layout),
-        stages=partition(problem.graph, _num_stages(layout, rule), layout.stages),
+        stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
         chunks=_chunks(layout, rule),
