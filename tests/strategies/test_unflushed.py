@@ -181,6 +181,37 @@ def test_reductions_run_beneath_the_next_step() -> None:
     assert steps == [8 * both + update, 8 * (both + reduction + update)]
 
 
+@pytest.mark.parametrize(
+    ("fields", "last"), [({"zero": 1}, "all_gather parameters"), ({"offload": ("optimizer",)}, "parameters from host")]
+)
+def test_a_step_begins_with_the_weights_of_two_steps_before(fields: dict[str, object], last: str) -> None:
+    # 2BW, section 3.1: W(t - 1), which the gradients of step t - 2 made, is what step t reads; and it is in no hurry:
+    # steps between begin while the update is under way
+    small = problem(devices=4, layers=8, batch=16, bandwidth=1e8)
+    plan = complete(small, Layout(pipeline=2, data=2, schedule="pipedream_2bw", **fields))  # type: ignore[arg-type]
+    program = lower(small, plan)
+    starts, ends = longest_path.finish_times(program)
+    assert program.steps is not None
+    names = [work.pieces[0].operators for work in program.work]
+    for rank in range(2):
+        own = {index for index, stream in enumerate(program.streams) if stream.rank_class == rank}
+        rows = [[task for task in row if own & set(program.streams_of(task))] for row in program.steps.tasks.tolist()]
+        updated = [max(ends[task] for task in row if names[program.work_of[task]] == last) for row in rows]
+        forwards = [
+            [task for task in row if program.work[program.work_of[task]].kind is TaskKind.FORWARD] for row in rows
+        ]
+        begun = [min(starts[task] for task in row) for row in forwards]
+        assert all(before <= start for before, start in zip(updated, begun[2:], strict=False))
+        assert any(before > start for before, start in zip(updated, begun[1:], strict=False))
+
+
+def test_a_step_moves_the_bytes_of_a_step_with_a_flush() -> None:
+    small = problem(layers=8, batch=32, tied=True)
+    plan = complete(small, Layout(pipeline=2, data=2, tensor=2, schedule="pipedream_2bw"))
+    flushed, unflushed = (simulate(lower(small, each)) for each in (replace(plan, schedule_name="1f1b"), plan))
+    assert [link.bytes for link in flushed.links] == pytest.approx([link.bytes for link in unflushed.links])
+
+
 @st.composite
 def unflushed(draw: st.DrawFn) -> Case:
     case = draw(cases())._replace(clipping=False, schedule=draw(st.sampled_from(BOTH)))

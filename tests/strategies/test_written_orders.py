@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate, step_time
+from simulator.program import TaskKind
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import StageCosts, lower
@@ -107,7 +108,15 @@ def test_stages_may_be_anywhere() -> None:
     plan = complete(small, Layout(pipeline=3, schedule=text))
     assert (plan.positions, plan.chunks, len(plan.stages)) == ((0, 2, 2, 0, 1), 2, 5)
     assert plan.hops == ((0, 2), (2, 0))
-    timeline = simulate(lower(small, plan))
+    program = lower(small, plan)
+    sends = [n for n, work in enumerate(program.work) if work.kind is TaskKind.PIPELINE_COMMUNICATION]
+    pairs = [
+        {program.streams[s].rank_class for s in program.streams_of(t)}
+        for t in range(program.num_tasks)
+        if program.work_of[t] in sends
+    ]
+    assert pairs.count({0, 2}) == 4 and pairs.count({0, 1}) == 2  # stages 0 to 1 and 2 to 3 and back, and 3 to 4
+    timeline = simulate(program)
     order = [(kind.value[0].upper(), stage) for kind, stage, _ in timeline.order(0)]
     assert order == [("F", 0), ("F", 3), ("B", 3), ("B", 0)]
 
