@@ -54,8 +54,7 @@ def _passes_of(cuts: Cuts, stage: int) -> tuple[tuple[int, int], ...]:
     """Return how often a step runs each variant of a stage's passes."""
     every = cuts.plan.num_microbatches
     if not cuts.plan.splits_backward:
-        final = cuts.plan.updates
-        return (FORWARD_PASS, every), (BACKWARD_PASS, every - final), (LAST_BACKWARD, final)
+        return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
     order = cuts.plan.schedule.orders[cuts.positions[stage]]
     last = cuts.plan.schedule.last_gradients[stage]
     return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())

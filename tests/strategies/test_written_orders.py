@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate, step_time
-from simulator.program import TaskKind
+from simulator.engine.longest_path import finish_times
+from simulator.program import StreamKind, TaskKind
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import StageCosts, lower
@@ -119,6 +120,23 @@ def test_stages_may_be_anywhere() -> None:
     timeline = simulate(program)
     order = [(kind.value[0].upper(), stage) for kind, stage, _ in timeline.order(0)]
     assert order == [("F", 0), ("F", 3), ("B", 3), ("B", 0)]
+
+
+def test_parameters_are_gathered_before_the_first_forward_whichever_microbatch_it_takes() -> None:
+    # ZeRO 3 that keeps them: one gather a block and step, and the first forward waits for that of its first block
+    small = problem(devices=2, layers=2, batch=4)
+    layout = Layout(data=2, zero=3, reshard_after_forward=False, schedule="0F1 0F0 0B0 0B1")
+    program = lower(small, complete(small, layout))
+    starts, ends = finish_times(program)
+    kinds = [program.work[index].kind for index in program.work_of]
+    gathers = [
+        t
+        for t in range(program.num_tasks)
+        if StreamKind.GATHER in {program.streams[s].kind for s in program.streams_of(t)}
+    ]
+    forwards = [t for t, kind in enumerate(kinds) if kind is TaskKind.FORWARD]
+    assert len(gathers) == len(small.graph.occurrences)
+    assert starts[forwards].min() == ends[gathers].min() > 0
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,15 @@ def test_the_mean_stands_for_steps_that_do_not_repeat() -> None:
     assert simulate(program).step_time == 10e-12
 
 
-def test_a_timeline_shows_the_period_alone() -> None:
-    timeline = simulate(loop(12, 3, 5, 2))
+@pytest.mark.parametrize(("forward", "backward"), [(3, 5), (5, 3)])
+def test_a_timeline_shows_the_period_alone(forward: int, backward: int) -> None:
+    # of 5 ticks one stream is busy 3, the other 5: 2 of 10 are idle; what runs across the period's ends is cut
+    timeline = simulate(loop(12, forward, backward, 2))
     assert (timeline.steps, timeline.step_time, timeline.length) == (1, 5e-12, 5e-12)
-    # of 5 ticks the first stream is busy 3, the second 5: 2 of 10 are idle
     assert timeline.bubble == pytest.approx(0.2)
     assert all(0 <= span.start < span.end <= 5e-12 for span in timeline.spans)
     assert timeline.begin > 0
-    assert timeline.busy(0) == pytest.approx(3e-12)
+    assert (timeline.busy(0), timeline.busy(1)) == pytest.approx((forward * 1e-12, backward * 1e-12))
 
 
 def test_one_step_is_all_of_its_program() -> None:
