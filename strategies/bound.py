@@ -109,14 +109,20 @@ class Bounds:
         leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if offloads_optimizer(plan):
             optimizer = (0,) * plan.pipeline  # the host's chunks run beside the copies: left out of the bound
-        reduced = (self._last(plan, leaving, position) or after for position, after in enumerate(late))
+        reduced = (row[-1] if row else after for row, after in zip(_last(plan, leaving), late, strict=False))
         return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
 
-    def _last(self, plan: Plan, leaving: tuple[tuple[int, ...], ...], position: int) -> int:
-        """Return the ticks of the last reduction beneath backward: of the first stage there, or of any; 0 for none."""
-        own = plan.stages_at(position)
-        any_of = plan.splits_backward and isinstance(plan.rule, WrittenRule)
-        return min(leaving[stage][-1] if leaving[stage] else 0 for stage in (own if any_of else own[:1]))
+
+def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return for every pipeline position the reductions of the stage that ends backward last: the first one there.
+
+    Where orders are written out and backward is split, any of them may; then the one whose last reduction is least.
+    """
+    if not isinstance(plan.rule, WrittenRule):
+        return leaving
+    own = [plan.stages_at(position) for position in range(plan.pipeline)]
+    chosen = ([leaving[stage] for stage in (stages if plan.splits_backward else stages[:1])] for stages in own)
+    return tuple(min(rows, key=lambda row: row[-1:]) for rows in chosen)
 
 
 def _regathers(plan: Plan) -> bool:

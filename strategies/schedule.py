@@ -319,11 +319,11 @@ def rule_of(name: str) -> ScheduleRule:
     ValueError
         Where there is no schedule of that name, or the text is none.
     """
-    if is_text(name):
-        return _written(name)
-    if name not in SCHEDULES:
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    if not is_text(name):
         raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
-    return SCHEDULES[name]
+    return _written(name)
 
 
 @lru_cache(maxsize=64)
