@@ -1,7 +1,7 @@
 """From an input file to a `Scenario`: everything that is wrong is found before anything runs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -200,7 +200,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     if isinstance(table, PlanDocument):
         return _whole_plan(problem, document, path, faults)
     layout = layout_in(table)
-    found = [_violated(document, (*path, each.field), each) for each in _all_violations(problem, layout)]
+    found = [_violated(document, path, each, {}) for each in _all_violations(problem, layout)]
     faults.extend(found)
     return None if found else complete(problem, layout)
 
@@ -211,9 +211,10 @@ def layout_in(table: PlanTable) -> Layout:
     return Layout(**table.model_dump() | choices)
 
 
-def _violated(document: Document, path: FieldPath, violation: Violation) -> Fault:
-    """Return the fault of a rule that a field breaks, or a line of it."""
-    return document.fault(path if violation.row is None else (*path, violation.row), violation.message)
+def _violated(document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]) -> Fault:
+    """Return the fault of a rule that a field breaks, or a line of it; ``fields`` are those of other names."""
+    field, *lines = violation.field.split(".")
+    return document.fault((*path, fields.get(field, field), *map(int, lines)), violation.message)
 
 
 def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
@@ -256,7 +257,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         return None
     broken = _all_violations(problem, layout)
     if broken:
-        faults.extend(_violated(document, (*path, _DOCUMENT_FIELDS.get(e.field, e.field)), e) for e in broken)
+        faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
         return None
     expected = complete(problem, layout)
     same = True

@@ -93,12 +93,11 @@ class Layout:
 class Violation(NamedTuple):
     """Why a layout is illegal: the field to blame and what holds, what was met, what would do.
 
-    ``row`` is the line of an order that is written out, where one is to blame.
+    ``schedule.2`` is line 2, from 0, of an order that is written out.
     """
 
     field: str
     message: str
-    row: int | None = None
 
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
@@ -279,7 +278,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     try:
         rule = rule_of(layout.schedule)
     except ValueError as error:
-        yield Violation("schedule", str(error), error.rank if isinstance(error, OrderError) else None)
+        yield Violation(f"schedule.{error.rank}" if isinstance(error, OrderError) else "schedule", str(error))
         return
     stages = rule.num_stages(layout.pipeline, layout.chunks)
     number = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
@@ -340,7 +339,7 @@ def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> 
         for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
             pass
     except OrderError as error:
-        yield Violation("schedule", str(error), error.rank)
+        yield Violation(f"schedule.{error.rank}", str(error))
 
 
 def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
