@@ -200,7 +200,8 @@ class Steps(NamedTuple):
     Parameters
     ----------
     tasks
-        For every step its tasks, those of all steps in the same order: [step, task].
+        For every step its tasks, those of all steps in the same order: [step, task]. What waits for no other stream,
+        and so may be ever further ahead, is left out.
     depth
         How many steps before its own a task waits for at most; so many of the last ones feel that no more follow.
     """

@@ -55,11 +55,16 @@ def unflushed(shape: StepShape, when: Updates, count: int) -> Skeleton:
 
 
 def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
-    """Return the tasks of every step: those of one slot on one class in the order in which they run."""
+    """Return the tasks of every step: those of one slot on one class in the order in which they run.
+
+    Launches are left out: they wait for nothing but each other, and so may run ahead of all else for ever.
+    """
     assert tasks.step_of is not None
     counts = np.array([len(found) for found in place.instances], dtype=np.int64)
     step = np.repeat(tasks.step_of, counts[tasks.slot_of])
-    order: IntArray = np.lexsort((place.rows, step))
+    launches = np.array([any(kind is StreamKind.LAUNCH for _, kind in slot.streams) for slot in tasks.slots])
+    kept = np.flatnonzero(np.repeat(~launches[tasks.slot_of], counts[tasks.slot_of]))
+    order: IntArray = kept[np.lexsort((place.rows[kept], step[kept]))]
     return Steps(order.reshape(int(step.max()) + 1, -1), plan.depth)
 
 

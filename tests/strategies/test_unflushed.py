@@ -205,6 +205,17 @@ def test_a_step_begins_with_the_weights_of_two_steps_before(fields: dict[str, ob
         assert any(before > start for before, start in zip(updated, begun[1:], strict=False))
 
 
+@pytest.mark.parametrize("launch", [1e-7, 1e-4])
+def test_a_host_that_launches_ahead_does_not_hide_that_steps_repeat(launch: float) -> None:
+    # with 100 us a kernel the host sets the step, with 0.1 us it is ever further ahead
+    small = problem(devices=4, layers=8, batch=8, launch=launch)
+    plan = complete(small, Layout(pipeline=4, schedule="pipedream_2bw"))
+    timeline = simulate(lower(small, plan), "longest_path")
+    assert timeline.repeats
+    fast = step_time(lower(problem(devices=4, layers=8, batch=8), plan), "longest_path")
+    assert (timeline.step_time > 10 * fast) == (launch == 1e-4)
+
+
 def test_a_step_moves_the_bytes_of_a_step_with_a_flush() -> None:
     small = problem(layers=8, batch=32, tied=True)
     plan = complete(small, Layout(pipeline=2, data=2, tensor=2, schedule="pipedream_2bw"))
