@@ -8,8 +8,8 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
-from strategies.lowering.offload import FROM_HOST, TO_HOST
-from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, tenant_kind, tied_kind
+from strategies.lowering.offload import FROM_HOST, HOST_KINDS, TO_HOST
+from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, hop_kind, tenant_kind, tied_kind
 from strategies.mesh import CONTEXT, DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
@@ -29,8 +29,10 @@ class Passes(StrEnum):
     APART = "apart"
 
 
-def passes(machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]) -> tuple[Passes, ...]:
-    """Return for every pipeline position how its passes run.
+def passes(
+    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: bool
+) -> tuple[Passes, ...]:
+    """Return for every pipeline position how its passes run; ``replicated`` where tensor groups sum gradients too.
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes
     them wait for the last: the group ends a pass when that one would, were it alone.
@@ -40,7 +42,7 @@ def passes(machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[
     inside = [kind for kind in INSIDE if kind in table.tables]
     if inside and plan.overlaps_passes:
         return (Passes.APART,) * plan.pipeline
-    disturbed = _disturbed(machine, inside, plan, in_buckets, tied)
+    disturbed = _disturbed(machine, inside, plan, _others(machine, plan, in_buckets, tied, replicated))
     for kind in inside:
         for index, members in enumerate(table.tables[kind].classes):
             position = table.positions[members[0]]
@@ -52,9 +54,9 @@ def passes(machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[
 
 
 def _disturbed(
-    machine: Machine, inside: Sequence[str], plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]
+    machine: Machine, inside: Sequence[str], plan: Plan, beside: Iterable[tuple[str, Collective, bool]]
 ) -> frozenset[_Group]:
-    """Return the classes of groups on whose links others may move bytes while their collectives do.
+    """Return the classes of groups on whose links others, as `_others` yields them, may move bytes as they do.
 
     Two groups with a common member take turns, for it runs one collective after another.
     """
@@ -62,7 +64,7 @@ def _disturbed(
     runs += [(CONTEXT, EXCHANGES[plan.attention])] if plan.attention in EXCHANGES else []
     own, others = _users(machine, runs), dict[int, list[_Group]]()
     busy = np.zeros(len(machine.table.first_link), dtype=bool)
-    for kind, collective, after in _others(machine, plan, in_buckets, tied):
+    for kind, collective, after in beside:
         if after:
             for link, found in _users(machine, [(kind, collective)], own).items():
                 others.setdefault(link, []).extend(found)
@@ -98,14 +100,19 @@ def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
 
 
 def _others(
-    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]
+    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: bool
 ) -> Iterator[tuple[str, Collective, bool]]:
     """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
-    kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD)]
+    hops = (hop_kind(*pair) for pair in plan.hops)
+    kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD, *hops)]
     kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
     kinds += [(kind, reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
     kinds += [(REPLICA, Collective.ALL_REDUCE, not in_buckets)]
     kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero >= 3]
     kinds += [(kind, Collective.SEND, False) for kind in (TO_HOST, FROM_HOST) if plan.offload.in_passes]
-    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
+    if plan.asynchronous:  # weights are updated beneath the passes of others, or their own
+        kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero]
+        kinds += [(kind, Collective.SEND, False) for kind in HOST_KINDS if plan.offload]
+        kinds += [(TENSOR, Collective.ALL_REDUCE, False)] if replicated else []
+    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, not plan.asynchronous) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)
