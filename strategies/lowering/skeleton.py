@@ -303,7 +303,7 @@ class Builder:
                 self.leaving[position] = number
 
     def _sum(self, position: int) -> None:
-        """Reduce all gradients of a position that were not reduced as they were made, then those in parts on tensor ranks."""
+        """Reduce all gradients of a position that were not reduced as they were made, then those in parts."""
         own = ((position, StreamKind.DATA),)
         for kind, legs in self.shape.reductions[position]:
             self._chain(Site(kind, position), "reduce", (-1, 0), own, legs)
