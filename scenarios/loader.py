@@ -212,7 +212,7 @@ def layout_in(table: PlanTable) -> Layout:
 def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
     """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
     training = problem.training
-    microbatches = training.global_batch // (layout.data * layout.microbatch)
+    microbatches = training.global_batch // layout.sequences
     actions = layout.pipeline * layout.chunks * microbatches
     if microbatches > MAX_MICROBATCHES:
         met = f"global_batch / (data * microbatch) = {microbatches}"

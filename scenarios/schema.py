@@ -153,6 +153,14 @@ GradientReduction = Annotated[str, OneOf(lambda: GRADIENT_REDUCTIONS)]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
 
+Sequences = Annotated[int, Count(MAX_BATCH)]
+LocalBatches = Annotated[tuple[Sequences, ...], Strict(False), Field(min_length=1, max_length=MAX_DEVICES)]
+AnyMicrobatch = Annotated[
+    Annotated[Sequences, Tag("<number>")] | Annotated[LocalBatches, Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list | tuple) else "<number>"),
+]
+
+
 class PlanTable(Table):
     """How the step is laid out: degrees and choices."""
 
@@ -165,8 +173,8 @@ class PlanTable(Table):
     )
     expert: Degree = Field(default=1, description="Ranks, of those along data, that share the experts.")
     sequence_parallel: bool = False
-    microbatch: Annotated[int, Count(MAX_BATCH)] = Field(
-        default=1, description="Sequences per microbatch and data-parallel rank."
+    microbatch: AnyMicrobatch = Field(
+        default=1, description="Sequences per microbatch and data-parallel rank, or a list of one size a data rank."
     )
     schedule: Annotated[str, OneOf(lambda: SCHEDULES)] = "1f1b"
     chunks: Annotated[int, Count(1000)] = Field(default=1, description="Model chunks per device.")
@@ -229,7 +237,7 @@ class PlanDocument(Table):
     shardings: Annotated[list[ShardingTable], Field(max_length=10_000)]
     schedule_name: Annotated[str, OneOf(lambda: SCHEDULES)]
     chunks: Annotated[int, Count(1000)]
-    microbatch: Annotated[int, Count(MAX_BATCH)]
+    microbatch: AnyMicrobatch
     num_microbatches: Annotated[int, Count(MAX_MICROBATCHES)]
     zero: Literal[0, 1, 2, 3]
     sequence_parallel: bool

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
@@ -34,6 +35,9 @@ class Layout:
 
     Parameters
     ----------
+    microbatch
+        Sequences of a microbatch on every data rank, or a size for each of them: data rank ``i`` runs
+        microbatches of ``microbatch[i]`` sequences, and all run as many microbatches.
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
     context
@@ -61,7 +65,7 @@ class Layout:
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
-    microbatch: int = 1
+    microbatch: Microbatch = 1
     schedule: str = "1f1b"
     chunks: int = 1
     zero: int = 0
@@ -85,6 +89,11 @@ class Layout:
         """Groups of data ranks that share states."""
         return self.data // (self.zero_shards or self.data)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of one microbatch over all data ranks."""
+        return self.data * self.microbatch if isinstance(self.microbatch, int) else sum(self.microbatch)
+
 
 class Violation(NamedTuple):
     """Why a layout is illegal: the field to blame and what holds, what was met, what would do."""
@@ -95,10 +104,12 @@ class Violation(NamedTuple):
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
-    counts = (*(name for name in AXES if name != REPLICA), "microbatch", "chunks")
+    counts = (*(name for name in AXES if name != REPLICA), "chunks")
     small = {name: getattr(layout, name) for name in counts if getattr(layout, name) < 1}
-    if small:
+    wrong_sizes = tuple(_size_violations(layout))
+    if small or wrong_sizes:
         yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small.items())
+        yield from wrong_sizes
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
@@ -253,8 +264,55 @@ def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         yield Violation("expert", f"expert divides data({layout.data}), met {layout.expert}; nearest: {near}")
 
 
+def _size_violations(layout: Layout) -> Iterator[Violation]:
+    sizes = layout.microbatch
+    if isinstance(sizes, int):
+        if sizes < 1:
+            yield Violation("microbatch", f"microbatch is at least 1, met {sizes}")
+    elif len(sizes) != layout.data:
+        yield Violation(
+            "microbatch",
+            f"microbatch is a number or has one size a data rank: data({layout.data}) sizes, "
+            f"met {len(sizes)}; nearest: {_resized(sizes, layout.data)}",
+        )
+    elif min(sizes) < 1:
+        yield Violation(
+            "microbatch",
+            f"microbatch is at least 1 on every data rank, met {list(sizes)}; nearest: {[max(n, 1) for n in sizes]}",
+        )
+
+
+def _resized(sizes: tuple[int, ...], count: int) -> list[int]:
+    return [*sizes, *((sizes or (1,))[-1:] * max(count - len(sizes), 0))][: max(count, 1)]
+
+
+def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int, ...]) -> Iterator[Violation]:
+    total, batch = layout.sequences, training.global_batch
+    if batch % total:
+        sums = [n for n in range(layout.data, batch + 1) if batch % n == 0]
+        near = [*(n for n in sums if n < total)][-1:] + [n for n in sums if n > total][:1]
+        nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else f"; it has at least data({layout.data})"
+        yield Violation(
+            "microbatch",
+            f"microbatches * sum(microbatch) = global_batch: sum({list(sizes)}) = {total} divides "
+            f"global_batch({batch}){nearest}",
+        )
+    groups = ((first, sizes[first : first + layout.expert]) for first in range(0, layout.data, layout.expert))
+    first, uneven = next(((first, group) for first, group in groups if len(set(group)) > 1), (0, ()))
+    if uneven:
+        yield Violation(
+            "microbatch",
+            f"ranks that share experts exchange all their tokens: the expert({layout.expert}) data ranks "
+            f"{first} to {first + layout.expert - 1} have equal sizes, met {list(uneven)}; "
+            f"nearest: {[round(sum(uneven) / len(uneven))] * len(uneven)}",
+        )
+
+
 def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]:
-    each = layout.data * layout.microbatch
+    if not isinstance(layout.microbatch, int):
+        yield from _local_batch_violations(training, layout, layout.microbatch)
+        return
+    each = layout.sequences
     if training.global_batch % each:
         field = "microbatch" if training.global_batch % layout.data == 0 else "data"
         value = layout.microbatch if field == "microbatch" else layout.data
@@ -293,7 +351,7 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
 
 
 def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
-    rule, each = SCHEDULES[layout.schedule], layout.data * layout.microbatch
+    rule, each = SCHEDULES[layout.schedule], layout.sequences
     if rule.asynchronous:
         yield Violation(
             "schedule", f"{rule.name} has no flush: a step is not simulated apart from the next one; nearest: 1f1b"
@@ -363,8 +421,8 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
         chunks=layout.chunks,
-        microbatch=layout.microbatch,
-        num_microbatches=problem.training.global_batch // (layout.data * layout.microbatch),
+        microbatch=microbatch(layout.microbatch),
+        num_microbatches=problem.training.global_batch // layout.sequences,
         zero=layout.zero,
         sequence_parallel=layout.sequence_parallel,
         recompute=layout.recompute,

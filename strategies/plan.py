@@ -1,8 +1,10 @@
 """Every decision about how a training step is laid out, complete and as plain data."""
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections import Counter
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
+from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
@@ -33,7 +35,7 @@ class Plan:
     shardings
         Which dims of which operators the tensor axis cuts.
     microbatch
-        Sequences per microbatch and data-parallel rank.
+        Sequences per microbatch and data-parallel rank; where they are not all equal, of each of these ranks.
     zero
         What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
         3 parameters too; 0 for nothing.
@@ -60,7 +62,7 @@ class Plan:
     shardings: tuple[OperatorSharding, ...]
     schedule_name: str
     chunks: int
-    microbatch: int
+    microbatch: Microbatch
     num_microbatches: int
     zero: int
     sequence_parallel: bool
@@ -72,6 +74,18 @@ class Plan:
     offload: tuple[str, ...] = ()
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The different sizes of microbatches that data ranks run, smallest first."""
+        return (self.microbatch,) if isinstance(self.microbatch, int) else tuple(sorted(set(self.microbatch)))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a microbatch on every data rank; ``ValueError`` where they differ."""
+        if isinstance(self.microbatch, int):
+            return self.microbatch
+        raise ValueError(f"a plan as one rank sees it has one size of microbatches, met {list(self.microbatch)}")
 
     @property
     def data(self) -> int:
@@ -147,6 +161,10 @@ class Plan:
         """The order of actions on every pipeline rank."""
         return schedule(self.schedule_name, self.pipeline, self.num_microbatches, self.chunks)
 
+    def even(self, size: int) -> "Plan":
+        """Return the plan as data ranks see it whose microbatches have ``size`` sequences: as if all had."""
+        return self if self.microbatch == size else replace(self, microbatch=size)
+
     def describe(self) -> str:
         """Return the plan in one line.
 
@@ -157,7 +175,7 @@ class Plan:
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
-        parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
+        parts.append(f"{self.num_microbatches} microbatches of {_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
@@ -184,6 +202,7 @@ class Plan:
                     "mesh": Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
                     "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
                     "shardings": tuple(_sharding(item) for item in document["shardings"]),
+                    "microbatch": microbatch(document["microbatch"]),
                     "recompute": recomputation(document["recompute"]),
                     "attention": stated["attention"] and Attention(stated["attention"]),
                     "placement": tuple(int(device) for device in stated["placement"]),
@@ -194,6 +213,18 @@ class Plan:
             raise ValueError(
                 f"a plan document states every field of a plan; {error} is missing or of a wrong kind"
             ) from error
+
+
+def _sizes(sizes: Microbatch) -> str:
+    """Return the sizes of microbatches in words.
+
+    >>> _sizes((3, 3, 1))
+    '3 (on 2 data ranks) and 1 (on 1)'
+    """
+    if isinstance(sizes, int):
+        return str(sizes)
+    (first, count), *rest = Counter(sizes).items()
+    return " and ".join([f"{first} (on {count} data ranks)", *(f"{size} (on {count})" for size, count in rest)])
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:

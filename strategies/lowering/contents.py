@@ -41,7 +41,8 @@ class Contents:
             stage, backward = key
             name = "gradients" if backward else "activations"
             communicator = self.machine.communicator(slot.site.kind, instance)
-            kind, what = TaskKind.PIPELINE_COMMUNICATION, self.volumes.boundary(stage - backward)
+            batch = self.machine.batch(slot.site.kind, instance)
+            kind, what = TaskKind.PIPELINE_COMMUNICATION, self.volumes.boundary(stage - backward, batch)
             return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self.volumes.at_the_end(slot)
@@ -100,7 +101,7 @@ class Contents:
         acquired, released = piece.acquired if leg == 0 else (), piece.released if leg == legs - 1 else ()
         if not (acquired or released):
             return found
-        name = ("memory", *key, found.work.duration)
+        name = ("memory", *key, found.work.duration, self.machine.batch(kind, group))
         if name not in self._work:
             changed = found.work.pieces[0]._replace(acquired=acquired, released=released)
             self._work[name] = found.work._replace(pieces=(changed,))

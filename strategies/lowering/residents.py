@@ -15,12 +15,12 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryCh
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
-    buffers = costs.buffers(plan)
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
         key = (position, rank.key)
         if key not in known:
-            known[key] = resident(rank.accelerator, training, plan, held[position], buffers[position], 0)
+            buffers = costs.buffers(costs.seen(plan, rank.batch))[position]
+            known[key] = resident(rank.accelerator, training, plan, held[position], buffers, 0)
         changes += [MemoryChange(index, *change[1:]) for change in known[key]]
     return tuple(changes)
 
