@@ -289,9 +289,9 @@ def _resized(sizes: tuple[int, ...], count: int) -> list[int]:
 def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int, ...]) -> Iterator[Violation]:
     total, batch = layout.sequences, training.global_batch
     if batch % total:
-        sums = [n for n in range(layout.data, batch + 1) if batch % n == 0]
-        near = [*(n for n in sums if n < total)][-1:] + [n for n in sums if n > total][:1]
-        nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else f"; it has at least data({layout.data})"
+        sums = [n for n in _divisors(batch) if n >= layout.data]
+        near = [n for n in sums if n < total][-1:] + [n for n in sums if n > total][:1]
+        nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else ""
         yield Violation(
             "microbatch",
             f"microbatches * sum(microbatch) = global_batch: sum({list(sizes)}) = {total} divides "
@@ -392,8 +392,13 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
 
 def _nearest(whole: int, value: int) -> int:
     """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
+    return min(_divisors(whole), key=lambda d: (abs(d - value), d))
+
+
+def _divisors(whole: int) -> list[int]:
+    """Return the divisors of ``whole``, rising."""
     small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
+    return sorted({*small, *(whole // d for d in small)})
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:

@@ -1,12 +1,15 @@
 """Local batches: the sequences of a microbatch on every data rank, where they are not all equal.
 
-Devices of several types finish together where each has work for its speed. Every data rank runs as many
-microbatches, and those of faster ranks have more sequences.
+Devices of several types finish together where each has work for its speed. All data ranks run as many
+microbatches, and those of faster ranks have more sequences. The gradients of all sequences are summed and
+divided by the global batch, so that what is reduced, and its bytes, are those of equal microbatches.
 
 References
 ----------
-Jia et al., "Whale: efficient giant model training over heterogeneous GPUs", USENIX ATC 2022, section 3.4 (the batch of
-a replica in proportion to the FLOP/s of its devices, as long as their memory holds it).
+Jia et al., "Whale: efficient giant model training over heterogeneous GPUs", USENIX ATC 2022 (intra-TaskGraph load
+balance: the batch of a replica in proportion to the FLOP/s of its device, as long as the memory holds it).
+Zhang et al. 2024, "Poplar: efficient scaling of distributed DNN training on heterogeneous GPU clusters" (the same
+with every stage of ZeRO, by measured speeds).
 """
 
 from collections.abc import Sequence

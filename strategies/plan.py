@@ -219,12 +219,13 @@ def _sizes(sizes: Microbatch) -> str:
     """Return the sizes of microbatches in words.
 
     >>> _sizes((3, 3, 1))
-    '3 (on 2 data ranks) and 1 (on 1)'
+    '3 on 2 data ranks and 1 on 1'
     """
     if isinstance(sizes, int):
         return str(sizes)
     (first, count), *rest = Counter(sizes).items()
-    return " and ".join([f"{first} (on {count} data ranks)", *(f"{size} (on {count})" for size, count in rest)])
+    found = [f"{first} on {count} data rank{'s' if count > 1 else ''}", *(f"{size} on {count}" for size, count in rest)]
+    return " and ".join(found)
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:

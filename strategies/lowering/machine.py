@@ -117,9 +117,12 @@ class Machine:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches."""
+        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches.
+
+        Ranks of different microbatches never do.
+        """
         table = self.table
-        if any(len(classes) > 1 for classes in table.by_position):
+        if table.placed.batches or any(len(classes) > 1 for classes in table.by_position):
             return False
         tied = (tied_kind(first, second) for first, second in table.placed.tied)
         usual = (*INSIDE, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)

@@ -1,0 +1,241 @@
+"""Local batches: data ranks with microbatches of their own sizes."""
+
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.engine import simulate, step_time
+from simulator.program import Program, TaskKind
+from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout, complete, violations
+from strategies.local_batches import data_ranks
+from strategies.lowering import Granularity, StageCosts, lower
+from strategies.mesh import PIPELINE
+from strategies.needs import Needs
+from strategies.parallelism import Attention
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.recomputation import Recompute
+
+from .problems import IDEAL, problem
+from .test_experts import mixture
+from .test_lowering import Case, cases
+
+
+class Uneven(NamedTuple):
+    """A case, and the sizes of its data ranks' microbatches."""
+
+    case: Case
+    sizes: tuple[int, ...]
+
+    def build(self) -> tuple[Problem, Plan]:
+        """Return the problem and the plan; `complete` is passed by, so that equal sizes stay a list."""
+        small, plan = self.case.build()
+        batch = plan.num_microbatches * sum(self.sizes)
+        small = replace(small, training=replace(small.training, global_batch=batch))
+        return small, replace(plan, microbatch=self.sizes)
+
+
+@st.composite
+def uneven(draw: st.DrawFn) -> Uneven:
+    case = draw(cases(zeros=(0, 1, 2, 3), data_ranks=(2, 3, 4)))
+    return Uneven(case, tuple(draw(st.lists(st.integers(1, 4), min_size=case.data, max_size=case.data))))
+
+
+def ticks(seconds: float) -> int:
+    return round(seconds * 1e12)
+
+
+@given(uneven())
+@settings(max_examples=20, deadline=None)
+def test_a_list_of_equal_sizes_takes_the_very_ticks_and_bytes_of_the_number(case: Uneven) -> None:
+    size = case.sizes[0]
+    small, plan = case._replace(sizes=(size,) * len(case.sizes)).build()
+    number = replace(plan, microbatch=size)
+    for granularity in Granularity:
+        one, other = (simulate(lower(small, each, granularity)) for each in (plan, number))
+        assert one.step_time == other.step_time
+        assert one.memory == other.memory
+    one_cost, other_cost = SimulatedCost(small), SimulatedCost(small)
+    assert one_cost.peak_memory(plan) == other_cost.peak_memory(number)
+    assert one_cost.longest_paths([plan]) == other_cost.longest_paths([number])
+    assert one_cost.bound(plan) == other_cost.bound(number)
+
+
+@given(uneven())
+@settings(max_examples=30, deadline=None)
+def test_every_way_to_the_step_time_agrees(case: Uneven) -> None:
+    small, plan = case.build()
+    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
+    fine, chained, apart = map(step_time, (operators, chains, lower(small, plan, folded=False)))
+    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
+    assert ticks(chained) == ticks(apart)
+    cost = SimulatedCost(small)
+    assert cost.evaluate(plan).step_time == chained
+    path = step_time(chains, "longest_path")
+    assert cost.longest_paths([plan]) == [path]
+    assert cost.bound(plan) <= path <= chained
+
+
+def peaks(program: Program) -> dict[int, float]:
+    """Return the most bytes on every rank."""
+    memory = simulate(program, "longest_path").memory
+    return {rank: each.peak for each in memory for rank in program.rank_classes[each.rank_class].ranks}
+
+
+@given(uneven(), st.sampled_from(Granularity))
+@settings(max_examples=20, deadline=None)
+def test_a_rank_holds_what_it_holds_where_all_run_its_microbatch(case: Uneven, granularity: Granularity) -> None:
+    small, plan = case.build()
+    found = peaks(lower(small, plan, granularity))
+    even = {size: peaks(lower(small, plan.even(size), granularity)) for size in plan.sizes}
+    sizes = np.array(case.sizes)[data_ranks(plan.mesh)].tolist()
+    assert found == {rank: even[sizes[rank]][rank] for rank in found}
+    assert SimulatedCost(small).peak_memory(plan) == max(found.values())
+
+
+OTHERS = {
+    "context ring": Layout(data=2, context=2, pipeline=2, microbatch=(3, 1)),
+    "context ulysses": Layout(data=2, context=2, tensor=2, microbatch=(3, 1), attention=Attention.ULYSSES),
+    "experts": Layout(data=4, expert=2, pipeline=2, microbatch=(3, 3, 1, 1)),
+    "experts and zero": Layout(data=4, expert=2, tensor=2, microbatch=(1, 1, 3, 3), zero=2),
+    "groups of shards": Layout(data=4, pipeline=2, microbatch=(3, 2, 2, 1), zero=3, zero_shards=2),
+    "offload": Layout(data=4, pipeline=2, microbatch=(3, 2, 2, 1), offload=("optimizer",)),
+    "sliced boundaries": Layout(data=2, tensor=2, pipeline=2, microbatch=(3, 1), scatter_gather=True),
+    "zb1p": Layout(data=4, pipeline=2, microbatch=(3, 2, 2, 1), schedule="zb1p"),
+    "zbv": Layout(data=2, tensor=2, pipeline=2, microbatch=(3, 1), schedule="zbv", chunks=2),
+    "dualpipev": Layout(data=4, expert=2, pipeline=2, microbatch=(3, 3, 1, 1), schedule="dualpipev", chunks=2),
+    "dualpipev in tensor groups": Layout(
+        data=2, tensor=2, pipeline=2, microbatch=(1, 3), schedule="dualpipev", chunks=2, recompute=Recompute.FULL
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("nics", [1, 4])
+def test_every_technique_agrees_with_itself_and_with_equal_microbatches(name: str, nics: int) -> None:
+    small = mixture(batch=32, nodes=2, devices=4, nics=nics, bandwidth=1e7)
+    plan = complete(small, OTHERS[name])
+    programs = [lower(small, plan, granularity) for granularity in Granularity]
+    chained, fine, apart = map(step_time, (*reversed(programs), lower(small, plan, folded=False)))
+    assert chained == pytest.approx(fine, rel=1e-6)
+    assert chained == apart
+    cost = SimulatedCost(small)
+    assert cost.bound(plan) <= cost.longest_paths([plan])[0] <= chained
+    assert cost.peak_memory(plan) == simulate(programs[0]).peak_memory
+    equal = [step_time(lower(small, plan.even(size))) for size in (min(plan.sizes), max(plan.sizes))]
+    assert equal[0] < chained <= equal[1] * (1 + 1e-9)
+
+
+def test_two_speeds_with_work_to_match_finish_together() -> None:
+    # no time but that of products: a FLOP takes a tick of 1e-12 s at speed 1, two at 0.5. So 2 sequences take as
+    # long here as 1 there, and the step is that of two devices of speed 1 with microbatches of 2
+    quick = replace(IDEAL, memory_bandwidth=1e30)
+    fast = problem(devices=2, batch=12, accelerator=quick)
+    mixed = replace(fast, cluster=replace(fast.cluster, speeds=((1, 0.5),)))
+    layout = Layout(data=2, microbatch=(2, 1), overlap_gradients=False)
+    plan = complete(mixed, layout)
+    assert plan.num_microbatches == 4
+    timeline = simulate(lower(mixed, plan))
+    alone = problem(devices=1, accelerator=quick)
+    stage = StageCosts(alone).of(complete(alone, Layout(microbatch=2))).stages[0]
+    work = 4 * (stage.forward_ticks + stage.backward_ticks) / 1e12
+    ends = [max(s.end for s in timeline.spans if s.rank_class == c and s.kind is TaskKind.BACKWARD) for c in (0, 1)]
+    assert ends == [work, work]
+    # all-reduce of gradients of 4 bytes over two: half goes each way, twice, at 1e9 byte/s, each after 1 us
+    reduction = 2 * (1e-6 + fast.graph.num_parameters * 4 / 2 / 1e9)
+    assert timeline.step_time == pytest.approx(work + reduction, rel=1e-9)
+    same = complete(replace(fast, training=replace(fast.training, global_batch=16)), replace(layout, microbatch=2))
+    assert timeline.step_time == step_time(lower(fast, same))
+    # the other way round the slow device has 8 of 12 sequences
+    against = step_time(lower(mixed, complete(mixed, replace(layout, microbatch=(1, 2)))))
+    assert against - timeline.step_time == pytest.approx(work)
+
+
+def test_a_boundary_has_the_sequences_of_its_data_rank() -> None:
+    small = problem(devices=4, batch=8)
+    program = lower(small, complete(small, Layout(data=2, pipeline=2, microbatch=(3, 1))))
+    sent = [
+        max(size for _, size in program.flows[flow].usage)
+        for task, flow in enumerate(program.flow_of.tolist())
+        if program.work[program.work_of[task]].kind is TaskKind.PIPELINE_COMMUNICATION
+    ]
+    # two microbatches there and back of two data ranks: 32 tokens of 64 fp32 numbers a sequence
+    assert sorted(sent) == [1 * 32 * 64 * 4] * 4 + [3 * 32 * 64 * 4] * 4
+
+
+def test_each_size_must_fit_the_devices_that_run_it() -> None:
+    # the small device holds microbatches of 1 and the large one those of 3, not the other way round
+    small = problem(nodes=2, devices=1, batch=8)
+    ((node, _),) = small.cluster.nodes
+    need = Needs(StageCosts(small)).peak(complete(small, Layout(data=2)))
+    tight = replace(node, accelerator=replace(node.accelerator, memory=need))
+    small = replace(small, cluster=replace(small.cluster, nodes=((node, 1), (tight, 1))))
+    cost = SimulatedCost(small)
+    assert [cost.fits(complete(small, Layout(data=2, microbatch=sizes))) for sizes in ((3, 1), (1, 3))] == [True, False]
+    simulated = simulate(lower(small, complete(small, Layout(data=2, microbatch=(3, 1)))))
+    assert all(profile.peak <= profile.capacity for profile in simulated.memory)
+
+
+def test_ranks_of_other_sizes_are_not_alike() -> None:
+    small = problem(batch=32)
+    for sizes, classes in (((2, 2, 2, 2), 2), ((3, 3, 1, 1), 4), ((1, 2, 2, 3), 6)):
+        plan = complete(small, Layout(data=4, pipeline=2, microbatch=sizes))
+        assert len(lower(small, plan).rank_classes) == classes
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(data=4, microbatch=(4, 3, 2, 1), tensor=2), [4, 4, 3, 3, 2, 2, 1, 1]),
+        (Layout(data=4, microbatch=(4, 3, 2, 1), pipeline=2), [4, 3, 2, 1, 4, 3, 2, 1]),
+        (Layout(data=4, microbatch=(4, 3, 2, 1), pipeline=2, zero=1, zero_shards=2), [4, 3, 2, 1, 4, 3, 2, 1]),
+        (Layout(data=2, microbatch=(3, 1), pipeline=4, order=("data", PIPELINE, "tensor")), [3, 3, 3, 3, 1, 1, 1, 1]),
+    ],
+)
+def test_the_size_of_a_rank_is_that_of_its_data_rank(layout: Layout, expected: list[int]) -> None:
+    small = problem(batch=sum(layout.microbatch) * 8)  # type: ignore[arg-type]
+    plan = complete(small, layout)
+    assert StageCosts(small).machine(plan).table.placed.sequences.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(data=4, microbatch=(2, 1, 1)), "one size a data rank: data(4) sizes, met 3; nearest: [2, 1, 1, 1]"),
+        (Layout(data=2, microbatch=(2, 1, 1)), "one size a data rank: data(2) sizes, met 3; nearest: [2, 1]"),
+        (Layout(data=2, microbatch=()), "one size a data rank: data(2) sizes, met 0; nearest: [1, 1]"),
+        (Layout(data=2, microbatch=(3, 0)), "at least 1 on every data rank, met [3, 0]; nearest: [3, 1]"),
+        (
+            Layout(data=2, microbatch=(4, 1)),
+            "microbatches * sum(microbatch) = global_batch: sum([4, 1]) = 5 divides global_batch(16); "
+            "nearest sum: 4 or 8",
+        ),
+        (Layout(data=2, microbatch=(14, 4)), "sum([14, 4]) = 18 divides global_batch(16); nearest sum: 16"),
+        (
+            Layout(data=4, expert=2, microbatch=(2, 2, 3, 1)),
+            "the expert(2) data ranks 2 to 3 have equal sizes, met [3, 1]; nearest: [2, 2]",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused(layout: Layout, message: str) -> None:
+    small = mixture(batch=16, devices=layout.data)
+    (broken,) = [each for each in violations(small, layout) if each.field == "microbatch"]
+    assert message in broken.message
+    with pytest.raises(ValueError, match="microbatch"):
+        complete(small, layout)
+
+
+def test_a_document_keeps_the_sizes_and_knows_equal_ones_as_a_number() -> None:
+    small = problem(batch=32)
+    plan = complete(small, Layout(data=4, pipeline=2, microbatch=(3, 3, 1, 1)))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert "4 microbatches of 3 on 2 data ranks and 1 on 2" in plan.describe()
+    number = complete(small, Layout(data=4, pipeline=2, microbatch=2))
+    assert complete(small, Layout(data=4, pipeline=2, microbatch=(2, 2, 2, 2))) == number
+    assert Plan.from_json(number.to_json() | {"microbatch": [2, 2, 2, 2]}) == number
