@@ -1,6 +1,7 @@
 """Local batches: data ranks with microbatches of their own sizes."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.collective_kinds import Collective
 from simulator.engine import simulate, step_time
+from simulator.interconnect.kinds import Mesh
+from simulator.link import Link
 from simulator.program import Program, TaskKind
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.local_batches import data_ranks
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.mesh import PIPELINE
+from strategies.mesh import DATA, PIPELINE, TENSOR
 from strategies.needs import Needs
 from strategies.parallelism import Attention
 from strategies.plan import Plan
@@ -169,6 +173,60 @@ def test_a_boundary_has_the_sequences_of_its_data_rank() -> None:
     assert sorted(sent) == [1 * 32 * 64 * 4] * 4 + [3 * 32 * 64 * 4] * 4
 
 
+def durations(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int]]]:
+    """Return how many tasks of every kind, stage and length in ticks run inside the passes of every rank."""
+    found: dict[int, Counter[tuple[TaskKind, int, int]]] = {
+        rank: Counter() for each in program.rank_classes for rank in each.ranks
+    }
+    for task, number in enumerate(program.work_of.tolist()):
+        work = program.work[number]
+        if work.kind in (TaskKind.FORWARD, TaskKind.BACKWARD):
+            (stream,) = program.streams_of(task)
+            for rank in program.rank_classes[program.streams[stream].rank_class].ranks:
+                found[rank][work.kind, work.stage, work.duration] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["sliced boundaries", "context ulysses", "groups of shards", "zb1p"])
+def test_the_passes_of_a_rank_take_what_they_take_where_all_run_its_microbatch(name: str) -> None:
+    small = mixture(batch=32)
+    plan = complete(small, OTHERS[name])
+    found = durations(lower(small, plan))
+    even = {size: durations(lower(small, plan.even(size))) for size in plan.sizes}
+    sizes = StageCosts(small).machine(plan).table.placed.sequences.tolist()
+    assert found == {rank: even[sizes[rank]][rank] for rank in found}
+
+
+def test_larger_microbatches_may_have_collectives_of_more_phases() -> None:
+    # between meshes of PCIe a small all-reduce is a tree, of one phase, and a larger one goes through the levels in 3
+    small = problem(nodes=4, devices=4, nics=4, batch=16, bandwidth=1e9)
+    ((node, count),) = small.cluster.nodes
+    meshes = ((replace(node, network=Mesh(Link(1e-6, 1e10))), count),)
+    small = replace(small, cluster=replace(small.cluster, nodes=meshes))
+    layout = Layout(data=2, tensor=8, order=(TENSOR, DATA, PIPELINE))
+    for sizes in ((1, 7), (7, 1)):
+        plan = complete(small, replace(layout, microbatch=sizes))
+        machine = StageCosts(small).machine(plan)
+        phases = {}
+        for group in range(len(machine.table.tables[TENSOR])):
+            size = machine.batch(TENSOR, group)
+            moved = size * 32 * 64 * 4.0  # an fp32 number for each of 64 features of 32 tokens
+            phases[size] = len(machine.communicator(TENSOR, group).legs(Collective.ALL_REDUCE, moved))
+        assert phases == {1: 1, 7: 3}
+        fine, chained = (step_time(lower(small, plan, granularity)) for granularity in Granularity)
+        assert fine == pytest.approx(chained, rel=1e-9)
+
+
+def test_the_bound_takes_no_send_for_longer_than_it_is() -> None:
+    # the slow data rank, of microbatches of 1, has the most work and sends an eighth of what the other one sends
+    small = problem(devices=4, batch=72, bandwidth=1e8)
+    small = replace(small, cluster=replace(small.cluster, speeds=((1, 0.05), (3, 0.05))))
+    plan = complete(small, Layout(data=2, pipeline=2, microbatch=(8, 1), stages=(1, 7)))
+    cost = SimulatedCost(small)
+    (path,) = cost.longest_paths([plan])
+    assert 0.9 * path < cost.bound(plan) <= path <= cost.evaluate(plan).step_time
+
+
 def test_each_size_must_fit_the_devices_that_run_it() -> None:
     # the small device holds microbatches of 1 and the large one those of 3, not the other way round
     small = problem(nodes=2, devices=1, batch=8)
@@ -195,7 +253,7 @@ def test_ranks_of_other_sizes_are_not_alike() -> None:
         (Layout(data=4, microbatch=(4, 3, 2, 1), tensor=2), [4, 4, 3, 3, 2, 2, 1, 1]),
         (Layout(data=4, microbatch=(4, 3, 2, 1), pipeline=2), [4, 3, 2, 1, 4, 3, 2, 1]),
         (Layout(data=4, microbatch=(4, 3, 2, 1), pipeline=2, zero=1, zero_shards=2), [4, 3, 2, 1, 4, 3, 2, 1]),
-        (Layout(data=2, microbatch=(3, 1), pipeline=4, order=("data", PIPELINE, "tensor")), [3, 3, 3, 3, 1, 1, 1, 1]),
+        (Layout(data=2, microbatch=(3, 1), pipeline=4, order=(DATA, PIPELINE, TENSOR)), [3, 3, 3, 3, 1, 1, 1, 1]),
     ],
 )
 def test_the_size_of_a_rank_is_that_of_its_data_rank(layout: Layout, expected: list[int]) -> None:
