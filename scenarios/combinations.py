@@ -52,9 +52,10 @@ def techniques() -> tuple[Technique, ...]:
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
+        Technique("uneven batches", {"microbatch": (3, 1), "data": 2}),
         Technique("optimizer offload", {"offload": ("optimizer",)}),
     ]
-    return (*degrees, *others[:1], *context, *others[1:2], *zero, *recompute, *others[2:], *schedules)
+    return (*degrees, *others[:1], *context, *others[1:3], *zero, *recompute, *others[3:], *schedules)
 
 
 def outcomes() -> Iterator[Outcome]:

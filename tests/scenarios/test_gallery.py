@@ -112,6 +112,7 @@ FASTER: list[tuple[str, dict[str, Any]]] = [
     ("pipeline-dualpipev", {"plan.schedule": "1f1b", "plan.chunks": 1}),
     ("uneven-stages", {"plan.stages": "even"}),
     ("mixed-devices", {"plan.stages": "even"}),
+    *(("uneven-batches", {"plan.microbatch": size}) for size in (1, 2, 4, 7)),
     ("context-ring", {"plan.attention": "all_gather"}),
 ]
 """A scenario, and fields with which its step takes longer."""

@@ -86,6 +86,15 @@ def test_every_way_to_the_step_time_agrees(case: Uneven) -> None:
     assert cost.bound(plan) <= path <= chained
 
 
+@given(uneven())
+@settings(max_examples=10, deadline=None)
+def test_folded_and_unfolded_move_the_same_bytes(case: Uneven) -> None:
+    small, plan = case.build()
+    folded, unfolded = (simulate(lower(small, plan, folded=flag), "longest_path").links for flag in (True, False))
+    moved = [sum(link.bytes * link.count for link in links) for links in (folded, unfolded)]
+    assert moved[0] == pytest.approx(moved[1], rel=1e-9)
+
+
 def peaks(program: Program) -> dict[int, float]:
     """Return the most bytes on every rank."""
     memory = simulate(program, "longest_path").memory
@@ -173,17 +182,17 @@ def test_a_boundary_has_the_sequences_of_its_data_rank() -> None:
     assert sorted(sent) == [1 * 32 * 64 * 4] * 4 + [3 * 32 * 64 * 4] * 4
 
 
-def durations(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int]]]:
-    """Return how many tasks of every kind, stage and length in ticks run inside the passes of every rank."""
-    found: dict[int, Counter[tuple[TaskKind, int, int]]] = {
-        rank: Counter() for each in program.rank_classes for rank in each.ranks
-    }
-    for task, number in enumerate(program.work_of.tolist()):
+def inside_passes(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int, float]]]:
+    """Return how many tasks of every kind, stage, ticks and bytes run inside the passes of every rank."""
+    ranks = [each.ranks for each in program.rank_classes]
+    found: dict[int, Counter[tuple[TaskKind, int, int, float]]] = {rank: Counter() for row in ranks for rank in row}
+    for task, (number, flow) in enumerate(zip(program.work_of.tolist(), program.flow_of.tolist(), strict=True)):
         work = program.work[number]
-        if work.kind in (TaskKind.FORWARD, TaskKind.BACKWARD):
-            (stream,) = program.streams_of(task)
-            for rank in program.rank_classes[program.streams[stream].rank_class].ranks:
-                found[rank][work.kind, work.stage, work.duration] += 1
+        if work.kind not in (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.OPTIMIZER):
+            moved = max(size for _, size in program.flows[flow].usage) if flow >= 0 else 0.0
+            for stream in program.streams_of(task):
+                for rank in ranks[program.streams[stream].rank_class]:
+                    found[rank][work.kind, work.stage, work.duration, moved] += 1
     return found
 
 
@@ -191,8 +200,8 @@ def durations(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int]]]
 def test_the_passes_of_a_rank_take_what_they_take_where_all_run_its_microbatch(name: str) -> None:
     small = mixture(batch=32)
     plan = complete(small, OTHERS[name])
-    found = durations(lower(small, plan))
-    even = {size: durations(lower(small, plan.even(size))) for size in plan.sizes}
+    found = inside_passes(lower(small, plan))
+    even = {size: inside_passes(lower(small, plan.even(size))) for size in plan.sizes}
     sizes = StageCosts(small).machine(plan).table.placed.sequences.tolist()
     assert found == {rank: even[sizes[rank]][rank] for rank in found}
 
