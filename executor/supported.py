@@ -84,7 +84,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
-        yield f"offload: the executor keeps everything on devices, met {', '.join(plan.offload)}"
+        yield f"offload: the executor keeps everything on devices, met {plan.offload}"
     if plan.gradient_reduction != "all_reduce":
         yield f"gradient_reduction: the executor has no server, met {plan.gradient_reduction}; nearest: all_reduce"
     if plan.zero not in (0, 1):

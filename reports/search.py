@@ -130,7 +130,7 @@ def trials_table(trials: Iterable[Trial]) -> "pd.DataFrame":
     import pandas as pd
 
     columns = (
-        "data", "tensor", "pipeline", "schedule", "chunks", "microbatch", "num_microbatches", "zero",
+        "data", "tensor", "tensor_rows", "pipeline", "schedule", "chunks", "microbatch", "num_microbatches", "zero",
         "sequence_parallel", "recompute", "step_time", "peak_memory", "fits", "elapsed",
     )  # fmt: skip
     return pd.DataFrame([_row(trial) for trial in trials], columns=list(columns))
@@ -139,7 +139,7 @@ def trials_table(trials: Iterable[Trial]) -> "pd.DataFrame":
 def _row(trial: Trial) -> tuple[object, ...]:
     plan, evaluation = trial.plan, trial.evaluation
     return (
-        plan.data, plan.tensor, plan.pipeline, plan.schedule_name, plan.chunks, plan.microbatch, plan.num_microbatches,
-        plan.zero, plan.sequence_parallel, str(plan.recompute), evaluation.step_time, evaluation.peak_memory,
-        evaluation.fits, trial.elapsed,
+        plan.data, plan.tensor, plan.tensor_rows, plan.pipeline, plan.schedule_name, plan.chunks, plan.microbatch,
+        plan.num_microbatches, plan.zero, plan.sequence_parallel, str(plan.recompute), evaluation.step_time,
+        evaluation.peak_memory, evaluation.fits, trial.elapsed,
     )  # fmt: skip

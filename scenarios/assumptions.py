@@ -14,7 +14,7 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.models.model import Model
 from strategies.training import Training
 
-_WITHOUT = frozenset({"context", "expert"})
+_WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
 """Choices of a plan that, left out, mean that nothing of the kind is done."""
 
 
@@ -39,9 +39,13 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
         result += [f"cluster.preset {table.cluster.preset} assumes {field}: {why}" for field, why in found.items()]
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
+    if plan is not None and plan.offload and any(node.host.pcie is None for node, _ in cluster.nodes):
+        result.append("copies between devices and hosts take no time of PCIe, of which the cluster states none")
     if isinstance(plan, PlanTable):
         without = {*_WITHOUT, *_idle(plan)}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
+        if plan.tensor_rows > 1:
+            result.append("a product over a grid runs when its operands are gathered: SUMMA's steps do not overlap")
     return tuple(result)
 
 

@@ -14,11 +14,15 @@ from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
 from strategies.layout import ZERO_STAGES, Layout, complete, violations
 from strategies.lowering import lower
+from strategies.offloading import OFFLOADS, Offloading, offloading
 from strategies.parallelism import Attention
 from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
 from strategies.training import Training
+
+_OFFLOADED = (["optimizer"], ["activations"], ["optimizer", "parameters"])
+"""What is offloaded together: parameters are updated on the host that keeps them."""
 
 LAYERS, BATCH, SEQUENCE = 16, 32, 512
 
@@ -51,11 +55,12 @@ def techniques() -> tuple[Technique, ...]:
     recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
+        Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
         Technique("uneven batches", {"microbatch": (3, 1), "data": 2}),
-        Technique("optimizer offload", {"offload": ("optimizer",)}),
+        *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
     ]
-    return (*degrees, *others[:1], *context, *others[1:3], *zero, *recompute, *others[3:], *schedules)
+    return (*degrees, *others[:2], *context, *others[2:4], *zero, *recompute, *others[4:], *schedules)
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -66,24 +71,31 @@ def outcomes() -> Iterator[Outcome]:
 
 def _outcome(first: Technique, second: Technique) -> Outcome:
     clash = next((name for name, value in first.fields.items() if second.fields.get(name, value) != value), None)
-    if clash is not None and clash not in _DEGREES:
+    if clash is not None and clash not in (*_DEGREES, "offload"):
         return Outcome(first.name, second.name, None, f"a plan has one {clash}")
-    layout = Layout(**{**first.fields, **second.fields}, stages="balanced")
-    ranks = layout.data * layout.tensor * layout.pipeline * layout.context
-    problem = _problem(ranks)
+    fields = {**first.fields, **second.fields}
+    if clash == "offload":  # whole ones go together
+        fields[clash] = Offloading(
+            *(getattr(first.fields[clash], n) or getattr(second.fields[clash], n) for n in OFFLOADS)
+        )
+    layout = Layout(**fields, stages="balanced")
+    ranks = layout.data * layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    problem = _problem(ranks, tied=not layout.offload.parameters)
     refused = next(violations(problem, layout), None)
     if refused is not None:
         return Outcome(first.name, second.name, None, refused.message)
     return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
 
 
-_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+_DEGREES = ("data", "tensor", "tensor_rows", "pipeline", "context", "expert")
 
 
-def _problem(ranks: int) -> Problem:
+def _problem(ranks: int, *, tied: bool) -> Problem:
     """Return a small mixture of experts on so many devices of one node."""
     experts = Experts(count=8, top_k=2, ffn=1024)
-    spec = Transformer(LAYERS, 1024, 16, 16, 4096, 32000, ffn_kind="swiglu", positions="rotary", experts=experts)
+    spec = Transformer(
+        LAYERS, 1024, 16, 16, 4096, 32000, ffn_kind="swiglu", positions="rotary", tied_embeddings=tied, experts=experts
+    )
     machine = cluster("dgx-h100", 1).resized(max(ranks // 8, 1), min(ranks, 8))
     return Problem(build(spec, SEQUENCE, "bf16"), machine, Training(BATCH, SEQUENCE))
 
@@ -107,7 +119,8 @@ def table() -> str:
         "# Which techniques go together",
         "",
         "Every pair on a small mixture of experts, written by `python -m scenarios.combinations`. `+` is simulated in",
-        "time and memory; a number is the reason, below, why the plan is refused.",
+        "time and memory; a number is the reason, below, why the plan is refused. Embeddings are tied but where",
+        "parameters are offloaded.",
         "",
     )
     return "\n".join([*intro, head, "|---" * (len(names) + 1) + "|", *rows, "", *notes, ""])

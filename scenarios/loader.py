@@ -198,15 +198,16 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     if isinstance(table, PlanDocument):
         return _whole_plan(problem, document, path, faults)
     layout = layout_in(table)
-    found = [document.fault((*path, field), message) for field, message in _all_violations(problem, layout)]
+    broken = _all_violations(problem, layout)
+    found = [document.fault((*path, *field.split(".")), message) for field, message in broken]
     faults.extend(found)
     return None if found else complete(problem, layout)
 
 
 def layout_in(table: PlanTable) -> Layout:
     """Return the layout that a plan table states."""
-    choices = {"recompute": recomputation(table.recompute), "attention": Attention(table.attention)}
-    return Layout(**table.model_dump() | choices)
+    choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
+    return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
 
 
 def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
@@ -226,6 +227,7 @@ def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
 _DOCUMENT_FIELDS = {
     "data": "mesh",
     "tensor": "mesh",
+    "tensor_rows": "mesh",
     "pipeline": "mesh",
     "context": "mesh",
     "expert": "mesh",
@@ -247,7 +249,8 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         return None
     broken = _all_violations(problem, layout)
     if broken:
-        faults.extend(document.fault((*path, _DOCUMENT_FIELDS.get(field, field)), message) for field, message in broken)
+        places = ((*path, *_DOCUMENT_FIELDS.get(field, field).split(".")) for field, _ in broken)
+        faults.extend(document.fault(place, message) for place, (_, message) in zip(places, broken, strict=True))
         return None
     expected = complete(problem, layout)
     same = True

@@ -242,6 +242,7 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
     return Layout(
         data=plan.data,
         tensor=plan.tensor,
+        tensor_rows=plan.tensor_rows,
         pipeline=plan.pipeline,
         microbatch=plan.microbatch,
         schedule=plan.schedule_name,

@@ -23,8 +23,9 @@ from scenarios.long_run_schema import RunTable
 from scenarios.model_schema import ModelTable
 from simulator.models.hugging_face import MAX_LAYERS
 from strategies.framework import FRAMEWORKS
-from strategies.layout import GRADIENT_REDUCTIONS, OFFLOADS
+from strategies.layout import GRADIENT_REDUCTIONS
 from strategies.mesh import AXES
+from strategies.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, offloading
 from strategies.parallelism import Attention
 from strategies.plan import PLAN_VERSION
 from strategies.recomputation import Recompute, recomputation
@@ -132,6 +133,30 @@ _RECOMPUTE_SCHEMA = {
 AnyRecompute = Annotated[Any, PlainValidator(_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)]
 
 
+def _offload(value: Any) -> Offloading:
+    return offloading(value)
+
+
+_PART = {"type": "number", "minimum": 0, "maximum": 1}
+_PARTS = {"anyOf": [_PART, {"type": "array", "items": _PART, "minItems": 1, "description": "One a pipeline rank."}]}
+_STEPPED = {
+    "type": "object",
+    "properties": {"fraction": _PARTS, "step": {"enum": list(map(str, StepPlace))}},
+    "additionalProperties": False,
+}
+_OFFLOAD_SCHEMA = {
+    "anyOf": [
+        {"type": "array", "items": {"enum": list(OFFLOADS)}},
+        {
+            "type": "object",
+            "properties": dict.fromkeys(OFFLOADS, _PARTS) | {"optimizer": {"anyOf": [_PARTS, _STEPPED]}},
+            "additionalProperties": False,
+        },
+    ]
+}
+AnyOffload = Annotated[Any, PlainValidator(_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
+
+
 def _stages(value: Any) -> str | tuple[int, ...]:
     if value in ("even", "balanced"):
         return str(value)
@@ -148,7 +173,6 @@ _STAGES_SCHEMA = {"anyOf": [{"enum": ["even", "balanced"]}, _LAYERS_A_STAGE]}
 Devices = Annotated[
     tuple[Annotated[int, Count(MAX_DEVICES, least=0)], ...], Strict(False), Field(max_length=MAX_DEVICES)
 ]
-Offloads = Annotated[tuple[Annotated[str, OneOf(lambda: OFFLOADS)], ...], Strict(False), Field(max_length=1)]
 GradientReduction = Annotated[str, OneOf(lambda: GRADIENT_REDUCTIONS)]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
@@ -166,6 +190,9 @@ class PlanTable(Table):
 
     data: Degree = 1
     tensor: Degree = 1
+    tensor_rows: Degree = Field(
+        default=1, description="Rows of a grid of tensor-parallel ranks, of which tensor is the columns."
+    )
     pipeline: Degree = 1
     context: Degree = Field(default=1, description="Ranks that share the tokens of each sequence.")
     attention: Annotated[str, OneOf(lambda: list(Attention))] = Field(
@@ -194,7 +221,11 @@ class PlanTable(Table):
     scatter_gather: bool = Field(
         default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
     )
-    offload: Offloads = Field(default=(), description="What is kept in host memory.")
+    offload: AnyOffload = Field(
+        default=NOTHING,
+        description="What is kept in host memory: names, or fractions by name.",
+        json_schema_extra={"default": []},
+    )
     gradient_reduction: GradientReduction = Field(
         default="all_reduce", description="Who sums gradients over the data axis: all its ranks, or a central server."
     )
@@ -207,6 +238,9 @@ class PlanTable(Table):
 
 Pair = Annotated[tuple[Text, Annotated[int, Count(MAX_DEVICES)]], Strict(False)]
 Cut = Annotated[tuple[Text, Annotated[list[Text], Field(max_length=8)]], Strict(False)]
+
+
+KeptCuts = Annotated[tuple[Text, Annotated[list[Cut], Field(max_length=16)]], Strict(False)]
 
 
 class MeshTable(Table):
@@ -226,6 +260,7 @@ class ShardingTable(Table):
 
     operator: Text
     cuts: Annotated[list[Cut], Field(max_length=16)]
+    kept: Annotated[list[KeptCuts], Field(max_length=16)] = Field(default=[])
 
 
 class PlanDocument(Table):
@@ -246,7 +281,7 @@ class PlanDocument(Table):
     attention: Annotated[str, OneOf(lambda: list(Attention))] | None = None
     scatter_gather: bool = False
     placement: Devices = ()
-    offload: Offloads = ()
+    offload: AnyOffload = Field(default=NOTHING, json_schema_extra={"default": []})
     reshard_after_forward: bool = True
     gradient_reduction: GradientReduction = "all_reduce"
 
@@ -265,6 +300,7 @@ class SpaceTable(Table):
 
     data: Degrees | None = None
     tensor: Degrees | None = None
+    tensor_rows: Degrees | None = None
     pipeline: Degrees | None = None
     microbatch: Degrees | None = None
     schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None

@@ -319,6 +319,7 @@ class Network:
                     seeds[next(other for other, _ in flow.bundle.shares if len(self._users[other]) > 1)] = None
                 else:
                     self._let_go(flow, now)
+        seeds = {index: None for index in seeds if not self._links[index].steady}  # settled after it became one
         if seeds:
             self._share(seeds, now)
         self._dirty.clear()

@@ -85,6 +85,9 @@ class Operator:
         Part of ``flops`` that the kernel really executes: causal flash attention skips half.
     imbalance
         Tokens of the most loaded expert over the mean, where the operator works on routed tokens.
+    statistics
+        Dims along which it takes statistics, and how many values of 4 bytes along each, in either pass.
+        Ranks that cut one sum their parts.
     """
 
     name: str
@@ -99,6 +102,7 @@ class Operator:
     recompute_selectively: bool = False
     executed_fraction: float = 1.0
     imbalance: float = 1.0
+    statistics: tuple[tuple[str, int], ...] = ()
 
     @property
     def flops(self) -> float:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from strategies.durations import Durations
 from strategies.lowering.division import Division
-from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.plan import Plan
 
@@ -90,8 +89,10 @@ class Bounds:
     def _tails(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks after each rank's last backward: its last reduction, the norm, the update, ZeRO's gather."""
         leaving, late, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
-        if offloads_optimizer(plan):
-            optimizer = (0,) * plan.pipeline  # the host's chunks run beside the copies: left out of the bound
+        if any(plan.offload.optimizer):
+            optimizer = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
+        if any(plan.offload.parameters):
+            squares = (0,) * plan.pipeline  # the host reads gradients that are there
         reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
         return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
 

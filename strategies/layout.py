@@ -4,13 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from math import gcd, isqrt
+from math import gcd
 from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.divisors import divisors
+from strategies.divisors import nearest_divisor as _nearest
+from strategies.grid import broken_rules
 from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
+from strategies.offload_rules import Around, offload_rules
+from strategies.offloading import NOTHING, Offloading
 from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, shardings
 from strategies.partition import num_layers, partition
 from strategies.plan import Plan
@@ -23,8 +28,6 @@ from strategies.training import Training
 ZERO_STAGES = (0, 1, 2, 3)
 """What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
 
-OFFLOADS = ("optimizer",)
-"""What a plan may keep in host memory."""
 GRADIENT_REDUCTIONS = ("all_reduce", "parameter_server")
 """How gradients are summed over the data axis: decentralised, or by a central server."""
 
@@ -40,6 +43,8 @@ class Layout:
         microbatches of ``microbatch[i]`` sequences, and all run as many microbatches.
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
+    tensor_rows
+        Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns (`strategies.grid`).
     context
         Ranks that share the tokens of each sequence.
     attention
@@ -53,7 +58,7 @@ class Layout:
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
     offload
-        What is kept in host memory: any of `OFFLOADS`.
+        What is kept in host memory.
     zero_shards
         Neighbouring data ranks that ZeRO shares states over, with their context ranks; 0 for all of them.
     reshard_after_forward
@@ -79,10 +84,11 @@ class Layout:
     stages: str | tuple[int, ...] = "even"
     order: tuple[str, ...] = AXES
     placement: tuple[int, ...] = ()
-    offload: tuple[str, ...] = ()
+    offload: Offloading = NOTHING
     zero_shards: int = 0
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
+    tensor_rows: int = 1
 
     @property
     def replica(self) -> int:
@@ -113,6 +119,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
+    yield from _grid_violations(problem.graph, layout)
     yield from _context_violations(problem.graph, layout)
     yield from _expert_violations(problem.graph, layout)
     yield from _batch_violations(problem.training, layout)
@@ -120,9 +127,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from broken
     if not broken:
         yield from _recompute_violations(problem.graph, layout)
-    wrong = next((what for what in layout.offload if what not in OFFLOADS), None)
-    if wrong is not None:
-        yield Violation("offload", f"offload holds any of {', '.join(OFFLOADS)}, met {wrong}")
+    yield from _offload_violations(problem, layout)
     yield from _zero_violations(layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
@@ -136,14 +141,15 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    ranks, free = layout.data * layout.tensor * layout.pipeline * layout.context, len(cluster.free_devices)
+    others, free = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context, len(cluster.free_devices)
+    ranks = layout.data * others
     if ranks != free:
-        others = layout.tensor * layout.pipeline * layout.context
         near = f"; data: {free // others} would do" if free % others == 0 else ""
-        context = f" * context({layout.context})" if layout.context > 1 else ""
+        more = (("tensor_rows", layout.tensor_rows), ("context", layout.context))
+        besides = "".join(f" * {name}({degree})" for name, degree in more if degree > 1)
         yield Violation(
             "data",
-            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){context} = {ranks} ranks, "
+            f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){besides} = {ranks} ranks, "
             f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
         )
     if layout.order != AXES:
@@ -215,6 +221,27 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         yield Violation(
             "sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false"
         )
+
+
+def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
+    if layout.tensor_rows == 1:
+        return
+    if layout.sequence_parallel:
+        yield Violation(
+            "sequence_parallel",
+            f"tensor_rows({layout.tensor_rows}) leaves sequence_parallel nothing to cut: all activations lie "
+            "along rows and columns; nearest: false",
+        )
+    if layout.expert > 1:
+        yield Violation(
+            "expert",
+            f"tensor_rows({layout.tensor_rows}) needs expert 1: tokens sent to experts have no published layout over "
+            f"rows, met {layout.expert}; nearest: 1",
+        )
+    cut = shardings(graph, Parallelism(tensor=layout.tensor > 1, rows=True))
+    sizes = (layout.microbatch,) if isinstance(layout.microbatch, int) else layout.microbatch
+    odd = next((size for size in sizes if size % layout.tensor_rows), sizes[0])
+    yield from (Violation(*each) for each in broken_rules(graph, cut, layout.tensor_rows, layout.tensor, odd))
 
 
 @lru_cache(maxsize=64)
@@ -289,7 +316,7 @@ def _resized(sizes: tuple[int, ...], count: int) -> list[int]:
 def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int, ...]) -> Iterator[Violation]:
     total, batch = layout.sequences, training.global_batch
     if batch % total:
-        sums = [n for n in _divisors(batch) if n >= layout.data]
+        sums = [n for n in divisors(batch) if n >= layout.data]
         near = [n for n in sums if n < total][-1:] + [n for n in sums if n > total][:1]
         nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else ""
         yield Violation(
@@ -390,15 +417,21 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
             )
 
 
-def _nearest(whole: int, value: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``value``, the smaller of two."""
-    return min(_divisors(whole), key=lambda d: (abs(d - value), d))
-
-
-def _divisors(whole: int) -> list[int]:
-    """Return the divisors of ``whole``, rising."""
-    small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return sorted({*small, *(whole // d for d in small)})
+def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    rule = SCHEDULES.get(layout.schedule)
+    if layout.offload == NOTHING or rule is None:
+        return
+    around = Around(
+        problem.graph,
+        problem.training,
+        pipeline=layout.pipeline,
+        schedule=rule.name,
+        whole_backward=not rule.splits_backward and rule.pairs is no_pairs,
+        ranks=layout.data * layout.context,
+        shards=(layout.zero_shards or layout.data) * layout.context,
+        zero=layout.zero,
+    )
+    yield from (Violation(*each) for each in offload_rules(layout.offload, around))
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:
@@ -417,6 +450,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         sequence_parallel=layout.sequence_parallel,
         expert=layout.expert > 1,
         attention=layout.attention if layout.context > 1 else None,
+        rows=layout.tensor_rows > 1,
     )
     free = problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)

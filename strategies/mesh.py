@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
+TENSOR_ROWS = "tensor_rows"
+"""The second axis of tensor parallelism: with `TENSOR`, along which lie the columns, it makes a grid."""
+
 REPLICA = "replica"
 """The outer of two data-parallel axes: ranks along `DATA` share states, those along this keep the same ones."""
 
-AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR)
+AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR_ROWS, TENSOR)
 """The axes of a mesh, in their usual order from the outermost."""
 
 EXPERT_DATA = "expert data"
@@ -19,6 +22,7 @@ EXPERT_DATA = "expert data"
 
 GROUPS = {
     TENSOR: (TENSOR,),
+    TENSOR_ROWS: (TENSOR_ROWS,),
     CONTEXT: (CONTEXT,),
     EXPERT: (EXPERT,),
     DATA: (DATA, EXPERT, CONTEXT),

@@ -15,8 +15,10 @@ from strategies.lowering.data import bucket_limit, fillings
 from strategies.lowering.division import Division
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
 from strategies.lowering.memory import peak_activations, resident
+from strategies.lowering.offload import OnHost
 from strategies.lowering.variant import JOINED, WHOLE, kind_of
 from strategies.mesh import PIPELINE
+from strategies.offloading import StepPlace
 from strategies.plan import Plan
 from strategies.schedule import ActionKind
 
@@ -33,20 +35,27 @@ class Needs:
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
-        if _interleaves(plan):
+        if self._by_simulation(plan):
             return int(max(profile.peak for profile in self._simulated(plan)))
         seen = (plan.even(size) for size in plan.sizes)
         return max(int((self._held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
-        if _interleaves(plan):
+        if self._by_simulation(plan):
             return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
         return all(self._fits(plan.even(size), self._capacity(plan, size)) for size in plan.sizes)
 
     def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
         held = self._held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
+
+    def _by_simulation(self, plan: Plan) -> bool:
+        """Return whether what a device holds is not worked out from the order of its passes alone."""
+        copies = self._flattens and any(
+            plan.offload.optimizer
+        )  # how long the flat copy is held hangs on the host's step
+        return plan.offload.in_passes or plan.offload.step is StepPlace.DEVICE or copies or _interleaves(plan)
 
     def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
         return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
@@ -57,8 +66,12 @@ class Needs:
         buffers = self.costs.buffers(plan)
         key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload, buffers)
         if key not in self._resident:
-            counts = list(zip(self.costs.held(plan).positions, buffers, strict=True))
-            sizes = {n: resident(self.cluster.accelerator, self.training, plan, *n, 0) for n in dict.fromkeys(counts)}
+            away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
+            counts = list(zip(self.costs.held(plan).positions, buffers, away, strict=True))
+            sizes = {
+                n: resident(self.cluster.accelerator, self.training, plan, *n[:2], 0, n[2])
+                for n in dict.fromkeys(counts)
+            }
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
         return self._resident[key]
@@ -128,4 +141,4 @@ class Needs:
 
 def _interleaves(plan: Plan) -> bool:
     """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
-    return plan.overlaps_passes and plan.tensor * plan.context * plan.expert > 1
+    return plan.overlaps_passes and plan.tensor * plan.tensor_rows * plan.context * plan.expert > 1

@@ -5,7 +5,8 @@ from enum import StrEnum
 from functools import lru_cache
 
 from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind
-from strategies.mesh import CONTEXT, EXPERT, TENSOR
+from strategies.grid import column_dim, kept_cuts
+from strategies.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS
 from strategies.sharding import OperatorSharding
 
 
@@ -41,6 +42,8 @@ class Parallelism:
     ----------
     tensor, expert
         Whether those axes cut anything.
+    rows
+        Whether tensor parallelism has a second axis, along which tokens and parameters are cut.
     sequence_parallel
         Whether operators between tensor-parallel regions are cut along ``sequence`` by the tensor axis.
     attention
@@ -51,9 +54,10 @@ class Parallelism:
     sequence_parallel: bool = False
     expert: bool = False
     attention: Attention | None = None
+    rows: bool = False
 
     def __bool__(self) -> bool:
-        return self.tensor or self.expert or self.attention is not None
+        return self.tensor or self.rows or self.expert or self.attention is not None
 
 
 @lru_cache(maxsize=64)
@@ -62,7 +66,7 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
 
     * tensor: along the one dim of `TENSOR_DIMS` that an operator has; others are replicated, or cut
       along ``sequence`` with sequence parallelism [1]_ [2]_. The loss, which sums over the sequence, is
-      replicated: what it needs of cut logits is all-reduced [1]_.
+      replicated: what it needs of cut logits is all-reduced [1]_. With rows besides, as `strategies.grid` says.
     * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
       `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
     * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
@@ -87,6 +91,10 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     cuts: dict[str, tuple[str, ...]] = {}
     names = [dim for dim, _ in operator.dims]
     tensor = next((dim for dim in TENSOR_DIMS if dim in names), None) if by.tensor else None
+    alone = tensor
+    if by.rows:
+        tensor = column_dim(operator, tensor) if by.tensor else None
+        cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
     if tensor is not None:
         cuts[tensor] = (TENSOR,)
     if by.attention is not None:
@@ -98,7 +106,8 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
     if by.expert:
         cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
-    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()))
+    kept = kept_cuts(block, operator, alone, cuts) if by.rows else ()
+    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()), kept)
 
 
 def _context_cuts(

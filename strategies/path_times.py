@@ -15,7 +15,6 @@ from simulator.engine.longest_path import finish_times
 from simulator.program import IntArray
 from strategies.finish import Endings, Steps, finish
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import Machine
 from strategies.path_rows import PathRows
@@ -51,7 +50,7 @@ class LongestPaths:
         batches: dict[tuple[object, ...], _Batch] = {}
         for index, plan in enumerate(plans):
             machine = self.costs.machine(plan)
-            if not machine.uniform or offloads_optimizer(plan) or plan.schedule_name not in WALKED or _waits(plan):
+            if not machine.uniform or plan.offload or plan.schedule_name not in WALKED or _waits(plan):
                 result[index] = self._lowered(plan)
                 continue
             key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))

@@ -5,7 +5,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from strategies.local_batches import Microbatch, microbatch
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
+from strategies.offloading import NOTHING, Offloading, offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
 from strategies.schedule import SCHEDULES, Schedule, schedule
@@ -49,7 +50,7 @@ class Plan:
     placement
         The device of every rank of the mesh; empty where rank ``i`` runs on device ``i``.
     offload
-        What is kept in host memory: ``optimizer`` for the optimizer's states, or nothing.
+        What is kept in host memory.
     reshard_after_forward
         Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
     gradient_reduction
@@ -71,7 +72,7 @@ class Plan:
     attention: Attention | None = None
     scatter_gather: bool = False
     placement: tuple[int, ...] = ()
-    offload: tuple[str, ...] = ()
+    offload: Offloading = NOTHING
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
 
@@ -124,8 +125,13 @@ class Plan:
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel degree."""
+        """Tensor-parallel degree; of a grid, its columns."""
         return self.mesh.size(TENSOR)
+
+    @property
+    def tensor_rows(self) -> int:
+        """Rows of the tensor-parallel grid; 1 where tensor parallelism has one axis."""
+        return self.mesh.size(TENSOR_ROWS)
 
     @property
     def pipeline(self) -> int:
@@ -170,7 +176,8 @@ class Plan:
 
         As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
         """
-        degrees = f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}"
+        rows = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
+        degrees = f"data {self.data} x tensor {rows}{self.tensor} x pipeline {self.pipeline}"
         parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
@@ -178,7 +185,7 @@ class Plan:
         parts.append(f"{self.num_microbatches} microbatches of {_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
-        parts += [f"{', '.join(self.offload)} on the host"] if self.offload else []
+        parts += [f"{self.offload} on the host"] if self.offload else []
         parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
@@ -186,7 +193,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with its version."""
-        return {"version": PLAN_VERSION} | asdict(self) | {"recompute": self.recompute.document}
+        values = {"recompute": self.recompute.document, "offload": self.offload.document}
+        return {"version": PLAN_VERSION} | asdict(self) | values
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Plan":
@@ -194,7 +202,7 @@ class Plan:
         if document.get("version") != PLAN_VERSION:
             raise ValueError(f"version: a plan document of this program has version {PLAN_VERSION}")
         try:
-            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+            optional = {f.name: f.default for f in fields(cls) if f.default is not MISSING} | {"offload": ()}
             stated = {key: (optional | document)[key] for key in cls.__dataclass_fields__}
             return cls(
                 **stated
@@ -206,7 +214,7 @@ class Plan:
                     "recompute": recomputation(document["recompute"]),
                     "attention": stated["attention"] and Attention(stated["attention"]),
                     "placement": tuple(int(device) for device in stated["placement"]),
-                    "offload": tuple(map(str, stated["offload"])),
+                    "offload": offloading(stated["offload"]),
                 }
             )
         except (KeyError, TypeError) as error:
@@ -229,4 +237,9 @@ def _sizes(sizes: Microbatch) -> str:
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:
-    return OperatorSharding(document["operator"], tuple((dim, tuple(axes)) for dim, axes in document["cuts"]))
+    kept = tuple((name, _cuts(cuts)) for name, cuts in document.get("kept", ()))
+    return OperatorSharding(document["operator"], _cuts(document["cuts"]), kept)
+
+
+def _cuts(document: list[Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((dim, tuple(axes)) for dim, axes in document)

@@ -43,10 +43,23 @@ REPLICATED = ShardingSpec()
 
 @dataclass(frozen=True, slots=True)
 class OperatorSharding:
-    """Which dims of an operator's iteration space are cut, by operator name ``block.operator``."""
+    """Which dims of an operator's iteration space are cut, by operator name ``block.operator``.
+
+    Parameters
+    ----------
+    kept
+        The cuts of parameters and inputs that are kept in another layout than the operator reads: they are
+        gathered for each pass that reads them, and gradients of parameters are scattered.
+    """
 
     operator: str
     cuts: tuple[tuple[str, tuple[str, ...]], ...]
+    kept: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
+
+    def of_kept(self, tensor: Tensor) -> ShardingSpec:
+        """Return the layout in which a parameter or an input is kept."""
+        kept = dict(self.kept).get(tensor.name)
+        return self.of_input(tensor) if kept is None else ShardingSpec(kept)
 
     def of_input(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the operator reads ``tensor``."""

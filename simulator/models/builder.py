@@ -48,13 +48,26 @@ class BlockBuilder:
         selective: bool = False,
         executed: float = 1.0,
         imbalance: float = 1.0,
+        statistics: tuple[tuple[str, int], ...] = (),
     ) -> None:
         """Note an operator with a space-separated iteration space."""
         space = tuple((dim, self.size[dim]) for dim in dims.split())
         summed = tuple(reduced.split())
         self._operators.append(
             Operator(
-                name, kind, space, inputs, outputs, parameters, summed, flops, saved, selective, executed, imbalance
+                name,
+                kind,
+                space,
+                inputs,
+                outputs,
+                parameters,
+                summed,
+                flops,
+                saved,
+                selective,
+                executed,
+                imbalance,
+                statistics,
             )
         )
 

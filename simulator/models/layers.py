@@ -37,13 +37,26 @@ def linear(
 def norm(
     builder: BlockBuilder, name: str, source: str, *, bias: bool, over: str = "hidden", output: str | None = None
 ) -> str:
-    """Note a norm with a weight (and bias) along ``over`` and return its output; backward reads the input."""
+    """Note a norm with a weight (and bias) along ``over`` and return its output; backward reads the input.
+
+    Its statistics are a mean and a mean square with a bias (Ba et al. 2016, "Layer normalization"), a mean square
+    without (Zhang and Sennrich 2019, "Root mean square layer normalization"); backward takes as many.
+    """
     dims = builder.dims(source)
     out = builder.tensor(output or f"{name}_out", dims)
     parameters = [builder.tensor(f"{name}_weight", over)]
     if bias:
         parameters.append(builder.tensor(f"{name}_bias", over))
-    builder.operator(name, OperatorKind.NORM, dims, (source,), (out,), parameters=tuple(parameters), saved=(source,))
+    builder.operator(
+        name,
+        OperatorKind.NORM,
+        dims,
+        (source,),
+        (out,),
+        parameters=tuple(parameters),
+        saved=(source,),
+        statistics=((over, 2 if bias else 1),),
+    )
     return out
 
 

@@ -25,7 +25,8 @@ from strategies.sharding import OperatorSharding
 class BlockCost(NamedTuple):
     """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
 
-    ``split`` is its backward in two, where the schedule runs it so.
+    ``split`` is its backward in two, where the schedule runs it so; ``away`` are the bytes of one microbatch that
+    are in host memory from forward to backward.
     """
 
     steps: BlockSteps
@@ -36,6 +37,11 @@ class BlockCost(NamedTuple):
     experts: int
     parameter_tensors: int
     split: Split | None = None
+    away: int = 0
+
+    def offloaded(self) -> "BlockCost":
+        """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
+        return self._replace(memory=self.memory._replace(kept=0), away=self.memory.kept)
 
     def steps_of(self, kind: ActionKind) -> tuple[Step, ...]:
         """Return the steps of a pass of a kind."""
@@ -60,7 +66,7 @@ class BlockCosts:
         self.problem = problem
         self.blocks = {block.name: block for block in problem.graph.blocks}
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
-        self._cuts: Numbers[tuple[int, int, int, int]] = Numbers()
+        self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
         self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
@@ -87,7 +93,7 @@ class BlockCosts:
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
-                self._cut_of[key] = self._cuts.of((plan.tensor, plan.context, plan.expert, key[1]))
+                self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
         return self._latest

@@ -78,7 +78,7 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
 
 def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
     """Return the bytes of the copy of a rank's gradients that is summed after the last backward."""
-    late = plan.tensor > 1 or not plan.overlap_gradients
+    late = plan.tensor * plan.tensor_rows > 1 or not plan.overlap_gradients
     flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
     return parameters * training.gradient_bytes if flat else 0
 

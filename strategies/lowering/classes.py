@@ -187,8 +187,8 @@ class ClassTable:
     def signatures(self, kind: str) -> tuple[int, ...]:
         """Return for every group class of a kind a number, equal where collectives cost the same when idle."""
         if kind not in self._signatures:
-            table, collective = self.tables[kind], self._loads.kinds[kind]
-            every = (self.pattern(kind, collective, each) for each in self._loads.candidates(kind, collective))
+            table, loads = self.tables[kind], self._loads
+            every = (self.pattern(kind, c, each) for c in loads.kinds[kind] for each in loads.candidates(kind, c))
             found = tuple(chain.from_iterable(every))
             nodes = self.cluster.device_nodes[table.devices[table.first]]
             self._signatures[kind] = tuple(_signatures(nodes, np.array(self.bandwidth), found).tolist())

@@ -3,7 +3,8 @@
 Every rank reads its gradients once, and the sum of their squares, a scalar of 4 bytes, is
 all-reduced over the ranks that share one copy of the model, those of expert groups among them. With
 ZeRO the ranks of the data and context axes hold shares of the gradients, and the sum is over all
-ranks. Scaling the gradients is not counted: the optimizer multiplies them as it reads them.
+ranks. Gradients that are in host memory the host reads. Scaling the gradients is not counted: the
+optimizer multiplies them as it reads them.
 
 References
 ----------
@@ -33,7 +34,7 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
     return tuple(axis.name for axis in plan.mesh.axes if axis.name not in whole)
 
 
-def norm_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters) -> int:
-    """Return the ticks in which a rank reads its gradients once."""
-    size = updated_parameters(plan, held.elements, held.experts) * training.gradient_bytes
+def norm_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, on_host: int = 0) -> int:
+    """Return the ticks in which a rank reads its gradients once, but for those of so many elements on its host."""
+    size = (updated_parameters(plan, held.elements, held.experts) - on_host) * training.gradient_bytes
     return to_ticks(optimizer_time(accelerator, size))

@@ -8,8 +8,9 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
-from strategies.lowering.placed import BACKWARD, FORWARD, tenant_kind, tied_kind
-from strategies.mesh import DATA, EXPERT_DATA, REPLICA, TENSOR
+from strategies.lowering.offload import FROM_HOST, TO_HOST
+from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, tenant_kind, tied_kind
+from strategies.mesh import CONTEXT, DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
 _Group = tuple[str, int]
@@ -57,7 +58,9 @@ def _disturbed(
 
     Two groups with a common member take turns, for it runs one collective after another.
     """
-    own, others = _users(machine, [(kind, INSIDE[kind][0]) for kind in inside]), dict[int, list[_Group]]()
+    runs = [(kind, INSIDE[kind][0]) for kind in inside]
+    runs += [(CONTEXT, EXCHANGES[plan.attention])] if plan.attention in EXCHANGES else []
+    own, others = _users(machine, runs), dict[int, list[_Group]]()
     busy = np.zeros(len(machine.table.first_link), dtype=bool)
     for kind, collective, after in _others(machine, plan, in_buckets, tied):
         if after:
@@ -103,5 +106,6 @@ def _others(
     kinds += [(kind, reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
     kinds += [(REPLICA, Collective.ALL_REDUCE, not in_buckets)]
     kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero >= 3]
+    kinds += [(kind, Collective.SEND, False) for kind in (TO_HOST, FROM_HOST) if plan.offload.in_passes]
     kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)

@@ -7,8 +7,20 @@ from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
-from strategies.lowering.offload import HOST, STEPS, HostStep, host_bytes, host_ticks
-from strategies.lowering.optimizer import optimizer_ticks, updated_parameters
+from strategies.lowering.host_copies import host_copy
+from strategies.lowering.offload import (
+    CHUNKS,
+    HOST,
+    HOST_KINDS,
+    STEPS,
+    STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
+    chunk_buffer,
+    host_elements,
+    host_ticks,
+    update_bytes,
+)
+from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import TENSOR
@@ -33,8 +45,10 @@ class Contents:
             return Content(self._optimizer(position, instance))
         if slot.what == "squares":
             return Content(self._squares(position, instance))
-        if slot.what == "host":
-            return self._host(STEPS[key[0]], position, instance)
+        if slot.what == "update":
+            return self._update(key[0], key[1], position, instance)
+        if slot.site.kind in HOST_KINDS:
+            return self._host_copy(slot, instance)
         if slot.what == "collective":
             return self._collective(slot.site.kind, key, instance)
         if slot.what == "send":
@@ -59,32 +73,61 @@ class Contents:
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
-        key = ("optimizer", position, rank.key)
-        if key in self._work:
-            return self._work[key]
-        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
+        held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
+        ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
+        flat = self._flat(position)
+        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer", flat, flat)
+
+    def _flat(self, position: int) -> tuple[Change, ...]:
+        """Return the copy of gradients that was summed, which the update reads back."""
         flat = flat_gradients(self.training, self.plan, self.volumes.held(position).elements)
-        if flat:
-            changes = (Change(Category.BUFFERS, flat),)  # the copy that was summed is read back
-            piece = Piece(TaskKind.OPTIMIZER, "optimizer", 0, ticks, acquired=changes, released=changes)
-            self._work[key] = Work(TaskKind.OPTIMIZER, -1, ticks, (piece,))
-            return self._work[key]
-        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer")
+        return (Change(Category.BUFFERS, flat),) if flat else ()
 
     def _squares(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)
-        ticks = norm_ticks(rank.accelerator, self.training, self.plan, self.volumes.held(position))
+        held, on_host = self.volumes.held(position), self.cuts.on_host[position]
+        ticks = norm_ticks(rank.accelerator, self.training, self.plan, held, on_host.parameters)
         return self._plain(("squares", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "norm of gradients")
 
-    def _host(self, step: HostStep, position: int, group: int) -> Content:
-        """Return one chunk of one stage of the host's update."""
-        held = self.volumes.held(position)
-        size = host_bytes(self.training, self.plan, held, step.kind)
-        (leg,) = self.machine.communicator(step.kind, group).legs(Collective.SEND, size)
+    def _update(self, number: int, end: int, position: int, instance: int) -> Content:
+        """Return one chunk of one stage of an update whose states are on the host."""
+        step, held, on_host = STEPS[number], self.volumes.held(position), self.cuts.on_host[position]
+        changes = self._update_changes(number, end, position)
+        if not step.kind:
+            rank = self.machine.rank(instance)
+            part = on_host.optimizer / CHUNKS
+            ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, part)
+            return Content(self._plain(("update", position, rank.key), step.task, -1, ticks, step.name, *changes))
+        size = update_bytes(self.training, self.plan, held, on_host, number)
+        (leg,) = self.machine.communicator(step.kind, instance).legs(Collective.SEND, size)
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
-            ticks = host_ticks(updated_parameters(self.plan, held.elements, held.experts))
-        work = self._plain((step.kind, position, ticks), step.task, -1, ticks, step.name)
+            ticks = host_ticks(host_elements(self.plan, held, on_host))
+        work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes)
+        return Content(work, leg.flow if leg.flow.usage else None)
+
+    def _update_changes(self, number: int, end: int, position: int) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+        """Return what the device takes and gives back with a chunk of one stage of an update.
+
+        Two chunks of states from the start of the first one, where ``end`` is -1, to the end of the last one, where
+        it is 1; and the copy of gradients that was summed while they are read, where no other update holds it.
+        """
+        held, on_host = self.volumes.held(position), self.cuts.on_host[position]
+        first, update, last = STEPS_ON_DEVICE
+        if number in (STEPS_ON_HOST[0], update) and on_host.optimizer == 1:
+            return (self._flat(position),) * 2
+        buffers = (Change(Category.OPTIMIZER, 2 * chunk_buffer(self.training, self.plan, held, on_host)),)
+        return buffers if (number, end) == (first, -1) else (), buffers if (number, end) == (last, 1) else ()
+
+    def _host_copy(self, slot: Slot, instance: int) -> Content:
+        """Return a copy between a rank and its host while passes run."""
+        rank = self.machine.rank(self.table.tables[slot.site.kind].classes[instance][0])
+        copy = host_copy(self.cuts, slot, rank)
+        legs = self.machine.communicator(slot.site.kind, instance).legs(Collective.SEND, copy.size)
+        (leg,) = legs or (Leg(0, 0, Flow(())),)
+        key = (slot.site, slot.what, *slot.key, leg.latency, rank.batch)
+        changes = copy.acquired, copy.released
+        work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
@@ -124,8 +167,18 @@ class Contents:
         work = self._plain((kind, stage, now.latency, label), kind, stage, now.latency, label)
         return Content(work, now.flow if now.flow.usage else None)
 
-    def _plain(self, key: tuple[object, ...], kind: TaskKind, stage: int, ticks: int, name: str) -> Work:
+    def _plain(
+        self,
+        key: tuple[object, ...],
+        kind: TaskKind,
+        stage: int,
+        ticks: int,
+        name: str,
+        acquired: tuple[Change, ...] = (),
+        released: tuple[Change, ...] = (),
+    ) -> Work:
         """Return work of one piece, the same object for the same key."""
         if key not in self._work:
-            self._work[key] = Work(kind, stage, ticks, (Piece(kind, name, 0, ticks),))
+            piece = Piece(kind, name, 0, ticks, acquired=acquired, released=released)
+            self._work[key] = Work(kind, stage, ticks, (piece,))
         return self._work[key]

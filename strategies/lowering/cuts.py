@@ -7,6 +7,9 @@ from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
 from strategies.lowering.fully_sharded import Changes, changes, sharing
 from strategies.lowering.machine import Machine, Rank
+from strategies.lowering.offload import OnHost
+from strategies.lowering.on_host import blocks_on_host, on_host
+from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import StageCost, StageCosts
@@ -32,7 +35,7 @@ class Cuts:
         self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
         self.overlaps = overlaps(self.cluster, plan)
-        self.in_buckets = reduces_in_buckets(self.cluster, plan)
+        self.in_buckets = reduces_in_buckets(self.cluster, plan) or any(plan.offload.parameters)
         self.sharing = sharing(self.cluster, plan)
         self.tied = costs.tied(plan)
         self.plan_costs = costs.of(plan)
@@ -45,6 +48,11 @@ class Cuts:
         return self.plan.positions
 
     @cached_property
+    def on_host(self) -> tuple[OnHost, ...]:
+        """What the ranks of every position keep on their hosts."""
+        return on_host(self.costs, self.plan)
+
+    @cached_property
     def passes(self) -> tuple[Passes, ...]:
         """For every position, how its passes run."""
         return passes(self.machine, self.plan, self.in_buckets, self.tied)
@@ -54,10 +62,11 @@ class Cuts:
         plan, which, shared = self.plan, variant % JOINED, self.sharing
         last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
         meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
-        beneath = last or (backward and meets) or shared.parameters
+        away = any(block.away for block in self.plan_costs.stages[stage].blocks)
+        beneath = last or (backward and meets) or shared.parameters or away
         every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
         ends: frozenset[str] = frozenset()
-        if shared.parameters:
+        if shared.parameters or away:
             ends = frozenset(plan.stages[stage].blocks)
         elif self.in_buckets and (last or (backward and shared.gradients)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
@@ -87,10 +96,16 @@ class Cuts:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
         if not self.sharing.gradients:
             return ()
-        elements, experts = [block.parameters for block in cost.blocks], [block.experts for block in cost.blocks]
+        blocks, shared, away = cost.blocks, self.plan.shards > 1, blocks_on_host(self.plan, stage)
+        moving = blocks if shared else blocks[:away]
+        still = (0,) * (len(blocks) - len(moving))
+        elements = [*(block.parameters for block in moving), *still]
+        experts = [*(block.experts for block in moving), *still]
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
+        shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
+        shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        return changes(self.sharing, self.training, variant, elements[::turn], filled)
+        return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
 
     def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""

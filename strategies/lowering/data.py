@@ -107,8 +107,11 @@ def buckets(
 
 
 def bucket_limit(plan: Plan) -> int:
-    """Return the bytes that fill a bucket: with ZeRO 3 every block is one, the unit that is gathered."""
-    return 0 if plan.zero >= 3 else BUCKET_BYTES
+    """Return the bytes that fill a bucket.
+
+    With ZeRO 3 every block is one, the unit that is gathered, and so where parameters come from the host.
+    """
+    return 0 if plan.zero >= 3 or any(plan.offload.parameters) else BUCKET_BYTES
 
 
 def reduction(plan: Plan) -> Collective:

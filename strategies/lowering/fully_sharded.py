@@ -20,6 +20,8 @@ Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel",
 sections 3.2 and 3.3 (units, hybrid sharding, prefetch, limited gathers).
 PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a pass's gathers wait
 for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all.
+Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5 (shards come from host memory before the gather, and
+gradients go there after the reduction).
 Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022
 (gradients are summed over replicas once, after the last microbatch).
 """
@@ -103,9 +105,14 @@ class Sharing(NamedTuple):
 
 
 def sharing(cluster: Cluster, plan: Plan) -> Sharing:
-    """Return what a plan shares besides the optimizer's states."""
-    gradients, parameters = (plan.zero >= least and plan.shards > 1 for least in (2, 3))
-    return Sharing(gradients, parameters, plan.reshard_after_forward, int(overlaps(cluster, plan)))
+    """Return what a plan shares besides the optimizer's states.
+
+    Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
+    """
+    on_host = any(plan.offload.parameters)
+    gradients, parameters = ((plan.zero >= least and plan.shards > 1) or on_host for least in (2, 3))
+    ahead = overlaps(cluster, plan) or (on_host and plan.shards == 1)
+    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead))
 
 
 class Changes(NamedTuple):
@@ -119,7 +126,12 @@ NOTHING = Changes()
 
 
 def changes(
-    shared: Sharing, training: Training, variant: int, parameters: Sequence[int], gradients: Sequence[Filling]
+    shared: Sharing,
+    training: Training,
+    variant: int,
+    parameters: Sequence[int],
+    gradients: Sequence[Filling],
+    shards: Sequence[int] = (),
 ) -> tuple[Changes, ...]:
     """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
 
@@ -129,6 +141,9 @@ def changes(
         Elements on a rank of every block, in the order of the pass.
     gradients
         How gradients fill buckets: those that leave with a block are whole until the next ones leave.
+    shards
+        Elements of every block whose shard comes from the host before it is gathered, and goes there after its
+        gradients are reduced; none where nothing does.
     """
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
@@ -138,6 +153,10 @@ def changes(
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
             if comes[unit]:
                 acquired[max(unit - shared.ahead, 0)].append(change)
+                for shard in shards[unit : unit + 1]:
+                    change_of_shard = Change(Category.PARAMETERS, shard * training.parameter_bytes)
+                    acquired[max(unit - shared.ahead, 0)].append(change_of_shard)
+                    released[max(unit - shared.ahead, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
     if shared.gradients and kind_of(variant) is not ActionKind.FORWARD:
@@ -147,6 +166,10 @@ def changes(
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
                 acquired[block].append(change)
                 released[ends[min(ends.index(end) + shared.ahead, len(ends) - 1)] - 1].append(change)
+        for block, shard in enumerate(shards):  # every block is a bucket
+            change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
+            acquired[block].append(change)
+            released[min(block + shared.ahead, len(shards) - 1)].append(change)
     if not any(acquired) and not any(released):
         return ()
     return tuple(Changes(_some(a), _some(r)) for a, r in zip(acquired, released, strict=True))

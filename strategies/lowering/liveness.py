@@ -14,6 +14,7 @@ from simulator.compute import PRODUCTS
 from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
+from strategies.lowering.redistribution import read_again
 from strategies.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
@@ -70,12 +71,15 @@ class Liveness:
         another operator may keep the same tensor as it was. NVIDIA/TransformerEngine issue 1764: the fp8 data is
         kept, or on Hopper its transpose.
         """
-        gathered = self.framework.keeps_gathered
-        size = self.read(operator, name) if gathered else self.share(operator, name)
+        size = self.read(operator, name) if self._keeps_gathered(operator, name) else self.share(operator, name)
         known = f"{name} exchanged" if self._exchanged(operator, name) else name
         if not self.layout.quantises(operator):
             return known, size
         return f"{known} in fp8", size * ITEMSIZE["fp8"] // ITEMSIZE[self.block.tensor[name].dtype]
+
+    def _keeps_gathered(self, operator: Operator, name: str) -> bool:
+        """Return whether an operator keeps a tensor gathered."""
+        return self.framework.keeps_gathered and not self.layout.gathers_again(operator, name)
 
     def saved(self, operator: Operator) -> tuple[str, ...]:
         """Return the tensors that an operator keeps."""
@@ -145,11 +149,12 @@ class Liveness:
                 live[name] = size.get(name) or self.made(name)
         partial = (self.made(name) for name in operator.outputs if self.made(name) > size.get(name, self.made(name)))
         besides = self._loss_copies(operator) + self._routed_copies(operator)
+        besides += self.whole_parameters(operator, operator.parameters)
         return sum(live.values()) + self.gathered(operator) + sum(partial) + besides
 
     def _gathers(self, operator: Operator, name: str) -> bool:
         """Return whether an operator reads a tensor gathered that is kept cut."""
-        return not self.framework.keeps_gathered and self.read(operator, name) > self.share(operator, name)
+        return not self._keeps_gathered(operator, name) and self.read(operator, name) > self.share(operator, name)
 
     def _loss_copies(self, operator: Operator) -> int:
         copies = self.framework.loss_copies
@@ -229,12 +234,13 @@ class Liveness:
     def _made_backward(self, operator: Operator) -> int:
         """Return the bytes that an operator's backward makes: gradients of inputs, and what it gathers for them."""
         total = sum(self.made(name) for name in operator.outputs if self._reduced(name))
+        total += self.whole_parameters(operator, read_again(operator))
         if _is_sum(operator):
             return total
         for name in filter(self._flows, operator.inputs):
             wanted, share = self.read(operator, name), self.share(operator, name)
             total += wanted + (share if share < wanted else 0)
-            if share < wanted and not self.framework.keeps_gathered and not self._buffered(operator):
+            if share < wanted and not self._keeps_gathered(operator, name) and not self._buffered(operator):
                 total += wanted
         if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
             return 0  # the gradient of the logits takes their place
@@ -254,13 +260,18 @@ class Liveness:
         return operator.outputs[0] in self._logits
 
     def weight_gradient(self, operator: Operator) -> int:
-        """Return the bytes of new gradients of weights while an operator's backward runs."""
+        """Return the bytes of new gradients of weights while an operator's backward runs, whole ones before a sum."""
+        whole = self.whole_parameters(operator, operator.parameters)
         if self.framework.fused_gradients and operator.kind in PRODUCTS:
-            return 0
+            return whole
         tensors = [self.block.tensor[name] for name in operator.parameters]
         if operator.kind is OperatorKind.EMBEDDING and self.framework.whole_table:
             return sum(tensor.nbytes for tensor in tensors)
-        return sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
+        return whole + sum(self.layout.parameter_share(tensor) * ITEMSIZE[tensor.dtype] for tensor in tensors)
+
+    def whole_parameters(self, operator: Operator, names: tuple[str, ...]) -> int:
+        """Return the bytes of those of some parameters that are kept cut, as an operator reads them."""
+        return sum(self.read(operator, name) for name in names if self.layout.gathers_again(operator, name))
 
     def gathered(self, operator: Operator) -> int:
         """Return the bytes of the inputs that an operator gathers in each pass."""

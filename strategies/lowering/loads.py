@@ -15,9 +15,9 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.interconnect.parts import Parts
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS, host_phases
-from strategies.lowering.placed import BACKWARD, FORWARD, NORM, USUAL, Placed, tenant_kind, tied_kind
+from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, NORM, USUAL, Placed, tenant_kind, tied_kind
 from strategies.lowering.refinement import Groups, combine, joined, quantised
-from strategies.mesh import DATA, EXPERT_DATA
+from strategies.mesh import CONTEXT, DATA, EXPERT_DATA
 
 BoolArray = NDArray[np.bool_]
 
@@ -27,7 +27,7 @@ class Loads:
 
     def __init__(self, placed: Placed) -> None:
         self.placed, self.cluster = placed, placed.cluster
-        self.kinds: dict[str, Collective] = {}
+        self.kinds: dict[str, tuple[Collective, ...]] = {}
         self.ranks: dict[str, IntArray] = {}
         self.groups: dict[str, Alike] = {}
         self._even: dict[str, bool] = {}
@@ -40,11 +40,9 @@ class Loads:
         for kind, collective in (USUAL | central | tenants | copies | tied | norm).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):
-                self.add(kind, collective, ranks, devices)
-
-    def add(self, kind: str, collective: Collective, ranks: IntArray, devices: IntArray) -> None:
-        """Make a kind of groups known, and what they usually run."""
-        self.kinds[kind], self.ranks[kind], self.groups[kind] = collective, ranks, Alike(self.cluster, devices)
+                besides = EXCHANGES.get(placed.attention) if kind == CONTEXT and placed.attention else None
+                runs = (collective, besides) if besides else (collective,)
+                self.kinds[kind], self.ranks[kind], self.groups[kind] = runs, ranks, Alike(self.cluster, devices)
 
     def algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
         """Return the algorithms to choose from for a group: the one that the user has fixed, where it can run."""
@@ -83,8 +81,8 @@ class Loads:
 
     def _usual(self, kind: str) -> list[Phase]:
         """Return the phases of what a kind usually runs, by every algorithm that may be chosen, on representatives."""
-        collective, alike = self.kinds[kind], self.groups[kind]
-        every = (self._phases(kind, collective, a, alike) for a in self.candidates(kind, collective))
+        alike = self.groups[kind]
+        every = (self._phases(kind, c, a, alike) for c in self.kinds[kind] for a in self.candidates(kind, c))
         return list(chain.from_iterable(every))
 
     def _coloured(self, number: int, kind: str, usual: list[Phase], kept: BoolArray) -> Groups:

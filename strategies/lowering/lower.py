@@ -7,7 +7,6 @@ from strategies.lowering.assemble import assemble
 from strategies.lowering.classes import ClassTable
 from strategies.lowering.contents import Contents
 from strategies.lowering.cuts import Cuts
-from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.residents import hosts, residents
 from strategies.lowering.shape import step_shape
@@ -67,11 +66,11 @@ def _program(cuts: Cuts) -> Program:
         stream_of=columns.frame.stream_of,
         predecessor_start=columns.frame.predecessor_start,
         predecessor_of=columns.frame.predecessor_of,
-        resident=residents(machine, costs, plan),
+        resident=residents(machine, costs, plan, cuts.on_host),
         capacity=tuple(machine.rank(index).accelerator.memory for index in range(len(table))),
         links=_links(table),
         traffic=traffic(cuts),
-        hosts=hosts(machine) if offloads_optimizer(plan) else (),
+        hosts=hosts(machine) if plan.offload else (),
         background=flows,
         slowdown=cuts.cluster.overlap_slowdown,
     )

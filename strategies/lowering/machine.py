@@ -11,10 +11,11 @@ from strategies.lowering.classes import ClassTable, Row
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_ROWS
 
 INSIDE = {
     TENSOR: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    TENSOR_ROWS: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE),
     CONTEXT: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
     EXPERT: (Collective.ALL_TO_ALL,),
 }

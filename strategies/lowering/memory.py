@@ -7,7 +7,7 @@ import numpy as np
 
 from simulator.accelerator import Accelerator
 from simulator.program import Category, IntArray, MemoryChange
-from strategies.lowering.offload import offloads_optimizer
+from strategies.lowering.offload import ALL_ON_DEVICES, OnHost, host_states
 from strategies.lowering.optimizer import state_bytes, updated_parameters
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.recompute import BlockMemory
@@ -17,7 +17,13 @@ from strategies.training import Training
 
 
 def resident(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, buffers: int, rank_class: int
+    accelerator: Accelerator,
+    training: Training,
+    plan: Plan,
+    parameters: Parameters,
+    buffers: int,
+    rank_class: int,
+    on_host: OnHost = ALL_ON_DEVICES,
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
@@ -25,19 +31,26 @@ def resident(
     ----------
     buffers
         Bytes that the framework keeps besides.
+    on_host
+        What of it is on the host.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
     copies = parameters.quantised * training.quantised_bytes
-    states = state_bytes(training, plan, parameters)
-    on_host = offloads_optimizer(plan)
+    states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
+    weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
     sizes = {
-        Category.PARAMETERS: (share if plan.zero >= 3 else parameters.elements) * training.parameter_bytes + copies,
-        Category.GRADIENTS: (share if plan.zero >= 2 else parameters.elements) * training.gradient_bytes,
-        Category.OPTIMIZER: 0 if on_host else states,
+        Category.PARAMETERS: (weights - on_host.parameters) * training.parameter_bytes + copies,
+        Category.GRADIENTS: (gradients - on_host.parameters) * training.gradient_bytes,
+        Category.OPTIMIZER: states - states_away,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
+    away = {
+        Category.PARAMETERS: on_host.parameters * training.parameter_bytes,
+        Category.GRADIENTS: on_host.parameters * training.gradient_bytes,
+        Category.OPTIMIZER: states_away,
+    }
     held = tuple(MemoryChange(rank_class, category, size) for category, size in sizes.items())
-    return (*held, MemoryChange(rank_class, Category.OPTIMIZER, states, host=True)) if on_host else held
+    return (*held, *(MemoryChange(rank_class, category, size, host=True) for category, size in away.items() if size))
 
 
 class StageMemory(NamedTuple):

@@ -1,13 +1,20 @@
-"""Host offload: optimizer states stay in host memory, and the host updates the parameters.
+"""Host offload: what ranks keep in host memory, and how the parameters whose states are there are updated.
 
-Gradients go to the host, the host steps, parameters come back: chunk after chunk, so that both
-directions of PCIe and the host's memory work at once.
+The host steps: gradients go to the host, the host updates, parameters come back. Or the device steps:
+states come to the device, are updated there, and go back, through two buffers of a chunk each, which a
+rank has from the end of its passes to that of the update. Either way chunk after chunk, so that
+both directions of PCIe, the host's memory and the device work at once, while the device updates
+what it has the states of. Gradients and parameters that are on the host themselves stay there.
 
 References
 ----------
-Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021.
+Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps);
+DeepSpeed, ``offload_optimizer.ratio`` (ZeRO-Offload++, "Twin-Flow": the device steps the rest meanwhile).
+Rajbhandari et al., "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", SC 2021,
+section 5.2 (states are brought in, updated and written back chunk by chunk).
 """
 
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -18,22 +25,47 @@ from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.routes import FloatArray, Routes
 from simulator.program import IntArray, StreamKind, TaskKind
 from simulator.units import to_ticks
-from strategies.lowering.optimizer import step_bytes, updated_parameters
+from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.parameters import Parameters
+from strategies.offloading import StepPlace, fraction_of
 from strategies.plan import Plan
 from strategies.training import Training
 
 TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
-"""Kinds of transfers of one rank: its gradients, what the host's step reads and writes, its parameters."""
+"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
 
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
+
+ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
+"""What is copied between ranks and hosts while passes run."""
+
+SUM, SQUARES_ON_HOST = "host sum", "host squares"
+"""When a host adds gradients, and reads them for their norm."""
 
 CHUNKS = 8
 """Pieces in which the update is pipelined."""
 
 
-class HostStep(NamedTuple):
-    """One stage of the update on a stream of its own."""
+class OnHost(NamedTuple):
+    """What a rank keeps in host memory for the whole step.
+
+    Parameters
+    ----------
+    optimizer
+        The fraction of the parameters it updates whose states are there.
+    parameters
+        Elements of parameters that are there, and as many gradients; of shards where ZeRO 3 shares them.
+    """
+
+    optimizer: float = 0.0
+    parameters: int = 0
+
+
+ALL_ON_DEVICES = OnHost()
+
+
+class UpdateStep(NamedTuple):
+    """One stage of the update of a chunk on a stream of its own; what computes on the device has no ``kind``."""
 
     kind: str
     task: TaskKind
@@ -42,10 +74,37 @@ class HostStep(NamedTuple):
 
 
 STEPS = (
-    HostStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "gradients to host"),
-    HostStep(HOST, TaskKind.HOST_COPY, StreamKind.HOST, "optimizer on host"),
-    HostStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "parameters from host"),
+    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "gradients to host"),
+    UpdateStep(HOST, TaskKind.HOST_COPY, StreamKind.HOST, "optimizer on host"),
+    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "parameters from host"),
+    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "optimizer states from host"),
+    UpdateStep("", TaskKind.OPTIMIZER, StreamKind.COMPUTE, "optimizer"),
+    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "optimizer states to host"),
 )
+STEPS_ON_HOST, STEPS_ON_DEVICE = (0, 1, 2), (3, 4, 5)
+
+
+class Update(NamedTuple):
+    """How a pipeline rank updates its parameters.
+
+    Parameters
+    ----------
+    device
+        Whether the device has the states of some.
+    steps
+        The stages, of `STEPS`, of every chunk of those whose states are on the host; none where there are none.
+    gradients
+        Whether some gradients are on the host.
+    """
+
+    device: bool = True
+    steps: tuple[int, ...] = ()
+    gradients: bool = False
+
+    @property
+    def streamed(self) -> bool:
+        """Whether states come to the device."""
+        return STEPS_ON_DEVICE[0] in self.steps
 
 
 HOST_ADAM = 250e-12
@@ -57,20 +116,47 @@ Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); 
 _MEMORY = "memory in"
 
 
-def offloads_optimizer(plan: Plan) -> bool:
-    """Return whether optimizer states live on the host."""
-    return "optimizer" in plan.offload
+def host_elements(plan: Plan, held: Parameters, on_host: OnHost) -> int:
+    """Return how many of the parameters that a rank updates have their states on the host."""
+    return fraction_of(updated_parameters(plan, held.elements, held.experts), on_host.optimizer)
 
 
-def host_bytes(training: Training, plan: Plan, held: Parameters, kind: str) -> float:
-    """Return the bytes that one chunk of a rank's update moves."""
-    updated = updated_parameters(plan, held.elements, held.experts)
-    each = {
-        TO_HOST: updated * training.gradient_bytes,
-        HOST: step_bytes(training, plan, held),
-        FROM_HOST: updated * training.parameter_bytes,
-    }
-    return each[kind] / CHUNKS
+def host_states(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> int:
+    """Return the bytes of a rank's optimizer states that are on the host."""
+    factored = updated_parameters(plan, held.factored, held.factored_experts)
+    elements = host_elements(plan, held, on_host)
+    return elements * training.optimizer_bytes + fraction_of(factored, on_host.optimizer) * training.factored_bytes
+
+
+def update(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> Update:
+    """Return how a rank updates its parameters; stages that move nothing are left out."""
+    if not on_host.optimizer:
+        return Update()
+    steps = STEPS_ON_HOST if plan.offload.step is StepPlace.HOST else STEPS_ON_DEVICE
+    moving = tuple(n for n in steps if not STEPS[n].kind or update_bytes(training, plan, held, on_host, n))
+    return Update(on_host.optimizer < 1, moving, on_host.parameters > 0)
+
+
+def update_bytes(training: Training, plan: Plan, held: Parameters, on_host: OnHost, step: int) -> float:
+    """Return the bytes that one chunk of one of `STEPS` moves."""
+    elements, states = host_elements(plan, held, on_host), host_states(training, plan, held, on_host)
+    apart, there = elements - on_host.parameters, on_host.parameters
+    gradient, parameter = training.gradient_bytes, training.parameter_bytes
+    moved = (
+        apart * gradient,
+        elements * (gradient + parameter) + 2 * states,
+        apart * parameter,
+        states + there * gradient,
+        0,
+        states + there * parameter,
+    )
+    return moved[step] / CHUNKS
+
+
+def chunk_buffer(training: Training, plan: Plan, held: Parameters, on_host: OnHost) -> int:
+    """Return the bytes on the device of one chunk that it updates with states from the host."""
+    each = on_host.parameters * (training.gradient_bytes + training.parameter_bytes)
+    return ceil((host_states(training, plan, held, on_host) + each) / CHUNKS)
 
 
 def host_ticks(updated: int) -> int:

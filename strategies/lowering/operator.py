@@ -12,15 +12,16 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
-from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
+from strategies.lowering.redistribution import collectives, gathered_again, kept_cut
 from strategies.lowering.ring_attention import ring_backward, ring_forward
-from strategies.lowering.step import Step, communication
+from strategies.lowering.step import Step
 from strategies.mesh import CONTEXT, EXPERT, TENSOR, Mesh
 from strategies.parallelism import EXPERTS
-from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec, after, redistribute
+from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 _DISTRIBUTED = frozenset(
     {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
@@ -54,7 +55,7 @@ class BlockLayout:
         self.produced: dict[str, ShardingSpec] = {}
         for operator in block.operators:
             for name in operator.inputs:
-                self.produced.setdefault(name, self.wanted(operator, name))  # the block's inputs come as first read
+                self.produced.setdefault(name, self.kept(operator, name))  # the block's inputs come as first read
             for name in operator.outputs:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
         for name in block.inputs:
@@ -104,11 +105,8 @@ class BlockLayout:
         cuts: dict[str, tuple[str, ...]] = {}
         for operator in self.block.operators:
             if tensor.name in operator.parameters:
-                cuts |= {
-                    dim: axes
-                    for dim, axes in self.shardings[operator.name].cuts
-                    if dim in tensor.dims and dim != SEQUENCE
-                }
+                kept = self.shardings[operator.name].of_kept(tensor).cuts
+                cuts |= {dim: axes for dim, axes in kept if dim != SEQUENCE}
         # where the sequence is cut a table of positions stays whole, and the context axis cuts no parameter
         ways = {dim: self._ways(tuple(axis for axis in axes if axis != CONTEXT)) for dim, axes in cuts.items()}
         return tuple(size // ways.get(dim, 1) for dim, size in zip(tensor.dims, tensor.shape, strict=True))
@@ -122,6 +120,21 @@ class BlockLayout:
     def expert_elements(self) -> int:
         """Return the elements of one rank's share of parameters that only one expert uses."""
         return sum(self.parameter_share(tensor) for tensor in self.expert_parameters())
+
+    def kept(self, operator: Operator, name: str) -> ShardingSpec:
+        """Return the layout in which a parameter or input of ``operator`` is kept."""
+        return self.shardings[operator.name].of_kept(self.block.tensor[name])
+
+    def gathers_again(self, operator: Operator, name: str) -> bool:
+        """Return whether an operator gathers a parameter or input for each pass that reads it."""
+        cut = bool(self.shardings[operator.name].kept)
+        return cut and self.kept(operator, name) != self.wanted(operator, name)
+
+    def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
+        """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
+        return float(
+            count * ITEMSIZE["fp32"] * prod(size for name, size in self.sizes(operator).items() if name != dim)
+        )
 
     def rings(self, operator: Operator) -> bool:
         """Return whether an operator meets the keys of a context group part by part, as they go round."""
@@ -158,29 +171,34 @@ def block_steps(
     forward: list[Step] = []
     backward: list[list[Step]] = []
     available: dict[tuple[str, ShardingSpec], None] = {}
+    again = gathered_again(layout)
     for operator in layout.block.operators:
         returning: list[Step] = []
-        again: list[Step] = []
+        regathered: list[Step] = []
+        shards = operator.kind is OperatorKind.MATMUL and not (keeps_gathered or layout.shardings[operator.name].kept)
         for name in operator.inputs:
             wanted = layout.wanted(operator, name)
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                arriving = _collectives(layout, groups, name, have, wanted)
+                arriving = collectives(layout, groups, name, have, wanted)
                 forward += arriving
-                if not keeps_gathered and operator.kind is OperatorKind.MATMUL:
-                    again += [step._replace(beside=True) for step in arriving if _gathers(step)]
+                if shards:
+                    regathered += [step._replace(beside=True) for step in arriving if _gathers(step)]
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
-                    returning += _collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+                    returning += collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+        around = kept_cut(layout, groups, operator, again.get(operator.name, ()))
+        forward += around.forward
+        returning = [*around.after, *returning]
         compute = [_compute(accelerator, layout, operator, direction) for direction in Pass]
         if layout.rings(operator) and CONTEXT in groups:
             turns, size = layout.mesh.size(CONTEXT), layout.passed_on(operator)
             forward += ring_forward(compute[0], turns, size, groups[CONTEXT])
-            backward.append([*ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
+            backward.append([*around.backward, *ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
         else:
             forward.append(compute[0])
-            backward.append([*again, compute[1], *returning])
+            backward.append([*around.backward, *regathered, compute[1], *returning])
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
 
 
@@ -206,22 +224,3 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
         seconds += launches * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Step(kind, to_ticks(seconds), operator.name, launches)
-
-
-def _collectives(
-    layout: BlockLayout,
-    groups: Mapping[str, Communicator],
-    name: str,
-    source: ShardingSpec,
-    target: ShardingSpec,
-    what: str = "",
-) -> list[Step]:
-    steps, current = [], source
-    for move in redistribute(source, target):
-        if move.axis in groups:
-            exchanges = move.collective is Collective.ALL_TO_ALL
-            size = float(layout.tensor_bytes(name, current.complete if exchanges else current.without(move.axis)))
-            step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
-            steps.append(step._replace(tensor=name))
-        current = after(current, move)
-    return steps

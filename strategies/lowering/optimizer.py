@@ -35,11 +35,16 @@ def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
     return updated_parameters(plan, held.elements, held.experts) * each + 2 * state_bytes(training, plan, held)
 
 
-def optimizer_ticks(accelerator: Accelerator, training: Training, plan: Plan, held: Parameters) -> int:
-    """Return the ticks of the optimizer's step, the casts of weights that layers multiply by in fp8 included."""
-    tensors = ceil(held.tensors / plan.shards) if plan.zero else held.tensors
+def optimizer_ticks(
+    accelerator: Accelerator, training: Training, plan: Plan, held: Parameters, part: float = 1.0
+) -> int:
+    """Return the ticks of the optimizer's step, the casts of weights that layers multiply by in fp8 included.
+
+    ``part`` is the fraction of what is held that it updates.
+    """
+    tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero else held.tensors))
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
-    seconds = optimizer_time(accelerator, step_bytes(training, plan, held) + cast, tensors)
-    if plan.tensor > 1:
+    seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)
+    if plan.tensor * plan.tensor_rows > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)

@@ -209,15 +209,19 @@ def _stream(collective: Step) -> StreamKind:
 def _launching(items: list[_Item], launch: float) -> tuple[int, int]:
     """Return how long the host launches before a chain can run without a stop, and how long after that.
 
-    With launches l_i and kernels d_i a chain that is reached at time t, its first launch begun at
-    time h, ends at max(t + sum d, h + max_i(l_1 + .. + l_i + d_i + .. + d_n)): as if it could begin
-    at h + lead with lead = max_i(l_1 + .. + l_i - d_1 - .. - d_{i-1}).
+    With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, it ends at
+    max(t + e_1, h + max_i(l_1 + .. + l_i + e_i)) where it is reached at time t and its first launch begins at
+    time h: as if it could begin at h + lead with lead = max_i(l_1 + .. + l_i + e_i) - e_1.
     """
     launched = done = lead = 0
+    together: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
     for item in items:
         launched += to_ticks(launch * item.step.launches)
-        lead = max(lead, launched - done)
-        done += 0 if item.step.beside else item.step.ticks
+        together.append((launched, item.step.ticks))
+        if not item.step.beside or item is items[-1]:
+            done += max(ticks for _, ticks in together)
+            lead = max(lead, *(at + ticks - done for at, ticks in together))
+            together = []
     return lead, launched - lead
 
 

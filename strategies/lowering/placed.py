@@ -10,7 +10,8 @@ from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.local_batches import data_ranks
 from strategies.lowering.offload import HOST_KINDS
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Mesh
+from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
@@ -20,6 +21,7 @@ NORM = "norm"
 
 USUAL = {
     TENSOR: Collective.ALL_REDUCE,
+    TENSOR_ROWS: Collective.ALL_GATHER,
     CONTEXT: Collective.ALL_GATHER,
     EXPERT: Collective.ALL_TO_ALL,
     DATA: Collective.ALL_REDUCE,
@@ -28,6 +30,9 @@ USUAL = {
     FORWARD: Collective.SEND,
     BACKWARD: Collective.SEND,
 }
+
+EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
+"""What groups along the context axis run besides, by how they compute attention."""
 
 
 def tied_kind(first: int, second: int) -> str:
@@ -45,8 +50,8 @@ class Placed:
     """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
     one parameter, and ``central`` where the first rank of each data group sums its gradients, ``norm`` the
-    axes over which the norm of gradients is summed, ``batches`` the sizes of the data ranks' microbatches
-    where they are not all equal.
+    axes over which the norm of gradients is summed, ``attention`` how context groups compute it, ``batches``
+    the sizes of the data ranks' microbatches where they are not all equal.
     """
 
     cluster: Cluster
@@ -57,6 +62,7 @@ class Placed:
     tied: tuple[tuple[int, int], ...] = ()
     central: bool = False
     norm: tuple[str, ...] = ()
+    attention: Attention | None = None
     batches: tuple[int, ...] = ()
 
     @cached_property

@@ -6,7 +6,7 @@ its backward. So does Megatron-LM: the attention core is checkpointed, and the p
 its input; norms and activation functions are checkpointed without their output.
 
 A collective runs again where the operator that reads what it makes is recomputed, and that is
-not there: a gather along the tensor axis, for what is kept is kept as it was produced, keys and
+not there: a gather along a tensor axis, for what is kept is kept as it was produced, keys and
 values that go round a ring, and any other one where what it moves is itself computed again. With
 full recompute all do. Keys gathered along the context axis are taken to be there in backward.
 
@@ -25,9 +25,9 @@ from simulator.operator_graph import Block, Operator, OperatorKind
 from simulator.program import TaskKind
 from strategies.lowering.liveness import Held, Liveness
 from strategies.lowering.operator import BlockSteps
-from strategies.lowering.split import defers
+from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
-from strategies.mesh import TENSOR
+from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.recomputation import OfLayer, Recompute, SomeOperators
 from strategies.schedule import ActionKind
 
@@ -114,7 +114,7 @@ def with_recompute(block: Block, steps: BlockSteps, how: OfLayer) -> BlockSteps:
     waiting: list[Step] = []
     for step in steps.forward:  # the collectives of what an operator reads come right before it
         if step.collective is not None:
-            gathered = step.collective is Collective.ALL_GATHER and step.axis == TENSOR
+            gathered = step.collective is Collective.ALL_GATHER and step.axis in (TENSOR, TENSOR_ROWS)
             waiting += [step] if whole or step.beside or gathered or step.tensor in made else []
             continue
         if step.operators in names:

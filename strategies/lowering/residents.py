@@ -1,17 +1,21 @@
 """What ranks and hosts hold for a whole step, class by class."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import HostClass, MemoryChange
 from strategies.lowering.machine import Machine
 from strategies.lowering.memory import resident
+from strategies.lowering.offload import OnHost
+from strategies.lowering.on_host import buffer
 from strategies.lowering.stage import StageCosts
 from strategies.plan import Plan
 
 
-def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryChange, ...]:
-    """Return what every rank class holds for the whole step."""
+def residents(machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence[OnHost]) -> tuple[MemoryChange, ...]:
+    """Return what every rank class holds for the whole step; ``on_host`` says for each position what is there."""
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
@@ -20,7 +24,8 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan) -> tuple[MemoryCh
         key = (position, rank.key)
         if key not in known:
             buffers = costs.buffers(costs.seen(plan, rank.batch))[position]
-            known[key] = resident(rank.accelerator, training, plan, held[position], buffers, 0)
+            buffers += 2 * buffer(costs, plan, position, rank)
+            known[key] = resident(rank.accelerator, training, plan, held[position], buffers, 0, on_host[position])
         changes += [MemoryChange(index, *change[1:]) for change in known[key]]
     return tuple(changes)
 

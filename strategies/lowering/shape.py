@@ -1,13 +1,15 @@
 """The shape of a plan's step: what its skeleton depends on, and no more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from strategies.lowering.clipping import SQUARES
 from strategies.lowering.contention import Passes
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import SHARED
-from strategies.lowering.offload import CHUNKS, offloads_optimizer
+from strategies.lowering.kept import KeptShape
+from strategies.lowering.offload import FROM_HOST, Update, update
+from strategies.lowering.on_host import blocks_on_host
 from strategies.lowering.pieces import Part
 from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.skeleton import Leaving, PartShape, StageShape, StepShape, UnitShape
@@ -41,7 +43,7 @@ class _Shape:
             stages=tuple(self._stage_shape(stage) for stage in range(len(plan.stages))),
             reductions=tuple(self._ending(p, self.volumes.all_gradients) if late else () for p in positions),
             gathers=tuple(self._ending(p, self.volumes.updated) if plan.zero in (1, 2) else () for p in positions),
-            host_chunks=CHUNKS if offloads_optimizer(plan) else 0,
+            updates=tuple(self._update(position) for position in positions),
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self.volumes.tied_sum(n))) for a, b, n in self.cuts.tied),
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.cuts.sharing,
@@ -64,15 +66,23 @@ class _Shape:
             shapes = [_longest(*rows) for rows in zip(shapes, more, strict=True)]
         final = variants[self.last_gradients[stage]]
         leaving: list[Leaving] = []
+        away = blocks_on_host(self.plan, stage)
+        names = self.plan.stages[stage].blocks
         if self.cuts.in_buckets:
             ends = {part.completes: index for index, part in enumerate(final)}
             for number, bucket in enumerate(self.cuts.buckets(stage)):
                 legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
                 over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
-                leaving.append(Leaving(ends[bucket.last], bucket.kind, legs, over))
+                copied = bucket.last in names[:away]
+                if legs or over or copied:
+                    leaving.append(Leaving(number, ends[bucket.last], bucket.kind, legs, over, copied))
         forward, backward, last, *split = shapes
-        units = tuple(self._units(stage, variants[which]) for which in (FORWARD_PASS, LAST_BACKWARD))
-        return StageShape(forward, backward, last, tuple(leaving), tuple(split), *units)
+        ways = variants[FORWARD_PASS], variants[LAST_BACKWARD]
+        forward_units, backward_units = (self._units(stage, each) for each in ways)
+        kept = [self._kept(stage, each) for each in ways]
+        return StageShape(
+            forward, backward, last, tuple(leaving), tuple(split), forward_units, backward_units, kept[0], kept[1]
+        )
 
     def _sized(self, position: int) -> tuple[int, ...]:
         """Return one rank class at a position for every size of microbatches that ranks there run."""
@@ -88,21 +98,33 @@ class _Shape:
         """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
         if not self.cuts.sharing.parameters:
             return ()
+        return tuple(UnitShape(*where, self._gathers(stage, where[2])) for where in self._blocks(stage, parts))
+
+    def _kept(self, stage: int, parts: tuple[Part, ...]) -> tuple[KeptShape, ...]:
+        """Return the blocks of a pass whose activations are on the host in between, in its order."""
+        blocks = self.cuts.plan_costs.stages[stage].blocks
+        if not any(block.away for block in blocks):
+            return ()
+        return tuple(KeptShape(*where) for where in self._blocks(stage, parts) if blocks[where[2]].away)
+
+    def _blocks(self, stage: int, parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
+        """Yield the first and the last part of every block of a pass, and its number, where passes are cut there."""
         number = {name: index for index, name in enumerate(self.plan.stages[stage].blocks)}
         ends = [(index, number[part.completes]) for index, part in enumerate(parts) if part.completes is not None]
         starts = [0, *(index + 1 for index, _ in ends)]
-        return tuple(
-            UnitShape(start, end, block, self._gathers(stage, block))
-            for start, (end, block) in zip(starts, ends, strict=False)
-        )
+        yield from ((start, end, block) for start, (end, block) in zip(starts, ends, strict=False))
+
+    def _update(self, position: int) -> Update:
+        return update(self.training, self.plan, self.volumes.held(position), self.cuts.on_host[position])
 
     def _gathers(self, stage: int, block: int) -> tuple[tuple[str, int], ...]:
-        """Return the kinds of groups that gather a unit, and the phases of each."""
+        """Return the kinds of groups that gather a unit, its way from the host first, and the phases of each."""
         found = (
             (kind, self._legs(kind, self.cuts.positions[stage], self.volumes.unit(kind, stage, block)))
             for kind in SHARED
         )
-        return tuple((kind, legs) for kind, legs in found if legs)
+        first = ((FROM_HOST, 1),) if block < blocks_on_host(self.plan, stage) else ()
+        return (*first, *((kind, legs) for kind, legs in found if legs))
 
     @cached_property
     def last_gradients(self) -> tuple[int, ...]:

@@ -16,7 +16,19 @@ import numpy as np
 
 from simulator.program import IntArray, StreamKind
 from strategies.lowering.fully_sharded import Sharing
-from strategies.lowering.offload import STEPS
+from strategies.lowering.kept import Activations, KeptShape
+from strategies.lowering.offload import (
+    CHUNKS,
+    FROM_HOST,
+    GRADIENTS,
+    HOST,
+    PARAMETERS,
+    SQUARES_ON_HOST,
+    STEPS,
+    SUM,
+    TO_HOST,
+    Update,
+)
 from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
 from strategies.lowering.variant import JOINED, WEIGHTS, variant_of
@@ -63,15 +75,18 @@ class PartShape(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """A bucket of gradients: the part of a pass after which it leaves, and how it is reduced.
+    """A bucket of gradients by its number: the part of a pass after which it leaves, and how it is reduced.
 
-    First by groups of a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many.
+    First by groups of a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many;
+    then it may be ``copied`` to the host.
     """
 
+    number: int
     part: int
     kind: str
     legs: int
     replicas: int
+    copied: bool = False
 
 
 class UnitShape(NamedTuple):
@@ -90,7 +105,7 @@ class StageShape(NamedTuple):
     """The parts of a stage's passes; those of the last gradients may be cut more finely than the others of their kind.
 
     ``split`` are the parts of `SPLIT` variants, where the schedule has such. Units are those whose parameters are
-    gathered, in the order of the pass; none without ZeRO 3.
+    gathered, in the order of the pass, and kept those whose activations go to the host; none without ZeRO 3 or offload.
     """
 
     forward: tuple[PartShape, ...]
@@ -100,6 +115,8 @@ class StageShape(NamedTuple):
     split: tuple[tuple[PartShape, ...], ...] = ()
     forward_units: tuple[UnitShape, ...] = ()
     backward_units: tuple[UnitShape, ...] = ()
+    forward_kept: tuple[KeptShape, ...] = ()
+    backward_kept: tuple[KeptShape, ...] = ()
 
     def parts(self, variant: int) -> tuple[PartShape, ...]:
         """Return the parts of one of the variants of a pass."""
@@ -119,8 +136,8 @@ class StepShape(NamedTuple):
         Per position the sums over replicas of what ``reductions`` left: number of the kind in `SHARED`, and phases.
     tied
         Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
-    host_chunks
-        Pieces in which the host updates parameters; 0 where the device does.
+    updates
+        Per position how parameters are updated.
     sharing
         What data ranks share besides the optimizer's states.
     norm
@@ -135,7 +152,7 @@ class StepShape(NamedTuple):
     reductions: tuple[tuple[tuple[str, int], ...], ...]
     gathers: tuple[tuple[tuple[str, int], ...], ...]
     tied: tuple[tuple[int, int, int], ...]
-    host_chunks: int
+    updates: tuple[Update, ...]
     replicas: tuple[tuple[tuple[int, int], ...], ...]
     sharing: Sharing
     norm: int | None
@@ -198,7 +215,8 @@ class _Builder:
     """Abstract tasks while they are collected.
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
-    a group that shares states; ``joins`` are the passes of variants that are joined.
+    a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
+    joined, ``on_host`` the buckets that hosts have gradients of.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -216,6 +234,9 @@ class _Builder:
         self.scattered: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
         self.joins = _joins(shape)
+        self.activations = Activations(self.order, self._copy)
+        self.summed: list[int | None] = [None] * shape.ranks
+        self.on_host: set[tuple[int, int]] = set()
 
     def build(self) -> Skeleton:
         for actions in in_order(self.order):
@@ -280,23 +301,33 @@ class _Builder:
         for position in range(self.shape.ranks):
             chain, own = self.chain[position], ((position, StreamKind.COMPUTE),)
             waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
-            chain.tail = self._add(Site(RANK, position), "squares", (), own, -1, waits)
+            chain.tail, chain.joined = self._add(Site(RANK, position), "squares", (), own, -1, waits), None
+            if self.shape.updates[position].gradients:
+                waits.append((self.summed[position], position))
+                chain.joined = self._copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
         streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
         self._chain(Site(NORM, 0), "norm", (), streams, legs)
 
     def _update(self, position: int) -> None:
-        """Update the parameters, on the device or chunk by chunk on the host."""
-        chain = self.chain[position]
-        waits = [(task, position) for task in (self.leaving[position], *chain.ends)]
-        if not self.shape.host_chunks:
+        """Update the parameters: those whose states are on the device there, and others chunk by chunk."""
+        chain, update = self.chain[position], self.shape.updates[position]
+        waits = [(task, position) for task in (self.leaving[position], self.summed[position], *chain.ends)]
+        if update.device:
             streams = ((position, StreamKind.COMPUTE),)
-            chain.tail = self._add(Site(RANK, position), "optimizer", (), streams, -1, waits)
-        for chunk in range(self.shape.host_chunks):
+            chain.tail, chain.joined = self._add(Site(RANK, position), "optimizer", (), streams, -1, waits), None
+        ended: list[int] = []
+        for chunk in range(CHUNKS if update.steps else 0):
             before = waits if chunk == 0 else []
-            for number, step in enumerate(STEPS):
-                streams, site = ((position, step.stream),), Site(step.kind, position)
-                chain.tail = self._add(site, "host", (number,), streams, -1, before)
-                before = [(chain.tail, position)]
+            if update.streamed and chunk > 1:  # both buffers are in use until then
+                before = [(ended[chunk - 2], position)]
+            for number in update.steps:
+                step, end = STEPS[number], ((chunk == CHUNKS - 1) - (chunk == 0)) * update.streamed
+                streams, site = ((position, step.stream),), Site(step.kind or RANK, position)
+                task = self._add(site, "update", (number, end), streams, -1, before)
+                before = [(task, position)]
+            ended.append(task)
+        if ended:
+            chain.joined, chain.tail = chain.tail if update.device else None, ended[-1]
 
     def _actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
@@ -313,7 +344,8 @@ class _Builder:
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final, shared = action == self.final[action.stage], self.shape.sharing
         variant = variant_of(action, final) + JOINED * (action in self.joins)
-        units = _Units(self, chain, action, variant)
+        blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
+        kept, units = self.activations.begin(action, blocks, chain), _Units(self, chain, action, variant)
         waits: list[int | None] = []
         if variant % JOINED < WEIGHTS:
             waits.append(self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None))
@@ -321,9 +353,10 @@ class _Builder:
             waits.append(self.leaving[position])
         leaves = final or (shared.gradients and action.kind is not ActionKind.FORWARD)
         for index, part in enumerate(stage.parts(variant)):
-            waits += units.before(index)
+            waits += [*kept.before(index), *units.before(index)]
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
             waits = self._reduce(chain, position, action, index) if leaves else []
+            kept.after(index)
             units.after(index)
             if part.legs and not part.beside:
                 yield
@@ -374,16 +407,15 @@ class _Builder:
     def _reduce(self, chain: _Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
-        buckets = enumerate(self.shape.stages[action.stage].buckets)
-        found = [(number, leaving) for number, leaving in buckets if leaving.part == part]
-        for number, leaving in found:
-            self._leave(chain, position, action, number, leaving)
+        found = [leaving for leaving in self.shape.stages[action.stage].buckets if leaving.part == part]
+        for leaving in found:
+            self._leave(chain, position, action, leaving)
         if not found or not shared.gradients:
             return []
         return [before if shared.ahead else self.leaving[position]]
 
-    def _leave(self, chain: _Chain, position: int, action: Action, bucket: int, leaving: Leaving) -> None:
-        """Reduce a bucket of gradients, of a stage's last ones over replicas too."""
+    def _leave(self, chain: _Chain, position: int, action: Action, leaving: Leaving) -> None:
+        """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""
         final = action == self.final[action.stage]
         microbatch = action.microbatch if self.shape.sharing.gradients else -1
         after = chain.tail
@@ -393,11 +425,32 @@ class _Builder:
         ):
             for leg in range(legs):
                 waits = [(after, position)] if leg == 0 else []
-                key, streams = (action.stage, bucket, leg), ((position, stream),)
+                key, streams = (action.stage, leaving.number, leg), ((position, stream),)
                 after = self._add(Site(kind, position), "reduce", key, streams, microbatch, waits)
                 self.leaving[position] = after
                 if kind != REPLICA:
                     self.scattered[position] = after
+
+        if leaving.copied:
+            bucket = (action.stage, leaving.number)
+            waits = [(after, position), (chain.joined, position)]
+            copy = self._copy(TO_HOST, position, GRADIENTS, bucket, microbatch, waits)
+            self.leaving[position] = self.scattered[position] = copy
+            if bucket in self.on_host:
+                self.summed[position] = self._copy(HOST, position, SUM, bucket, microbatch, [(copy, position)])
+            self.on_host.add(bucket)
+
+    def _copy(
+        self,
+        kind: str,
+        position: int,
+        what: str,
+        key: tuple[int, ...],
+        microbatch: int,
+        waits: list[tuple[int | None, int]],
+    ) -> int:
+        """Add a copy between a rank and its host."""
+        return self._add(Site(kind, position), what, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
 
     def _send(self, chain: _Chain, position: int, action: Action) -> None:
         """Send what an action made to the stage that waits for it, if it is on another rank."""
@@ -447,8 +500,13 @@ class _Units:
         shape, position, builder = self.units[unit], self.position, self.builder
         after = [*self.chain.ends, *([] if builder.shape.sharing.ahead else [builder.leaving[position]])]
         legs = [(kind, leg) for kind, count in shape.gathers for leg in range(count)]
-        for number, (kind, leg) in enumerate(legs if self.gathered[unit] else ()):
-            waits = [(task, position) for task in (after if number == 0 else ())]
+        for kind, leg in legs if self.gathered[unit] else ():
+            waits, after = [(task, position) for task in after], []
+            if kind == FROM_HOST:
+                unit_of = (self.action.stage, shape.block)
+                copy = builder._copy(kind, position, PARAMETERS, unit_of, self.action.microbatch, waits)
+                self.ready[shape.first], after = copy, [copy]
+                continue
             key, streams = (self.action.stage, shape.block, leg), ((position, StreamKind.GATHER),)
             site = Site(kind, position)
             self.ready[shape.first] = builder._add(site, "unshard", key, streams, self.action.microbatch, waits)
@@ -466,6 +524,7 @@ def _joins(shape: StepShape) -> frozenset[Action]:
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}
 _BESIDE = (StreamKind.CONTEXT,)
+_HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
 _STREAMS = {
     True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
     False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),

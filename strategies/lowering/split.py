@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
-from simulator.compute import PRODUCTS, weight_gradient_time
-from simulator.operator_graph import Operator, OperatorKind
+from simulator.compute import weight_gradient_time
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.operator import BlockLayout
+from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
-
-_DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
 
 
 class Split(NamedTuple):
@@ -26,15 +24,10 @@ class Split(NamedTuple):
     weights: tuple[Step, ...]
 
 
-def defers(operator: Operator) -> bool:
-    """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
-    return bool(operator.parameters) and operator.kind in _DEFERRED
-
-
 def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step]) -> Split:
     """Return the steps of a backward in two; together they take the same ticks.
 
-    Collectives and recomputation belong to the gradients of inputs.
+    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred.
     """
     operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
     inputs: list[Step] = []
@@ -42,7 +35,7 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
     for step in backward:
         operator = operators.get(step.operators) if step.kind is TaskKind.BACKWARD else None
         if operator is None:
-            inputs.append(step)
+            (weights if step.deferred else inputs).append(step)
             continue
         quantised = layout.quantises(operator)
         sizes = layout.sizes(operator)

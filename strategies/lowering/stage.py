@@ -14,13 +14,13 @@ from strategies.lowering.division import Division, Runs, division, runs_of
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
-from strategies.lowering.offload import offloads_optimizer
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.placed import Placed
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.tied import tied_parameters
 from strategies.lowering.weights import factored_share
 from strategies.mesh import Axis
+from strategies.offloading import fraction_of
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 
@@ -134,13 +134,14 @@ class StageCosts:
         stages = self._stages.of_same(plan.stages)
         central, norm = plan.gradient_reduction == "parameter_server", norm_axes(self.problem.training, plan)
         batches = () if isinstance(plan.microbatch, int) else plan.microbatch
-        known = (plan.mesh.axes, plan.placement, plan.positions, plan.offload, stages, central, norm, batches)
+        offloads = bool(plan.offload)
+        rest = (offloads, stages, central, norm, plan.attention, batches)
+        known = (plan.mesh.axes, plan.placement, plan.positions, *rest)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        offloads = offloads_optimizer(plan)
-        cluster, mesh = self.problem.cluster, plan.mesh
-        placed = Placed(cluster, mesh, plan.placement, plan.looped, offloads, tied, central, norm, batches)
+        how = (plan.placement, plan.looped, offloads, tied, central, norm, plan.attention, batches)
+        placed = Placed(self.problem.cluster, plan.mesh, *how)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:
@@ -166,8 +167,8 @@ class StageCosts:
         """Return the costs of all stages of a plan, on the first class of each position."""
         machine = self.machine(plan)
         ranks = [machine.rank(classes[0]) for classes in machine.table.by_position]
-        keys = tuple(rank.key for rank in ranks)
-        key = (self.division(plan), plan.positions, self.blocks.how(plan), keys, self._later(plan))
+        keys, away = tuple(rank.key for rank in ranks), plan.offload.activations
+        key = (self.division(plan), plan.positions, self.blocks.how(plan), keys, self._later(plan), away)
         if key not in self._plan_costs:
             stages = tuple(self.stage(plan, stage, ranks[at]) for stage, at in enumerate(plan.positions))
             self._plan_costs[key] = PlanCosts(stages, self.held(plan))
@@ -178,20 +179,31 @@ class StageCosts:
         plan = self.seen(plan, rank.batch)
         made = self.division(plan)
         ends = self.ends(plan, stage)
-        later = self._later(plan)
-        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends, later)
+        later, away = self._later(plan), self._layers_away(plan, stage)
+        key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends, later, away)
         if key not in self._stage_costs:
             runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]])
             costs = (repeat(self.blocks.cost(plan, block, rank, again=again), count) for block, count, again in runs)
             blocks = list(chain.from_iterable(costs))
             memories = ends.applied([(cost.memory, 1) for cost in blocks])
             pairs = zip(blocks, memories, strict=True)
+            found = [cost._replace(memory=memory) for cost, (memory, _) in pairs]
+            layers = [place for place, name in enumerate(plan.stages[stage].blocks) if self._occurrences[name].layer]
+            for place in layers[:away]:
+                found[place] = found[place].offloaded()
             shares = dict(later)
             self._stage_costs[key] = StageCost(
-                tuple(cost._replace(memory=memory) for cost, (memory, _) in pairs),
+                tuple(found),
                 tuple(c.parameters - shares.get(n, 0) for n, c in zip(plan.stages[stage].blocks, blocks, strict=True)),
             )
         return self._stage_costs[key]
+
+    def _layers_away(self, plan: Plan, stage: int) -> int:
+        """Return of how many layers of a stage, the first ones, activations go to the host."""
+        fraction = plan.offload.at("activations", plan.positions[stage])
+        if not fraction:
+            return 0
+        return fraction_of(sum(self._occurrences[name].layer for name in plan.stages[stage].blocks), fraction)
 
     def division(self, plan: Plan) -> Division:
         """Return what the stages of a plan are made of: of equal stages the same value."""

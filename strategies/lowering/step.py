@@ -6,10 +6,11 @@ from typing import NamedTuple
 from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
 from strategies.lowering.communicator import Communicator
-from strategies.mesh import CONTEXT, EXPERT, TENSOR
+from strategies.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS
 
 COMMUNICATION = {
     TENSOR: TaskKind.TENSOR_COMMUNICATION,
+    TENSOR_ROWS: TaskKind.TENSOR_COMMUNICATION,
     EXPERT: TaskKind.EXPERT_COMMUNICATION,
     CONTEXT: TaskKind.CONTEXT_COMMUNICATION,
 }
@@ -21,7 +22,7 @@ class Step(NamedTuple):
 
     ``ticks`` are those where nothing contends; ``launches`` the kernels that the host starts for it.
     A step ``beside`` the next one starts with it, and what follows waits for both. ``tensor`` is what a
-    redistribution moves.
+    redistribution moves. One that is ``deferred`` goes with the gradients of weights where they are apart.
     """
 
     kind: TaskKind
@@ -33,6 +34,7 @@ class Step(NamedTuple):
     axis: str = TENSOR
     beside: bool = False
     tensor: str = ""
+    deferred: bool = False
 
 
 def communication(

@@ -41,6 +41,8 @@ class Space:
     ----------
     data, tensor, pipeline
         Degrees; by default every divisor of the number of devices.
+    tensor_rows
+        Rows of a tensor-parallel grid; by default 1.
     microbatch
         Sequences a microbatch; by default the powers of two that divide the batch of a data
         rank, and that batch itself (no gradient accumulation). A limit may name any divisor.
@@ -67,6 +69,7 @@ class Space:
     zero: tuple[int, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
+    tensor_rows: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -96,15 +99,17 @@ def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
 
     Layers are split evenly where the stages divide them and balanced where not.
     """
-    for data, tensor, pipeline in _degrees(problem, space):
-        rest = tuple(product(_zeros(space, data), _sequence_parallels(problem, space, tensor), _recomputes(space)))
-        for microbatch in _microbatches(problem, space, data):
+    for data, tensor, rows, pipeline in _degrees(problem, space):
+        choices = _sequence_parallels(problem, space, tensor, rows)
+        rest = tuple(product(_zeros(space, data), choices, _recomputes(space)))
+        for microbatch in _microbatches(problem, space, data, rows):
             for schedule, chunks in _schedules(problem, space, pipeline, data * microbatch):
                 stages = _stages(problem, pipeline * chunks)
                 for zero, sequence_parallel, recompute in rest:
                     yield Layout(
                         data=data,
                         tensor=tensor,
+                        tensor_rows=rows,
                         pipeline=pipeline,
                         microbatch=microbatch,
                         schedule=schedule,
@@ -120,14 +125,14 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
     """Return the layouts of ``space`` that differ from ``layout``, itself of ``space``, in one decision.
 
     A decision is one field, schedule and chunks together, or a factor traded between two of the
-    three degrees. Being neighbours is symmetric.
+    degrees. Being neighbours is symmetric.
     """
-    result = [trade for trade in _trades(problem, layout) if _admits(problem, space, trade)]
+    result = [trade for trade in _trades(problem, space, layout) if _admits(problem, space, trade)]
     data, pipeline = layout.data, layout.pipeline
     looped = (layout.schedule, layout.chunks)
     result += [
         replace(layout, microbatch=microbatch)
-        for microbatch in _microbatches(problem, space, data)
+        for microbatch in _microbatches(problem, space, data, layout.tensor_rows)
         if looped in _schedules(problem, space, pipeline, data * microbatch)
     ]
     result += [
@@ -135,15 +140,16 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
         for schedule, chunks in _schedules(problem, space, pipeline, layout.sequences)
     ]
     result += [replace(layout, zero=zero) for zero in _zeros(space, data)]
-    choices = _sequence_parallels(problem, space, layout.tensor)
+    choices = _sequence_parallels(problem, space, layout.tensor, layout.tensor_rows)
     result += [replace(layout, sequence_parallel=choice) for choice in choices]
     result += [replace(layout, recompute=recompute) for recompute in _recomputes(space)]
     return tuple(candidate for candidate in result if candidate != layout)
 
 
-def _trades(problem: Problem, layout: Layout) -> Iterator[Layout]:
-    degrees = {name: getattr(layout, name) for name in _DEGREES}
-    for source, target in permutations(_DEGREES, 2):
+def _trades(problem: Problem, space: Space, layout: Layout) -> Iterator[Layout]:
+    names = _DEGREES if space.tensor_rows is None else (*_DEGREES, "tensor_rows")
+    degrees = {name: getattr(layout, name) for name in names}
+    for source, target in permutations(names, 2):
         for factor in _divisors(degrees[source])[1:]:
             traded = degrees | {source: degrees[source] // factor, target: degrees[target] * factor}
             stages = _stages(problem, traded["pipeline"] * layout.chunks)
@@ -152,16 +158,17 @@ def _trades(problem: Problem, layout: Layout) -> Iterator[Layout]:
 
 def _admits(problem: Problem, space: Space, layout: Layout) -> bool:
     """Return whether `layouts` yields ``layout``, given a legal product of degrees and a legal recompute."""
-    data, tensor, pipeline = layout.data, layout.tensor, layout.pipeline
+    data, tensor, rows, pipeline = layout.data, layout.tensor, layout.tensor_rows, layout.pipeline
     return (
         _allowed(space.data, data)
         and _allowed(space.tensor, tensor)
+        and rows in _rows(space)
         and _allowed(space.pipeline, pipeline)
         and pipeline <= num_layers(problem.graph)
-        and layout.microbatch in _microbatches(problem, space, data)
+        and layout.microbatch in _microbatches(problem, space, data, rows)
         and (layout.schedule, layout.chunks) in _schedules(problem, space, pipeline, layout.sequences)
         and layout.zero in _zeros(space, data)
-        and layout.sequence_parallel in _sequence_parallels(problem, space, tensor)
+        and layout.sequence_parallel in _sequence_parallels(problem, space, tensor, rows)
     )
 
 
@@ -169,26 +176,32 @@ def _allowed(limit: Container[object] | None, value: object) -> bool:
     return limit is None or value in limit
 
 
-def _degrees(problem: Problem, space: Space) -> Iterator[tuple[int, int, int]]:
+def _rows(space: Space) -> tuple[int, ...]:
+    return tuple(sorted(set(space.tensor_rows or (1,))))
+
+
+def _degrees(problem: Problem, space: Space) -> Iterator[tuple[int, int, int, int]]:
     devices = problem.cluster.num_devices
     layers = num_layers(problem.graph)
-    for tensor in _divisors(devices):
-        if not _allowed(space.tensor, tensor) or not _cuts(problem, tensor, sequence_parallel=False):
+    for tensor, rows in product(_divisors(devices), _rows(space)):
+        whole = devices % (tensor * rows) == 0
+        if not whole or not _allowed(space.tensor, tensor) or not _cuts(problem, tensor, rows, sequence_parallel=False):
             continue
-        for pipeline in _divisors(devices // tensor):
-            data = devices // (tensor * pipeline)
+        for pipeline in _divisors(devices // (tensor * rows)):
+            data = devices // (tensor * rows * pipeline)
             if pipeline <= layers and _allowed(space.pipeline, pipeline) and _allowed(space.data, data):
-                yield data, tensor, pipeline
+                yield data, tensor, rows, pipeline
 
 
-def _microbatches(problem: Problem, space: Space, data: int) -> tuple[int, ...]:
+def _microbatches(problem: Problem, space: Space, data: int, rows: int) -> tuple[int, ...]:
     """Return the sequences a microbatch may have on one of ``data`` ranks; none where they divide no batch."""
     share, left = divmod(problem.training.global_batch, data)
     if left:
         return ()
+    sizes = (size for size in _divisors(share) if size % rows == 0)
     if space.microbatch is not None:
-        return tuple(size for size in _divisors(share) if size in space.microbatch)
-    return tuple(size for size in _divisors(share) if size & (size - 1) == 0 or size == share)
+        return tuple(size for size in sizes if size in space.microbatch)
+    return tuple(size for size in sizes if size & (size - 1) == 0 or size == share)
 
 
 def _schedules(problem: Problem, space: Space, pipeline: int, sequences: int) -> tuple[tuple[str, int], ...]:
@@ -216,11 +229,11 @@ def _zeros(space: Space, data: int) -> tuple[int, ...]:
     return levels if data > 1 else levels[:1]
 
 
-def _sequence_parallels(problem: Problem, space: Space, tensor: int) -> tuple[bool, ...]:
+def _sequence_parallels(problem: Problem, space: Space, tensor: int, rows: int) -> tuple[bool, ...]:
     return tuple(
         choice
         for choice in (False, True)
-        if _allowed(space.sequence_parallel, choice) and _cuts(problem, tensor, sequence_parallel=choice)
+        if _allowed(space.sequence_parallel, choice) and _cuts(problem, tensor, rows, sequence_parallel=choice)
     )
 
 
@@ -228,10 +241,11 @@ def _recomputes(space: Space) -> tuple[Recompute, ...]:
     return tuple(recompute for recompute in Recompute if _allowed(space.recompute, recompute))
 
 
-def _cuts(problem: Problem, tensor: int, *, sequence_parallel: bool) -> bool:
-    """Return whether tensor parallelism of that degree breaks no rule of its own."""
-    probe = Layout(tensor=tensor, sequence_parallel=sequence_parallel)
-    return all(broken.field not in ("tensor", "sequence_parallel") for broken in violations(problem, probe))
+def _cuts(problem: Problem, tensor: int, rows: int, *, sequence_parallel: bool) -> bool:
+    """Return whether tensor parallelism of those degrees breaks no rule of its own."""
+    probe = Layout(tensor=tensor, tensor_rows=rows, microbatch=rows, sequence_parallel=sequence_parallel)
+    own = ("tensor", "tensor_rows", "sequence_parallel")
+    return all(broken.field not in own for broken in violations(problem, probe))
 
 
 def _stages(problem: Problem, stages: int) -> str:

@@ -13,6 +13,8 @@ from scenarios import library, load
 from scenarios.loader import scenario_in
 from scenarios.reader import Document, read
 from scenarios.simulation import Simulation
+from simulator.memory import CATEGORIES
+from simulator.program import Category
 
 NAMES = [name for name in library.names() if name.startswith("gallery/")]
 MAX_TASKS = 60_000
@@ -84,6 +86,8 @@ USUAL = ["pipeline", "data", "tensor"]
 EVEN_4, EVEN_8 = [8, 8, 8, 7], [4, 4, 4, 4, 4, 4, 4, 3]
 ONE_CHUNK = {"plan.chunks": 1, "plan.stages": EVEN_4}
 TWO_CHUNKS = {"plan.chunks": 2, "plan.stages": EVEN_8}
+ONE_ROW = {"plan.tensor": 16, "plan.tensor_rows": 1}
+ONE_GRID = {"plan.data": 1, "plan.tensor": 8, "plan.tensor_rows": 8, "plan.microbatch": 16}
 QUIET = [
     {
         "name": "another job",
@@ -114,6 +118,9 @@ FASTER: list[tuple[str, dict[str, Any]]] = [
     ("mixed-devices", {"plan.stages": "even"}),
     *(("uneven-batches", {"plan.microbatch": size}) for size in (1, 2, 4, 7)),
     ("context-ring", {"plan.attention": "all_gather"}),
+    ("tensor-parallel-2d", ONE_ROW),
+    ("tensor-parallel-2.5d", ONE_GRID),
+    ("partial-optimizer-offload", {"plan.offload": ["optimizer"]}),
 ]
 """A scenario, and fields with which its step takes longer."""
 
@@ -126,17 +133,24 @@ SLOWER: list[tuple[str, dict[str, Any]]] = [
     ("recompute-selective", {"plan.recompute": "none"}),
     ("recompute-full", {"plan.recompute": "selective"}),
     ("optimizer-offload", {"plan.offload": []}),
+    ("partial-optimizer-offload", {"plan.offload": []}),
+    ("parameter-offload", {"plan.offload": []}),
     ("expert-imbalance", {"model.transformer.experts.imbalance": 1.0}),
 ]
 """A scenario, and fields without which its step is shorter: a hindrance, or the price of memory."""
 
 LEANER: list[tuple[str, dict[str, Any]]] = [
     ("tensor-parallel", {"plan.tensor": 1, "plan.data": 8, "plan.microbatch": 1}),
+    ("tensor-parallel-2d", ONE_ROW),
     ("sequence-parallel", {"plan.sequence_parallel": False}),
     ("zero-1-optimizer", {"plan.zero": 0}),
     ("recompute-selective", {"plan.recompute": "none"}),
     ("recompute-full", {"plan.recompute": "selective"}),
     ("optimizer-offload", {"plan.offload": []}),
+    ("optimizer-offload", {"plan.offload": {"optimizer": {"step": "device"}}}),
+    ("partial-optimizer-offload", {"plan.offload": []}),
+    ("activation-offload", {"plan.offload": []}),
+    ("parameter-offload", {"plan.offload": ["optimizer"]}),
     ("pipeline-naive", {"plan.schedule": "1f1b"}),
     ("pipeline-1f1b", {"plan.schedule": "gpipe"}),
     ("pipeline-interleaved", {"plan.schedule": "looped_bfs"}),
@@ -190,6 +204,12 @@ def test_a_straggler_takes_no_longer_than_it_is_slow() -> None:
     assert 1.2 * healthy < simulated("straggler").step_time <= 1.25 * healthy
 
 
+def test_copies_of_a_grid_hold_more_than_one_grid_of_all_ranks() -> None:
+    # 4 grids of 16 have a 16th of the states where one of 64 has a 64th
+    deep, flat = simulated("tensor-parallel-2.5d"), variant("tensor-parallel-2.5d", ONE_GRID)
+    assert deep.memory[0].optimizer == pytest.approx(4 * flat.memory[0].optimizer, rel=0.01)
+
+
 def test_a_pair_of_passes_hides_the_exchange_between_experts() -> None:
     apart = variant("pipeline-dualpipev", {"plan.schedule": "zbv"})
     assert exposed(simulated("pipeline-dualpipev"), "expert") < 0.5 * exposed(apart, "expert")
@@ -212,6 +232,29 @@ def test_an_offloaded_optimizer_is_on_the_host() -> None:
     parameters = load("optimizer-offload").problem.graph.num_parameters
     assert stage.optimizer == 0
     assert stage.host_peak == pytest.approx(2 * 12 * parameters, rel=0.01)
+
+
+def test_an_offloaded_layer_keeps_its_input_on_the_host() -> None:
+    # 32 layers of 32,768 tokens of 4,096 in bf16: 256 MiB each. The last two of a microbatch stay in the buffers
+    layer, kept = 2 * 32_768 * 4_096, variant("activation-offload", {"plan.offload": []})
+    result = simulated("activation-offload")
+    assert kept.peak_memory - result.peak_memory == (32 - 2) * layer
+    assert {stage.host_peak for stage in result.memory} == {8 * (32 - 2) * layer}
+    assert result.step_time == pytest.approx(kept.step_time, rel=1e-3)
+
+
+def test_offloaded_parameters_leave_only_units_on_the_device() -> None:
+    # 18 bytes a parameter on the one host: itself, its gradient in fp32, and AdamW's three states
+    parameters = load("parameter-offload").problem.graph.num_parameters
+    result = simulated("parameter-offload")
+    assert all(stage.optimizer == 0 for stage in result.memory)
+    assert all(stage.host_peak == pytest.approx(18 * parameters, rel=1e-3) for stage in result.memory)
+    (profile,) = result.timeline.memory
+    states = [CATEGORIES.index(each) for each in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)]
+    assert [profile.usage[-1][each] for each in states] == [0, 0, 0]
+    # at any time two units at most: a layer, and the next one or the head of 128,256 rows of 8,192
+    layer, head = (parameters - 2 * 128_256 * 8_192) / 80, 128_256 * 8_192
+    assert all(stage.parameters <= 2 * 1.2 * (layer + head) for stage in result.memory)
 
 
 def test_a_bad_placement_is_the_same_plan_elsewhere() -> None:

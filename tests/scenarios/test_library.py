@@ -15,7 +15,8 @@ NAMES = library.names()
 def test_every_scenario_has_a_plan_that_fills_its_cluster(name: str) -> None:
     scenario = load(name)
     plan = scenario.chosen()
-    assert plan.data * plan.context * plan.tensor * plan.pipeline == len(scenario.problem.cluster.free_devices)
+    ranks = plan.data * plan.context * plan.tensor_rows * plan.tensor * plan.pipeline
+    assert ranks == len(scenario.problem.cluster.free_devices)
     each = plan.data * plan.microbatch if isinstance(plan.microbatch, int) else sum(plan.microbatch)
     assert each * plan.num_microbatches == scenario.problem.training.global_batch
 

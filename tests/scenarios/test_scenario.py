@@ -71,7 +71,9 @@ def test_assumptions_name_what_was_left_out_and_nothing_else() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "megatron/gpt-145b-1536-a100"])
+@pytest.mark.parametrize(
+    "name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "megatron/gpt-145b-1536-a100", "tensor-parallel-2.5d"]
+)
 def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
     plan = load(name).chosen()
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
@@ -119,7 +121,9 @@ def test_a_plan_of_another_problem_is_refused_at_its_field(change: dict[str, obj
     assert line.strip().startswith(f'"{field}"')
 
 
-@pytest.mark.parametrize("name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "korthikanti/530b-280-a100-full"])
+@pytest.mark.parametrize(
+    "name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "korthikanti/530b-280-a100-full", "tensor-parallel-2d"]
+)
 def test_the_layout_of_a_plan_completes_to_the_plan(name: str) -> None:
     scenario = load(name)
     layout = layout_of(scenario.problem, scenario.chosen())

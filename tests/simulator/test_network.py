@@ -59,6 +59,16 @@ def test_a_flow_as_fast_as_its_own_limit_gives_way_again() -> None:
     assert network_ends([4.0, 6.0, 3.0], moved, 1000) == [7000, 7000, 3000, 3000, 7000]
 
 
+def test_equal_machines_side_by_side_take_the_times_of_one() -> None:
+    # link 0 of 1 byte/s, link 1 of 2: to 2 s the first two run at 1/2 and the third at 1; the second ends. To 3 s
+    # two run at 1; to 6 s three at 2/3; the fourth ends. Then at 1 each, and the third alone at 2, with 9 left at 12 s
+    one = [Transfer(0, ((0, 10.0), (1, 10.0))), Transfer(0, ((0, 1.0), (1, 1.0))), Transfer(0, ((1, 20.0),))]
+    one.append(Transfer(3000, ((1, 2.0),)))
+    other = [Transfer(start, tuple((link + 2, size) for link, size in usage)) for start, usage in one]
+    assert network_ends([1.0, 2.0], one, 1000) == [12000, 2000, 16500, 6000]
+    assert network_ends([1.0, 2.0] * 2, one + other, 1000) == [12000, 2000, 16500, 6000] * 2
+
+
 def test_the_payload_comes_back_and_may_start_the_next() -> None:
     clock, log = HeapClock(), list[tuple[int, int]]()
     links = Network([10.0], clock)

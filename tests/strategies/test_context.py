@@ -1,17 +1,14 @@
 """Context parallelism: what attention moves, and every way to the step time."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulator.collective_kinds import Collective
 from simulator.engine import simulate, step_time
 from simulator.program import TaskKind
 from strategies.layout import Layout, complete, violations
-from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering import StageCosts, lower
 from strategies.lowering.step import Step, chain_ticks
 from strategies.parallelism import Attention
 from strategies.problem import Problem
@@ -110,59 +107,3 @@ def test_what_cannot_be_is_refused_with_the_equation(layout: Layout, message: st
 def test_scores_that_are_kept_do_not_go_round() -> None:
     found = violations(problem(attention="unfused"), Layout(data=4, context=2, attention=Attention.RING))
     assert [violation.field for violation in found] == ["attention"]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    context=st.sampled_from([2, 4]),
-    tensor=st.sampled_from([1, 2]),
-    pipeline=st.sampled_from([1, 2]),
-    data=st.sampled_from([1, 2]),
-    attention=st.sampled_from(Attention),
-    devices=st.sampled_from([1, 2, 4]),
-    own_nics=st.booleans(),
-    sequence_parallel=st.booleans(),
-    zero=st.integers(0, 3),
-    bandwidth=st.sampled_from([1e8, 1e10]),
-    slow=st.booleans(),
-    overlap=st.booleans(),
-)
-def test_every_way_to_the_step_time_agrees(
-    context: int,
-    tensor: int,
-    pipeline: int,
-    data: int,
-    attention: Attention,
-    devices: int,
-    own_nics: bool,
-    sequence_parallel: bool,
-    zero: int,
-    bandwidth: float,
-    slow: bool,
-    overlap: bool,
-) -> None:
-    ranks = context * tensor * pipeline * data
-    nodes, nics = ranks // min(devices, ranks), min(devices, ranks) if own_nics else 1
-    small = problem(
-        nodes=nodes, devices=ranks // nodes, nics=nics, layers=2 * pipeline, batch=2 * data, bandwidth=bandwidth
-    )
-    small = replace(small, cluster=replace(small.cluster, speeds=((0, 0.5),) if slow else ()))
-    layout = Layout(
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        zero=zero,
-        sequence_parallel=sequence_parallel and tensor > 1,
-        context=context,
-        attention=attention,
-        overlap_gradients=overlap,
-    )
-    plan = complete(small, layout)
-    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
-    unfolded = lower(small, plan, folded=False)
-    fine, chained, apart = (step_time(program) for program in (operators, chains, unfolded))
-    assert chained == pytest.approx(fine, rel=1e-7, abs=1e-10)
-    assert chained == pytest.approx(apart, rel=1e-7, abs=1e-10)
-    assert step_time(unfolded, "longest_path") <= apart * (1 + 1e-9)
-    kinds = Counter(work.kind for work in operators.work)
-    assert kinds[TaskKind.CONTEXT_COMMUNICATION]

@@ -1,20 +1,13 @@
 """Expert parallelism: what is moved, who holds what, and every way to the step time."""
 
-from dataclasses import replace
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulator.collective_kinds import Collective
-from simulator.engine import simulate, step_time
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
-from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
-from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering import StageCosts
 from strategies.lowering.optimizer import updated_parameters
-from strategies.parallelism import Attention
 from strategies.problem import Problem
 from strategies.training import Training
 
@@ -114,69 +107,3 @@ def test_a_model_without_experts_has_none_to_spread() -> None:
     assert "the model has no experts, met expert 2; nearest: 1" in [
         violation.message for violation in violations(problem(), Layout(data=8, expert=2))
     ]
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    expert=st.sampled_from([2, 4]),
-    replicas=st.sampled_from([1, 2]),
-    tensor=st.sampled_from([1, 2]),
-    context=st.sampled_from([1, 2]),
-    pipeline=st.sampled_from([1, 2]),
-    schedule=st.sampled_from(["1f1b", "zb1p", "dualpipev"]),
-    sequence_parallel=st.booleans(),
-    nics=st.booleans(),
-    zero=st.integers(0, 3),
-    grouped=st.booleans(),
-    overlap=st.booleans(),
-    reshard=st.booleans(),
-    bandwidth=st.sampled_from([1e8, 1e10]),
-    slow=st.booleans(),
-)
-def test_every_way_to_time_and_memory_agrees(
-    expert: int,
-    replicas: int,
-    tensor: int,
-    context: int,
-    pipeline: int,
-    schedule: str,
-    sequence_parallel: bool,
-    nics: bool,
-    zero: int,
-    grouped: bool,
-    overlap: bool,
-    reshard: bool,
-    bandwidth: float,
-    slow: bool,
-) -> None:
-    schedule = "1f1b" if zero >= 2 else schedule
-    data, pipeline = expert * replicas, 2 if schedule == "dualpipev" else pipeline
-    ranks = data * tensor * context * pipeline
-    nodes = max(ranks // 4, 1)
-    each = ranks // nodes
-    small = mixture(2 * pipeline, 4 * data, nodes=nodes, devices=each, nics=each if nics else 1, bandwidth=bandwidth)
-    small = replace(small, cluster=replace(small.cluster, speeds=((0, 0.5),) if slow else ()))
-    layout = Layout(
-        data=data,
-        expert=expert,
-        tensor=tensor,
-        context=context,
-        attention=Attention.ALL_GATHER,
-        pipeline=pipeline,
-        schedule=schedule,
-        chunks=2 if schedule == "dualpipev" else 1,
-        sequence_parallel=sequence_parallel and tensor > 1,
-        zero=zero,
-        zero_shards=expert if grouped and zero and replicas > 1 else 0,
-        overlap_gradients=overlap,
-        reshard_after_forward=reshard or zero < 3,
-    )
-    assert not list(violations(small, layout))
-    plan = complete(small, layout)
-    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
-    fine, chained, apart = (step_time(program) for program in (operators, chains, lower(small, plan, folded=False)))
-    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
-    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
-    cost = SimulatedCost(small)
-    assert cost.bound(plan) <= step_time(chains, "longest_path") * (1 + 1e-9)
-    assert cost.peak_memory(plan) == max(profile.peak for profile in simulate(chains).memory)

@@ -1,7 +1,6 @@
 """Lowering: closed forms of the schedules, and several ways to the same answer."""
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,15 +8,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Node
 from simulator.engine import simulate, step_time
-from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine, Switch
+from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine
 from simulator.program import Program, StreamKind, TaskKind
 from simulator.units import to_seconds
 from strategies.cost_model import SimulatedCost
 from strategies.framework import FRAMEWORKS
 from strategies.layout import Layout, complete
-from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering import StageCosts, lower
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.stage import StageCost
 from strategies.mesh import DATA, PIPELINE, TENSOR
@@ -186,48 +184,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks(ranks: int, rounds: int, 
 
 
 @given(cases())
-@settings(max_examples=1000, deadline=None)
-def test_every_way_to_the_step_time_agrees(case: Case) -> None:
-    small, plan = case.build()
-    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
-    unfolded = lower(small, plan, folded=False)
-    fine, chained, apart = (step_time(program) for program in (operators, chains, unfolded))
-    # the end of a transfer is rounded to a tick, of one or of several together; who then waits for whom can hang on it
-    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
-    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
-    assert SimulatedCost(small).evaluate(plan).step_time == chained
-    paths = [step_time(program, "longest_path") for program in (unfolded, chains, operators)]
-    # links that groups of one class share show as contention when unfolded, which the longest path leaves out
-    assert paths[0] <= paths[1] == paths[2]
-    assert SimulatedCost(small).bound(plan) <= paths[1] <= chained
-    assert chains.num_tasks <= operators.num_tasks
-
-
-@given(cases())
-@settings(max_examples=EXAMPLES, deadline=None)
-def test_folded_and_unfolded_move_the_same_bytes(case: Case) -> None:
-    small, plan = case.build()
-    moved = []
-    for flag in (True, False):
-        links = simulate(lower(small, plan, folded=flag)).links
-        moved.append(sum(link.bytes * link.count for link in links))
-    assert moved[0] == pytest.approx(moved[1], rel=1e-9)
-
-
-@given(cases())
-@settings(max_examples=EXAMPLES, deadline=None)
-def test_memory_returns_to_its_level_and_peaks_as_the_search_is_told(case: Case) -> None:
-    small, plan = case.build()
-    told = SimulatedCost(small).peak_memory(plan)
-    for granularity in Granularity:
-        program = lower(small, plan, granularity)
-        timeline = simulate(program)
-        assert timeline.peak_memory == told
-        for index, profile in enumerate(timeline.memory):
-            assert profile.totals[-1] == sum(c.size for c in program.resident if c.rank_class == index)
-
-
-@given(cases())
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
     small, plan = case.build()
@@ -237,25 +193,6 @@ def test_operations_run_in_the_order_of_the_schedule(case: Case) -> None:
         position = plan.schedule.rank_of(rank_class.stages[0])
         expected = [(kinds[a.kind], a.stage, a.microbatch) for a in plan.schedule.orders[position]]
         assert list(timeline.order(index)) == expected
-
-
-@given(cases(), st.floats(1.1, 10))
-@settings(max_examples=EXAMPLES, deadline=None)
-def test_more_bandwidth_is_never_slower_where_nothing_is_shared(case: Case, factor: float) -> None:
-    small, plan = case._replace(slowdown=1.0).build()
-    faster = replace(
-        small, cluster=replace(small.cluster, nodes=tuple(map(partial(widened, factor), small.cluster.nodes)))
-    )
-    times = [step_time(lower(one, plan), "longest_path") for one in (faster, small)]
-    assert times[0] <= times[1]
-
-
-def widened(factor: float, nodes: tuple[Node, int]) -> tuple[Node, int]:
-    """Return nodes whose links are ``factor`` times as wide."""
-    node, count = nodes
-    assert isinstance(node.network, Switch)
-    inside = replace(node.network, link=replace(node.network.link, bandwidth=node.network.link.bandwidth * factor))
-    return replace(node, network=inside, nic=replace(node.nic, bandwidth=node.nic.bandwidth * factor)), count
 
 
 @given(cases())

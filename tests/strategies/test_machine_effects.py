@@ -17,6 +17,7 @@ from simulator.program import StreamKind, TaskKind
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete
 from strategies.lowering import lower
+from strategies.offloading import NOTHING, Offloading
 from strategies.problem import Problem
 
 from .problems import problem
@@ -164,7 +165,7 @@ def hosted() -> Problem:
 
 def test_offloaded_states_move_to_the_host(hosted: Problem) -> None:
     layout = Layout(data=4)
-    plans = [complete(hosted, replace(layout, offload=offload)) for offload in ((), ("optimizer",))]
+    plans = [complete(hosted, replace(layout, offload=offload)) for offload in (NOTHING, Offloading((1.0,)))]
     kept, offloaded = (simulate(lower(hosted, plan)) for plan in plans)
     count = SimulatedCost(hosted).costs.of(plans[0]).parameters[0]
     # AdamW in mixed precision keeps 12 bytes a parameter, on each of four ranks
@@ -176,7 +177,7 @@ def test_offloaded_states_move_to_the_host(hosted: Problem) -> None:
 
 
 def test_copies_run_on_their_own_streams_and_share_pcie(hosted: Problem) -> None:
-    program = lower(hosted, complete(hosted, Layout(data=4, offload=("optimizer",))))
+    program = lower(hosted, complete(hosted, Layout(data=4, offload=Offloading(optimizer=(1.0,)))))
     kinds = {stream.kind for stream in program.streams}
     assert {StreamKind.TO_HOST, StreamKind.FROM_HOST, StreamKind.HOST} <= kinds
     timeline = simulate(program)

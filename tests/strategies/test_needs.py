@@ -14,6 +14,7 @@ from strategies.lowering import StageCosts, lower
 from strategies.lowering.memory import StageMemory, peak_activations, stage_memory
 from strategies.lowering.recompute import BlockMemory
 from strategies.needs import Needs
+from strategies.offloading import Offloading
 from strategies.schedule import ActionKind, Schedule
 
 from .problems import problem
@@ -98,4 +99,4 @@ def test_offloaded_states_are_not_on_the_device(zero: int) -> None:
     needs, plan = Needs(StageCosts(small)), complete(small, Layout(data=8, zero=zero))
     count = StageCosts(small).held(plan).parameters[0]
     states = 12 * (-(-count // 8) if zero else count)  # AdamW in mixed precision keeps 12 bytes a parameter
-    assert needs.peak(plan) - needs.peak(replace(plan, offload=("optimizer",))) == states
+    assert needs.peak(plan) - needs.peak(replace(plan, offload=Offloading(optimizer=(1.0,)))) == states

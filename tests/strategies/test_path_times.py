@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from simulator.engine.compiled import installed
 from simulator.engine.longest_path import finish_times
@@ -16,6 +15,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import StageCosts, lower
 from strategies.mesh import Axis, Mesh
+from strategies.offloading import Offloading
 from strategies.path_times import path_times
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
@@ -23,7 +23,6 @@ from strategies.schedule import SCHEDULES
 from strategies.search import layouts
 
 from .problems import IDEAL, problem
-from .test_lowering import Case, cases
 
 
 def lowered(costs: StageCosts, plan: Plan) -> int:
@@ -46,7 +45,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"overlap_gradients": False},
     {"gradient_reduction": "parameter_server"},
     {"order": ("data", "pipeline", "tensor")},
-    {"offload": ("optimizer",)},
+    {"offload": Offloading(optimizer=(1.0,))},
 )
 # each layer's gradients, 4 bytes each, fill a bucket of 25 MiB: 12 * 2,048**2 * 4 = 201 million
 WIDE = {"hidden": 2048, "ffn": 8192, "vocab": 8000}
@@ -65,14 +64,6 @@ def funnel() -> Problem:
         what = ("matmul", OperatorKind.MATMUL, tokens + dims, ("in",), ("out",), ("weight",), ("wide",))
         blocks.append(Block(f"block{index}", (Operator(*what),), (wide, narrow, weight), ("in",), ("out",)))
     return replace(problem(devices=4, batch=8), graph=OperatorGraph("funnel", tuple(blocks), 32))
-
-
-@given(cases())
-@settings(max_examples=300, deadline=None)
-def test_a_plan_takes_its_programs_longest_path(case: Case) -> None:
-    small, plan = case.build()
-    costs = StageCosts(small)
-    assert path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
 
 
 @pytest.mark.parametrize("numba", [False, pytest.param(True, marks=pytest.mark.skipif(not installed(), reason="none"))])

@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
+from simulator.engine import step_time
 from simulator.program import TaskKind
-from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.plan import Plan, Recompute, Stage
+from strategies.layout import Layout, complete
+from strategies.lowering import StageCosts, lower
+from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES, ActionKind
 
@@ -73,71 +70,3 @@ def test_gradients_of_weights_keep_what_they_need_and_no_more() -> None:
     assert memory.deferred > 0
     assert memory.changes[0] == memory.kept
     assert sum(memory.changes[2:]) == memory.changes[1] == -memory.kept
-
-
-@pytest.mark.parametrize("name", SIMULATED)
-@settings(max_examples=8, deadline=None)
-@given(
-    pipeline=st.sampled_from([2, 4]),
-    tensor=st.sampled_from([1, 2]),
-    data=st.sampled_from([1, 2]),
-    rounds=st.integers(2, 3),
-    nics=st.sampled_from([1, 4]),
-    bandwidth=st.sampled_from([1e8, 1e10]),
-    zero=st.integers(0, 1),
-    recompute=st.sampled_from(Recompute),
-    overlap=st.booleans(),
-    tied=st.booleans(),
-    launch=st.sampled_from([0.0, 1e-6]),
-)
-def test_every_way_to_time_and_memory_agrees(
-    name: str,
-    pipeline: int,
-    tensor: int,
-    data: int,
-    rounds: int,
-    nics: int,
-    bandwidth: float,
-    zero: int,
-    recompute: Recompute,
-    overlap: bool,
-    tied: bool,
-    launch: float,
-) -> None:
-    ranks = pipeline * tensor * data
-    nodes = max(ranks // 4, 1)
-    small = problem(
-        nodes=nodes,
-        devices=ranks // nodes,
-        nics=min(nics, ranks // nodes),
-        layers=2 * pipeline,
-        batch=pipeline * data * rounds,
-        bandwidth=bandwidth,
-        tied=tied,
-        launch=launch,
-    )
-    layout = Layout(
-        pipeline=pipeline,
-        tensor=tensor,
-        data=data,
-        zero=zero,
-        schedule=name,
-        chunks=max(SCHEDULES[name].chunks[0], 1),
-        recompute=recompute,
-        overlap_gradients=overlap,
-    )
-    assert not list(violations(small, layout))
-    plan = complete(small, layout)
-    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
-    fine, chained, apart = (step_time(program) for program in (operators, chains, lower(small, plan, folded=False)))
-    assert chained == pytest.approx(fine, rel=1e-6, abs=1e-10)
-    assert chained == pytest.approx(apart, rel=1e-6, abs=1e-10)
-    cost = SimulatedCost(small)
-    assert cost.bound(plan) <= step_time(chains, "longest_path") * (1 + 1e-9)
-    timeline = simulate(chains)
-    assert cost.peak_memory(plan) == max(profile.peak for profile in timeline.memory)
-    held = [
-        sum(change.size for change in chains.resident if change.rank_class == index)
-        for index in range(len(chains.rank_classes))
-    ]
-    assert [profile.totals[-1] for profile in timeline.memory] == held

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
@@ -15,14 +15,13 @@ from simulator.engine.longest_path import finish_times
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from simulator.program import Category, Program, StreamKind, TaskKind
 from simulator.timeline import Timeline
-from simulator.units import to_seconds, to_ticks
+from simulator.units import to_ticks
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.memory import resident
 from strategies.lowering.parameters import Parameters
 from strategies.mesh import DATA, REPLICA
-from strategies.path_times import path_times
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
@@ -30,7 +29,6 @@ from strategies.search import Space, layouts
 
 from .problems import problem
 from .test_experts import mixture
-from .test_lowering import Case, cases
 
 SHARDED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
@@ -289,27 +287,6 @@ def test_the_fullest_moment_of_two_units_by_hand() -> None:
     assert costs.peak_memory(pair.plan) == max(moments) + count * (4 + 4 + 8) + buffers  # fp32 Adam: two moments
     timeline = simulate(lower(pair.small, pair.plan))
     assert timeline.peak_memory == costs.peak_memory(pair.plan)
-
-
-@given(cases(zeros=(2, 3), data_ranks=(2, 3, 4)))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_way_to_time_and_memory_agrees(case: Case) -> None:
-    small, plan = case.build()
-    operators, chains = (lower(small, plan, granularity) for granularity in Granularity)
-    unfolded = lower(small, plan, folded=False)
-    timelines = [simulate(program) for program in (operators, chains, unfolded)]
-    fine, chained, apart = (timeline.step_time for timeline in timelines)
-    assert chained == pytest.approx(fine, rel=1e-9, abs=1e-10)  # rates of shared links are rounded
-    assert chained == pytest.approx(apart, rel=1e-9, abs=1e-10)
-    paths = [ticks(program) for program in (unfolded, chains, operators)]
-    assert paths[0] <= paths[1] == paths[2]
-    costs = SimulatedCost(small)
-    assert path_times(costs.costs, [plan]).tolist() == paths[1:2]
-    assert costs.bound(plan) <= to_seconds(paths[1]) <= chained
-    for program, timeline in zip((operators, chains, unfolded), timelines, strict=True):
-        assert timeline.peak_memory == costs.peak_memory(plan)
-        for index, profile in enumerate(timeline.memory):
-            assert profile.totals[-1] == sum(c.size for c in program.resident if c.rank_class == index)
 
 
 # time

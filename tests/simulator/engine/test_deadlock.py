@@ -25,7 +25,7 @@ def waits(step: Program, task: int, other: int) -> bool:
     return other in step.predecessors_of(task) or bool(shared and other < task)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(programs(flows=True), st.data())
 def test_planted_cycles_are_found_and_named(step: Program, data: st.DataObject) -> None:
     # an edge back from a task to one that it can start only after, or to itself

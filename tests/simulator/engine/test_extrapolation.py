@@ -20,7 +20,7 @@ def durations(stages: int, spread: str, seed: int) -> tuple[list[int], list[int]
     return forward, [2 * ticks for ticks in backward], int(random.integers(0, 30)), tail
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.integers(2, 8), st.integers(1, 512), st.sampled_from(sorted(SPREADS)), st.integers(0, 2**32))
 def test_one_f_one_b_is_extrapolated_exactly(stages: int, microbatches: int, spread: str, seed: int) -> None:
     case = Recurrence(one_f_one_b, *durations(stages, spread, seed))

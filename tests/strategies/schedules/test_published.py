@@ -26,12 +26,6 @@ def published(draw: st.DrawFn, most_ranks: int, most_microbatches: int) -> Sched
     return schedule(rule.name, ranks, rule.condition.nearest(ranks, wanted), chunks)
 
 
-@given(published(64, 256))
-@settings(max_examples=15, deadline=None)
-def test_every_schedule_finishes(value: Schedule) -> None:
-    walk(value, ONE)
-
-
 @given(published(8, 24))
 @settings(max_examples=60, deadline=None)
 def test_every_action_runs_once_and_weights_come_last(value: Schedule) -> None:

@@ -11,6 +11,7 @@ from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.search import Space, layouts, neighbours
 
+from ..problems import problem as transformer
 from .small_problems import PROBLEMS, SPACES, small_problem
 
 
@@ -67,6 +68,24 @@ def test_two_devices_by_hand() -> None:
     problem = small_problem(nodes=1, devices_per_node=2, layers=2, global_batch=2)
     found = Counter((layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem))
     assert found == {(2, 1, 1): 6, (1, 2, 1): 12, (1, 1, 2): 9}
+
+
+def test_rows_of_a_grid_are_in_the_space_where_it_names_them() -> None:
+    problem = transformer(devices=4, layers=4, batch=4)
+    usual = list(layouts(problem))
+    grids = [layout for layout in layouts(problem, Space(tensor_rows=(1, 2, 4))) if layout.tensor_rows > 1]
+    assert {layout.tensor_rows for layout in usual} == {1}
+    assert {(layout.tensor_rows, layout.tensor) for layout in grids} == {(2, 1), (2, 2), (4, 1)}
+    assert not any(layout.microbatch % layout.tensor_rows or layout.sequence_parallel for layout in grids)
+    assert not any(list(violations(problem, layout)) for layout in grids)
+    everywhere = set(layouts(problem, Space(tensor_rows=(1, 2, 4))))
+    reached, frontier = set(), usual[:1]
+    while frontier:
+        layout = frontier.pop()
+        if layout not in reached:
+            reached.add(layout)
+            frontier += neighbours(problem, Space(tensor_rows=(1, 2, 4)), layout)
+    assert reached == everywhere == set(usual) | set(grids)
 
 
 def test_degrees_are_not_only_powers_of_two() -> None:

@@ -1,0 +1,191 @@
+"""What of a training step is kept in host memory: optimizer states, activations, parameters, each by fraction.
+
+A plan names what is offloaded, each whole or by a fraction, the same on all pipeline ranks or one
+for each. Of optimizer states the fraction is that of the parameters that are updated; of
+activations that of a stage's layers, the first ones; of parameters that of a stage's blocks, the
+first ones.
+
+References
+----------
+Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (optimizer
+on the host); DeepSpeed, ``offload_optimizer.ratio`` (a part of it: ZeRO-Offload++, "Twin-Flow").
+Rajbhandari et al., "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning",
+SC 2021 (parameters and activations too); PyTorch 2, ``torch.distributed.fsdp.CPUOffloadPolicy``.
+Megatron-LM, ``--cpu-offloading-num-layers`` (activations of the first layers).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from fractions import Fraction
+from math import ceil
+from reprlib import Repr
+from typing import Any
+
+OFFLOADS = ("optimizer", "parameters", "activations")
+"""What may be kept in host memory."""
+
+WHOLE = (1.0,)
+
+
+class StepPlace(StrEnum):
+    """Where the share of the optimizer whose states are on the host steps."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """What is kept in host memory; false where nothing is.
+
+    Parameters
+    ----------
+    optimizer, parameters, activations
+        The fraction of each that is: none where empty, one for all pipeline ranks, or one for each.
+    step
+        Where the optimizer steps the share whose states are on the host.
+
+    Raises
+    ------
+    ValueError
+        Where a fraction is not between 0 and 1, or is 0 for all pipeline ranks together.
+    """
+
+    optimizer: tuple[float, ...] = ()
+    parameters: tuple[float, ...] = ()
+    activations: tuple[float, ...] = ()
+    step: StepPlace = StepPlace.HOST
+
+    def __post_init__(self) -> None:
+        for name in OFFLOADS:
+            each: tuple[float, ...] = getattr(self, name)
+            wrong = [value for value in each if not 0 <= value <= 1]
+            if wrong:
+                near = 1.0 if wrong[0] > 1 else 0.0
+                raise ValueError(f"{name}: a fraction is at least 0 and at most 1, met {wrong[0]:g}; nearest: {near}")
+            if each == (0.0,):
+                raise ValueError(f"{name}: a fraction of all is more than 0, met 0; nearest: leave it out")
+        if self.step is StepPlace.DEVICE and not any(self.optimizer):
+            raise ValueError("optimizer: step: device needs states on the host, met none; nearest: step: host")
+
+    def __bool__(self) -> bool:
+        return any(any(getattr(self, name)) for name in OFFLOADS)
+
+    def __str__(self) -> str:
+        parts = [(name, getattr(self, name)) for name in OFFLOADS]
+        where = " (stepped on the device)" if self.step is StepPlace.DEVICE else ""
+        each = (f"{_shown(value)}{name}{where if name == 'optimizer' else ''}" for name, value in parts if any(value))
+        return ", ".join(each)
+
+    def at(self, what: str, position: int) -> float:
+        """Return the fraction of one of `OFFLOADS` that a pipeline rank keeps on its host.
+
+        >>> Offloading(activations=(1.0, 0.5)).at("activations", 1)
+        0.5
+        """
+        each: tuple[float, ...] = getattr(self, what)
+        return each[position if len(each) > 1 else 0] if each else 0.0
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether ranks exchange data with their hosts while passes run."""
+        return any(self.parameters) or any(self.activations)
+
+    @property
+    def document(self) -> list[str] | dict[str, Any]:
+        """The same as plain data: names where all that is offloaded is whole, else fractions."""
+        stated = {name: getattr(self, name) for name in OFFLOADS if getattr(self, name)}
+        if self.step is StepPlace.HOST and all(each == WHOLE for each in stated.values()):
+            return list(stated)
+        document = {name: each[0] if len(each) == 1 else list(each) for name, each in stated.items()}
+        if self.step is StepPlace.DEVICE:
+            document["optimizer"] = {"fraction": document["optimizer"], "step": str(self.step)}
+        return document
+
+
+NOTHING = Offloading()
+"""All is on devices."""
+
+
+def _shown(each: tuple[float, ...]) -> str:
+    return "" if each == WHOLE else "/".join(f"{value:.4g}" for value in each) + " of "
+
+
+def offloading(document: Any) -> Offloading:
+    """Return what a document states: names, or a mapping from names to fractions.
+
+    >>> offloading(["optimizer"])
+    Offloading(optimizer=(1.0,), parameters=(), activations=(), step=<StepPlace.HOST: 'host'>)
+    >>> offloading({"activations": [1.0, 0.5], "optimizer": {"fraction": 0.5, "step": "device"}}).activations
+    (1.0, 0.5)
+
+    Raises
+    ------
+    ValueError
+        Where it states neither; the message begins with the name that is wrong.
+    """
+    if isinstance(document, Mapping):
+        _known(document)
+        return _of_mapping(document)
+    if isinstance(document, list | tuple) and all(isinstance(name, str) for name in document):
+        _known(document)
+        twice = next((name for name in document if document.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"names each of {', '.join(OFFLOADS)} once, met {twice} twice")
+        return _of(dict.fromkeys(document, WHOLE))
+    raise ValueError(
+        f"is a list of names, any of {', '.join(OFFLOADS)}, or a mapping from names to fractions, "
+        f"met {Repr().repr(document)}"
+    )
+
+
+def _known(names: Iterable[Any]) -> None:
+    wrong = next((name for name in names if name not in OFFLOADS), None)
+    if wrong is not None:
+        close = [f"; nearest: {near}" for near in get_close_matches(str(wrong), OFFLOADS, n=1)]
+        raise ValueError(f"holds any of {', '.join(OFFLOADS)}, met {Repr().repr(wrong)}{''.join(close)}")
+
+
+def _of_mapping(document: Mapping[str, Any]) -> Offloading:
+    found = dict(document)
+    step = StepPlace.HOST
+    if isinstance(found.get("optimizer"), Mapping):
+        found["optimizer"], step = _optimizer(found["optimizer"])
+    return _of({name: _fractions(name, value) for name, value in found.items()}, step)
+
+
+def _of(found: Mapping[str, tuple[float, ...]], step: StepPlace = StepPlace.HOST) -> Offloading:
+    return Offloading(found.get("optimizer", ()), found.get("parameters", ()), found.get("activations", ()), step)
+
+
+def _optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:
+    """Return the fraction that a document of the optimizer states, and where it steps."""
+    known = ("fraction", "step")
+    wrong = next((key for key in document if key not in known), None)
+    if wrong is not None:
+        raise ValueError(f"optimizer: holds fraction and step, met {Repr().repr(wrong)}")
+    step = document.get("step", StepPlace.HOST)
+    if step not in list(StepPlace):
+        raise ValueError(f"optimizer: step is {' or '.join(StepPlace)}, met {Repr().repr(step)}; nearest: host")
+    return document.get("fraction", 1.0), StepPlace(step)
+
+
+def _fractions(name: str, value: Any) -> tuple[float, ...]:
+    each = value if isinstance(value, list | tuple) else [value]
+    if not each or not all(type(one) in (int, float) for one in each):
+        raise ValueError(
+            f"{name}: is a fraction of more than 0 and at most 1, or one for every pipeline rank, "
+            f"met {Repr().repr(value)}; nearest: 1.0"
+        )
+    return tuple(map(float, each))
+
+
+def fraction_of(count: int, fraction: float) -> int:
+    """Return how many of so many are a fraction of them, rounded up; fractions are of millionths.
+
+    >>> fraction_of(10, 0.25), fraction_of(10, 0.3)
+    (3, 3)
+    """
+    return count * int(fraction) if fraction in (0, 1) else ceil(count * Fraction(fraction).limit_denominator(10**6))

@@ -1,0 +1,285 @@
+"""Any plan of the field for a small network on a small machine: what the laws of lowering and simulating are told of.
+
+A case is drawn by one function, `choose`, which takes one of several: hypothesis, or a random generator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+from simulator.cluster import Cluster, Node, Tenant
+from simulator.collective_kinds import Collective
+from simulator.host import Host, Pcie
+from simulator.interconnect.kinds import (
+    Crossbar,
+    Dragonfly,
+    Fabric,
+    FatTree,
+    LeafSpine,
+    Mesh,
+    NodeNetwork,
+    PcieTree,
+    Ring,
+    Switch,
+    Torus,
+)
+from simulator.link import Link
+from simulator.models.experts import Experts
+from simulator.models.transformer import Transformer, build
+from strategies.framework import FRAMEWORKS
+from strategies.layout import Layout, complete, violations
+from strategies.mesh import AXES, DATA, PIPELINE, TENSOR
+from strategies.offloading import NOTHING, WHOLE, Offloading, StepPlace
+from strategies.parallelism import Attention
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from strategies.schedule import SCHEDULES
+from strategies.schedules.rule import no_pairs
+from strategies.training import Training
+
+from .problems import IDEAL
+
+T = TypeVar("T")
+SEQUENCE, HEADS, EXPERTS = 32, 8, 4
+
+RECOMPUTATIONS: tuple[Recomputation, ...] = (
+    *Recompute,
+    FirstLayers(Recompute.FULL, 1),
+    FirstLayers(Recompute.SELECTIVE, 1),
+    SomeOperators(("input_norm", "attention_residual")),
+    SomeOperators(("qkv", "projection")),
+)
+OFFLOADINGS = (
+    *(NOTHING,) * 4,
+    Offloading(optimizer=WHOLE),
+    Offloading(optimizer=(0.5,)),
+    Offloading(optimizer=WHOLE, step=StepPlace.DEVICE),
+    Offloading(activations=(0.5,)),
+    Offloading(optimizer=WHOLE, activations=WHOLE),
+    Offloading(optimizer=WHOLE, parameters=(0.5,)),
+    Offloading(WHOLE, WHOLE, WHOLE),
+)
+ORDERS = ((PIPELINE, DATA, TENSOR), AXES, AXES[::-1], ("data", "expert", "context", "pipeline", "tensor"))
+
+
+class Choose(Protocol):
+    """Takes one of several."""
+
+    def __call__(self, among: Sequence[T]) -> T: ...
+
+
+class Network(NamedTuple):
+    """A decoder transformer: how many layers, and what they are made of."""
+
+    layers: int
+    kind: str
+    tied: bool
+
+    def spec(self) -> Transformer:
+        attention = "unfused" if self.kind == "unfused" else "flash"
+        experts = Experts(EXPERTS, 2, 32) if self.kind == "experts" else None
+        sizes = (self.layers, 64, HEADS, HEADS, 128, 128)
+        return Transformer(*sizes, tied_embeddings=self.tied, attention=attention, experts=experts)
+
+
+class Machine(NamedTuple):
+    """Equal nodes on a fabric, with devices and a link that are slow, and another job's exchanges."""
+
+    nodes: int
+    devices: int
+    nics: int
+    network: NodeNetwork
+    fabric: Fabric
+    bandwidth: float
+    host: Host
+    speeds: tuple[tuple[int, float], ...] = ()
+    slow_nic: int | None = None
+    slowdown: float = 1.0
+    tenants: tuple[Tenant, ...] = ()
+
+    def cluster(self) -> Cluster:
+        network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth))
+        node = Node(IDEAL, self.host, self.devices, network, self.nics, Link(2e-6, self.bandwidth / 4))
+        return Cluster(
+            "small",
+            ((node, self.nodes),),
+            self.fabric,
+            speeds=self.speeds,
+            link_speeds=() if self.slow_nic is None else ((f"nic {self.slow_nic} out", 0.5),),
+            tenants=self.tenants,
+            overlap_slowdown=self.slowdown,
+        )
+
+
+class Case(NamedTuple):
+    """A network, a machine, a training step and a layout of it."""
+
+    network: Network
+    machine: Machine
+    training: Training
+    layout: Layout
+
+    def problem(self) -> Problem:
+        """Return the problem."""
+        graph = build(self.network.spec(), SEQUENCE, self.training.dtype)
+        return Problem(graph, self.machine.cluster(), self.training)
+
+    def build(self) -> tuple[Problem, Plan]:
+        """Return the problem and the plan."""
+        small = self.problem()
+        return small, complete(small, self.layout)
+
+
+@st.composite
+def any_cases(draw: st.DrawFn, ranks: int = 12) -> Case:
+    """Draw a case on at most so many ranks."""
+    return any_case(lambda among: draw(st.sampled_from(among)), ranks)
+
+
+def any_case(choose: Choose, most: int = 12) -> Case:
+    """Return a case with a legal layout on at most so many ranks, four at least."""
+    kind = choose(["flash", "flash", "unfused", "experts"])
+    pipeline, schedule, chunks, microbatches = _pipeline(choose)
+    degrees = _degrees(choose, kind, most // pipeline)
+    data = degrees["data"]
+    stages, layers = choose(["even", "balanced"]), pipeline * chunks * choose([1, 1, 1, 2])
+    layout = Layout(
+        **degrees,
+        pipeline=pipeline,
+        schedule=schedule,
+        chunks=chunks,
+        microbatch=_microbatch(choose, degrees),
+        stages=stages,
+        **_sharing(choose, schedule, data, degrees["expert"]),
+        **_choices(choose, kind, degrees),
+    )
+    machine = _machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
+    ranks = machine.nodes * machine.devices
+    if not machine.tenants and choose([False, False, True]):
+        turn, step = choose(range(ranks)), choose([-1, 1])
+        layout = replace(layout, placement=tuple((turn + step * rank) % ranks for rank in range(ranks)))
+    training = Training(
+        layout.sequences * microbatches,
+        SEQUENCE,
+        choose(["fp32", "bf16"]),
+        choose(["adamw", "sgd"]),
+        gradient_clipping=choose([False, True]),
+        framework=choose(sorted(FRAMEWORKS)),
+    )
+    network = Network(layers + (stages == "balanced"), kind, choose([False, True]))
+    return _legal(Case(network, machine, training, layout))
+
+
+def _legal(case: Case) -> Case:
+    """Return a case, without what it offloads where that is refused beside the rest of it."""
+    refused = any(violation.field.startswith("offload") for violation in violations(case.problem(), case.layout))
+    return case._replace(layout=replace(case.layout, offload=NOTHING)) if refused else case
+
+
+def _pipeline(choose: Choose) -> tuple[int, str, int, int]:
+    """Return pipeline ranks, schedule, chunks and microbatches."""
+    pipeline = choose([1, 2, 2, 3, 4])
+    rules = [rule for rule in SCHEDULES.values() if not rule.asynchronous and (pipeline > 1 or rule.chunks[0] == 1)]
+    rule = choose(rules)
+    fewest, most = rule.chunks
+    chunks = choose(range(fewest, (most or 2) + 1)) if pipeline > 1 else 1
+    return pipeline, rule.name, chunks, rule.condition.nearest(pipeline, choose(range(1, 5)))
+
+
+def _degrees(choose: Choose, kind: str, left: int) -> dict[str, Any]:
+    """Return the degrees besides pipeline, and how the ranks of a context group attend."""
+    tensor = choose([size for size in (1, 1, 2, 4) if size <= left])
+    context = choose([size for size in (1, 1, 2, 4) if size * tensor <= left])
+    data = choose([size for size in (1, 2, 3, 4, 8) if size * tensor * context <= left])
+    expert = choose([size for size in (1, 2, 4) if data % size == 0]) if kind == "experts" else 1
+    rows = choose(
+        [size for size in (1, 1, 1, 2) if size * tensor * context * data <= left and (expert == 1 or size == 1)]
+    )
+    barred = {Attention.RING} if kind == "unfused" else set()
+    barred |= {Attention.ULYSSES} if tensor * context > HEADS else set()
+    ways = [way for way in Attention if way not in barred]
+    degrees = {"tensor": tensor, "tensor_rows": rows, "context": context, "data": data, "expert": expert}
+    return degrees | {"attention": choose(ways)}
+
+
+def _microbatch(choose: Choose, degrees: dict[str, Any]) -> int | tuple[int, ...]:
+    """Return the sequences of a microbatch, or those of every data rank; ranks that share experts have as many."""
+    rows, expert = degrees["tensor_rows"], degrees["expert"]
+    if choose([True, True, False]):
+        return rows * choose([1, 1, 2])
+    return tuple(size for _ in range(degrees["data"] // expert) for size in [rows * choose([1, 2, 3])] * expert)
+
+
+def _sharing(choose: Choose, schedule: str, data: int, expert: int) -> dict[str, Any]:
+    """Return what ZeRO shares, and over whom."""
+    rule = SCHEDULES[schedule]
+    zero = choose([0, 1] if rule.splits_backward or rule.pairs is not no_pairs else [0, 1, 2, 3])
+    groups = [size for size in range(max(expert, 2), data) if data % size == 0 and size % expert == 0]
+    return {
+        "zero": zero,
+        "zero_shards": choose([0, *groups]) if zero else 0,
+        "reshard_after_forward": zero < 3 or choose([True, False]),
+        "gradient_reduction": "all_reduce" if zero else choose(["all_reduce", "all_reduce", "parameter_server"]),
+    }
+
+
+def _choices(choose: Choose, kind: str, degrees: dict[str, Any]) -> dict[str, Any]:
+    """Return what can be chosen whatever the degrees are."""
+    return {
+        "sequence_parallel": degrees["tensor"] > 1 and degrees["tensor_rows"] == 1 and choose([False, True]),
+        "recompute": choose(RECOMPUTATIONS),
+        "overlap_gradients": choose([False, True]),
+        "scatter_gather": choose([False, True]),
+        "offload": choose(OFFLOADINGS),
+        "order": choose([order for order in ORDERS if _names(order, degrees)]),
+    }
+
+
+def _names(order: tuple[str, ...], degrees: dict[str, Any]) -> bool:
+    """Return whether an order names all axes along which there are several ranks."""
+    return all(degrees[axis] == 1 or axis in order for axis in ("context", "expert", "tensor_rows"))
+
+
+def _machine(choose: Choose, ranks: int) -> Machine:
+    """Return a machine with so many free devices."""
+    devices = choose([size for size in (1, 2, 4, 8) if ranks % size == 0])
+    link, wide = Link(1e-6, 1.0), Link(1e-6, 1e9)
+    network = choose([Switch(link), Switch(link), Mesh(link), Ring(link), PcieTree(link, 2, 1, wide)])
+    tenants, others = (), 0
+    if choose([False] * 7 + [True]):
+        others = 2 // min(devices, 2)
+        first = choose([0, ranks])
+        taken = tuple(range(first, first + others * devices))
+        tenants = (Tenant("neighbour", taken, Collective.ALL_REDUCE, 1e4, 1e-3, choose([0.0, 1e-4])),)
+    nodes = ranks // devices + others
+    host = Host("host", 1e12, choose([inf, 4e9]), launch=choose([0.0, 0.0, 1e-6]))
+    fabric = choose(_fabrics(nodes * devices))
+    slow = tuple(choose(range(nodes * devices)) for _ in range(choose([0, 0, 0, 1, 2])))
+    return Machine(
+        nodes,
+        devices,
+        choose([1, devices]),
+        network,
+        fabric,
+        choose([1e8, 1e10]),
+        replace(host, pcie=choose([None, Pcie(Link(1e-6, 1e9), 2)])),
+        speeds=tuple((device, 0.5 + place / 4) for place, device in enumerate(dict.fromkeys(slow))),
+        slow_nic=None if isinstance(fabric, Torus) else choose([None, None, None, 0]),
+        slowdown=choose([1.0, 1.0, 1.2]),
+        tenants=tenants,
+    )
+
+
+def _fabrics(devices: int) -> list[Fabric]:
+    """Return fabrics; twice the one that nothing passes but NICs."""
+    slow = Link(1e-6, 1e8)
+    fabrics: list[Fabric] = [Crossbar(), Crossbar(), LeafSpine(1, 4.0), LeafSpine(2, 2.0, rail_optimized=True)]
+    fabrics += [FatTree(1, 2, 2.0, 2.0), Dragonfly(1, 2, slow, slow)]
+    if devices > 1:
+        fabrics += [Torus((devices,), slow)]
+        fabrics += [Torus((2, devices // 2), slow) if devices % 2 == 0 else Torus((devices,), slow, wraparound=False)]
+    return fabrics

@@ -1,0 +1,144 @@
+"""Laws of every plan: how it is lowered, folded, contracted and simulated does not show in what comes out."""
+
+from dataclasses import replace
+from functools import cached_property, partial
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.cluster import Cluster
+from simulator.engine import discrete_event, longest_path, simulate, step_time
+from simulator.interconnect.interconnect import interconnect
+from simulator.program import Program
+from simulator.timeline import Timeline
+from strategies.cost_model import SimulatedCost
+from strategies.layout import violations
+from strategies.lowering import Granularity, lower
+
+from .plans import Case, any_cases
+from .symmetry import renamed
+
+EXAMPLES = settings(max_examples=1000, deadline=None)
+
+
+class Lowered:
+    """A case and the programs that laws compare, each made once."""
+
+    def __init__(self, case: Case) -> None:
+        self.small, self.plan = case.build()
+        self.cost = SimulatedCost(self.small)
+        program = partial(lower, self.small, self.plan, costs=self.cost.costs)
+        self.chains, self.operators = program(), program(Granularity.OPERATOR)
+        self.unfolded = program(folded=False)
+
+    @cached_property
+    def chained(self) -> Timeline:
+        return simulate(self.chains)
+
+    @cached_property
+    def fine(self) -> Timeline:
+        return simulate(self.operators)
+
+    @cached_property
+    def apart(self) -> Timeline:
+        return simulate(self.unfolded)
+
+
+def path(program: Program) -> int:
+    return int(longest_path.finish_times(program)[1].max())
+
+
+def bound_below_longest_path_below_discrete_event(it: Lowered) -> None:
+    longest = step_time(it.chains, "longest_path")
+    assert it.cost.bound(it.plan) <= longest <= it.chained.step_time
+    assert it.cost.longest_paths([it.plan]) == [longest]
+
+
+def discrete_event_is_the_longest_path_without_sharing(it: Lowered) -> None:
+    alone = replace(it.chains, flow_of=np.full(it.chains.num_tasks, -1), background=(), slowdown=1.0)
+    events = discrete_event.finish_times(alone, every_event=True)
+    for ours, theirs in zip(events, longest_path.finish_times(alone), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+def folded_is_unfolded(it: Lowered) -> None:
+    assert it.chained.step_time == it.apart.step_time
+    # groups of one class that share a link show as contention when unfolded, which the longest path leaves out
+    assert path(it.unfolded) <= path(it.chains)
+
+
+def contracted_is_original(it: Lowered) -> None:
+    assert it.chained.step_time == it.fine.step_time
+    assert path(it.chains) == path(it.operators)
+    assert it.chains.num_tasks <= it.operators.num_tasks
+
+
+def memory_peaks_as_the_search_is_told_and_returns_to_its_level(it: Lowered) -> None:
+    for program, timeline in ((it.chains, it.chained), (it.operators, it.fine), (it.unfolded, it.apart)):
+        assert timeline.peak_memory == it.cost.peak_memory(it.plan)
+        held = np.zeros(len(program.rank_classes))
+        for change in program.resident:
+            held[change.rank_class] += 0 if change.host else change.size
+        assert [profile.totals[-1] for profile in timeline.memory] == held.tolist()
+
+
+def every_byte_is_on_its_link(it: Lowered) -> None:
+    apart = {link.name: link.bytes for link in it.apart.links}
+    for timeline in (it.chained, it.fine):
+        for link in timeline.links:
+            assert link.bytes == pytest.approx(apart[link.name], rel=1e-9), link.name
+        assert sum(link.count * link.bytes for link in timeline.links) == pytest.approx(sum(apart.values()), rel=1e-9)
+
+
+def no_link_carries_more_than_it_can(it: Lowered) -> None:
+    for timeline in (it.chained, it.fine, it.apart):
+        assert all(link.utilisation <= 1 + 1e-9 for link in timeline.links)
+
+
+LAWS = (
+    bound_below_longest_path_below_discrete_event,
+    discrete_event_is_the_longest_path_without_sharing,
+    folded_is_unfolded,
+    contracted_is_original,
+    memory_peaks_as_the_search_is_told_and_returns_to_its_level,
+    every_byte_is_on_its_link,
+    no_link_carries_more_than_it_can,
+)
+
+
+@given(any_cases())
+@EXAMPLES
+def test_every_way_to_time_memory_and_bytes_agrees(case: Case) -> None:
+    lowered = Lowered(case)
+    assert not list(violations(lowered.small, case.layout))
+    for law in LAWS:
+        law(lowered)
+
+
+@given(any_cases(ranks=8), st.integers(0, 10**6), st.booleans())
+@EXAMPLES
+def test_twice_any_bandwidth_is_never_slower_where_nothing_is_shared(case: Case, number: int, kind: bool) -> None:
+    small, plan = case.build()
+    faster = replace(small, cluster=widened(small.cluster, number, kind))
+    times = [SimulatedCost(each).longest_paths([plan]) for each in (faster, small)]
+    assert times[0] <= times[1]
+
+
+def widened(cluster: Cluster, number: int, kind: bool) -> Cluster:
+    """Return the cluster with one link twice as wide, or all links of its kind."""
+    network = interconnect(cluster)
+    chosen = number % network.num_links
+    links = [link for link in range(network.num_links) if kind and network.kind(link) == network.kind(chosen)]
+    twice = tuple((network.name(link), 2.0) for link in links or [chosen])
+    return replace(cluster, link_speeds=cluster.link_speeds + twice)
+
+
+@given(any_cases(ranks=8), st.randoms(use_true_random=False))
+@EXAMPLES
+def test_who_is_called_what_changes_nothing(case: Case, random: Random) -> None:
+    plain, other = (lower(*each.build()) for each in (case, renamed(case, random)))
+    assert path(plain) == pytest.approx(path(other), rel=1e-7)  # loads are added up in another order
+    assert step_time(plain) == pytest.approx(step_time(other), rel=1e-7)
