@@ -159,6 +159,28 @@ def test_the_passes_of_a_rank_take_what_they_take_where_all_run_its_microbatch(n
     assert found == {rank: even[sizes[rank]][rank] for rank in found}
 
 
+def for_the_step(program: Program) -> dict[int, list[tuple[str, float, bool]]]:
+    """Return what every rank holds for the whole step."""
+    return {
+        rank: [(str(c.category), c.size, c.host) for c in program.resident if c.rank_class == index]
+        for index, each in enumerate(program.rank_classes)
+        for rank in each.ranks
+    }
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch"])
+@pytest.mark.parametrize("name", ["offload", "groups of shards"])
+def test_a_rank_keeps_the_buffers_of_its_microbatch(name: str, framework: str) -> None:
+    small = mixture(batch=32)
+    small = replace(small, training=replace(small.training, framework=framework))
+    plan = complete(small, OTHERS[name])
+    found = for_the_step(lower(small, plan))
+    even = {size: for_the_step(lower(small, plan.even(size))) for size in plan.sizes}
+    sizes = StageCosts(small).machine(plan).table.placed.sequences.tolist()
+    assert found == {rank: even[sizes[rank]][rank] for rank in found}
+    assert found[4] != found[7]  # of the last stage, with microbatches of 3 and of 1
+
+
 def test_larger_microbatches_may_have_collectives_of_more_phases() -> None:
     # between meshes of PCIe a small all-reduce is a tree, of one phase, and a larger one goes through the levels in 3
     small = problem(nodes=4, devices=4, nics=4, batch=16, bandwidth=1e9)
@@ -237,6 +259,7 @@ def test_the_size_of_a_rank_is_that_of_its_data_rank(layout: Layout, expected: l
             "nearest sum: 4 or 8",
         ),
         (Layout(data=2, microbatch=(14, 4)), "sum([14, 4]) = 18 divides global_batch(16); nearest sum: 16"),
+        (Layout(data=2, tensor_rows=2, microbatch=(3, 1)), "tensor_rows(2) divides microbatch, met 3; nearest: 4"),
         (
             Layout(data=4, expert=2, microbatch=(2, 2, 3, 1)),
             "the expert(2) data ranks 2 to 3 have equal sizes, met [3, 1]; nearest: [2, 2]",
