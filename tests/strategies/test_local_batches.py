@@ -135,17 +135,20 @@ def test_a_boundary_has_the_sequences_of_its_data_rank() -> None:
     assert sorted(sent) == [1 * 32 * 64 * 4] * 4 + [3 * 32 * 64 * 4] * 4
 
 
-def inside_passes(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int, float]]]:
-    """Return how many tasks of every kind, stage, ticks and bytes run inside the passes of every rank."""
+def inside_passes(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int, float, float]]]:
+    """Return how many tasks of every kind, stage, ticks, bytes and memory run inside the passes of every rank."""
     ranks = [each.ranks for each in program.rank_classes]
-    found: dict[int, Counter[tuple[TaskKind, int, int, float]]] = {rank: Counter() for row in ranks for rank in row}
+    found: dict[int, Counter[tuple[TaskKind, int, int, float, float]]] = {
+        rank: Counter() for row in ranks for rank in row
+    }
     for task, (number, flow) in enumerate(zip(program.work_of.tolist(), program.flow_of.tolist(), strict=True)):
         work = program.work[number]
         if work.kind not in (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.OPTIMIZER):
             moved = max(size for _, size in program.flows[flow].usage) if flow >= 0 else 0.0
+            taken = sum(change.size for piece in work.pieces for change in (*piece.acquired, *piece.released))
             for stream in program.streams_of(task):
                 for rank in ranks[program.streams[stream].rank_class]:
-                    found[rank][work.kind, work.stage, work.duration, moved] += 1
+                    found[rank][work.kind, work.stage, work.duration, moved, taken] += 1
     return found
 
 
@@ -267,7 +270,7 @@ def test_the_size_of_a_rank_is_that_of_its_data_rank(layout: Layout, expected: l
     ],
 )
 def test_what_does_not_divide_is_refused(layout: Layout, message: str) -> None:
-    small = mixture(batch=16, devices=layout.data)
+    small = mixture(batch=16, devices=layout.data * layout.tensor_rows)
     (broken,) = [each for each in violations(small, layout) if each.field == "microbatch"]
     assert message in broken.message
     with pytest.raises(ValueError, match="microbatch"):
