@@ -135,12 +135,13 @@ def test_a_boundary_has_the_sequences_of_its_data_rank() -> None:
     assert sorted(sent) == [1 * 32 * 64 * 4] * 4 + [3 * 32 * 64 * 4] * 4
 
 
-def inside_passes(program: Program) -> dict[int, Counter[tuple[TaskKind, int, int, float, float]]]:
+Inside = Counter[tuple[TaskKind, int, int, float, float]]
+
+
+def inside_passes(program: Program) -> dict[int, Inside]:
     """Return how many tasks of every kind, stage, ticks, bytes and memory run inside the passes of every rank."""
     ranks = [each.ranks for each in program.rank_classes]
-    found: dict[int, Counter[tuple[TaskKind, int, int, float, float]]] = {
-        rank: Counter() for row in ranks for rank in row
-    }
+    found: dict[int, Inside] = {rank: Counter() for row in ranks for rank in row}
     for task, (number, flow) in enumerate(zip(program.work_of.tolist(), program.flow_of.tolist(), strict=True)):
         work = program.work[number]
         if work.kind not in (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.OPTIMIZER):
