@@ -78,5 +78,8 @@ def joined(rows: Orders) -> NDArray[np.bool_]:
 
 def opening(rows: Orders) -> NDArray[np.bool_]:
     """Return for every action whether it is the first forward of its stage."""
-    result: NDArray[np.bool_] = (rows.passes % 2 == 0) & (rows.microbatch == 0)
+    _, first = np.unique(rows.passes, return_index=True)
+    result: NDArray[np.bool_] = np.zeros(len(rows.passes), np.bool_)
+    result[first] = True
+    result &= rows.passes % 2 == 0
     return result
