@@ -52,6 +52,10 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
         yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
     if training.gradient_clipping:
         yield "gradient_clipping: the executor does not clip gradients, met true; nearest: false"
+    if not isinstance(plan.microbatch, int):
+        met = f"met {list(plan.microbatch)}; nearest: {max(plan.sizes)}"
+        yield f"microbatch: the executor runs microbatches of one size on all data ranks, {met}"
+        return
     batch = plan.data * plan.microbatch * plan.num_microbatches
     if training.global_batch != batch:
         yield (

@@ -82,8 +82,8 @@ class Trainer:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
         dtype = DTYPES[training.precision]
         length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(plan.microbatch, training.sequence, dtype=torch.int64, device="meta")
-        between = torch.empty(plan.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        tokens = torch.empty(plan.sequences, training.sequence, dtype=torch.int64, device="meta")
+        between = torch.empty(plan.sequences, length, hidden, dtype=dtype, device="meta", requires_grad=True)
         stage = MeasuredStage(
             self.modules[index],
             index,

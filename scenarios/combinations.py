@@ -57,9 +57,10 @@ def techniques() -> tuple[Technique, ...]:
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
         Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
+        Technique("uneven batches", {"microbatch": (6, 2), "data": 2}),
         *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
     ]
-    return (*degrees, *others[:2], *context, *others[2:3], *zero, *recompute, *others[3:], *schedules)
+    return (*degrees, *others[:2], *context, *others[2:4], *zero, *recompute, *others[4:], *schedules)
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -70,7 +71,7 @@ def outcomes() -> Iterator[Outcome]:
 
 def _outcome(first: Technique, second: Technique) -> Outcome:
     clash = next((name for name, value in first.fields.items() if second.fields.get(name, value) != value), None)
-    if clash is not None and clash not in (*_DEGREES, "offload"):
+    if clash is not None and clash not in (*_SIZES, "offload"):
         return Outcome(first.name, second.name, None, f"a plan has one {clash}")
     fields = {**first.fields, **second.fields}
     if clash == "offload":  # whole ones go together
@@ -86,7 +87,7 @@ def _outcome(first: Technique, second: Technique) -> Outcome:
     return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
 
 
-_DEGREES = ("data", "tensor", "tensor_rows", "pipeline", "context", "expert")
+_SIZES = ("microbatch", "data", "tensor", "tensor_rows", "pipeline", "context", "expert")
 
 
 def _problem(ranks: int, *, tied: bool) -> Problem:

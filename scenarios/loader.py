@@ -221,7 +221,7 @@ def _violated(document: Document, path: FieldPath, violation: Violation, fields:
 def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
     """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
     training = problem.training
-    microbatches = training.global_batch // (layout.data * layout.microbatch)
+    microbatches = training.global_batch // layout.sequences
     actions = layout.pipeline * layout.chunks * microbatches
     rule = SCHEDULES.get(layout.schedule)
     most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)

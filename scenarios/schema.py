@@ -179,6 +179,14 @@ GradientReduction = Annotated[str, OneOf(lambda: GRADIENT_REDUCTIONS)]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
 
+Sequences = Annotated[int, Count(MAX_BATCH)]
+LocalBatches = Annotated[tuple[Sequences, ...], Strict(False), Field(min_length=1, max_length=MAX_DEVICES)]
+AnyMicrobatch = Annotated[
+    Annotated[Sequences, Tag("<number>")] | Annotated[LocalBatches, Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list | tuple) else "<number>"),
+]
+
+
 def _schedule(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"holds text, met {shown(value)}")
@@ -204,8 +212,8 @@ class PlanTable(Table):
     )
     expert: Degree = Field(default=1, description="Ranks, of those along data, that share the experts.")
     sequence_parallel: bool = False
-    microbatch: Annotated[int, Count(MAX_BATCH)] = Field(
-        default=1, description="Sequences per microbatch and data-parallel rank."
+    microbatch: AnyMicrobatch = Field(
+        default=1, description="Sequences per microbatch and data-parallel rank, or a list of one size a data rank."
     )
     schedule: AnySchedule = Field(
         default="1f1b", description="A schedule by name, or its order: one line a pipeline rank, as in 0F0 0F1 0B0 0B1."
@@ -278,7 +286,7 @@ class PlanDocument(Table):
     shardings: Annotated[list[ShardingTable], Field(max_length=10_000)]
     schedule_name: AnySchedule
     chunks: Annotated[int, Count(1000)]
-    microbatch: Annotated[int, Count(MAX_BATCH)]
+    microbatch: AnyMicrobatch
     num_microbatches: Annotated[int, Count(MAX_MICROBATCHES)]
     zero: Literal[0, 1, 2, 3]
     sequence_parallel: bool

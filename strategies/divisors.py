@@ -9,5 +9,14 @@ def nearest_divisor(whole: int, value: int) -> int:
     >>> nearest_divisor(12, 5), nearest_divisor(12, 8)
     (4, 6)
     """
+    return min(divisors(whole), key=lambda d: (abs(d - value), d))
+
+
+def divisors(whole: int) -> list[int]:
+    """Return the divisors of ``whole``, rising.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
     small = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return min(small + [whole // d for d in small], key=lambda d: (abs(d - value), d))
+    return sorted({*small, *(whole // d for d in small)})

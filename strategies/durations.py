@@ -101,6 +101,9 @@ class Durations:
 
     def sends(self, plan: Plan, machine: Machine) -> Sends:
         """Return the ticks of the transfers between stages; of a V, those on its way down."""
+        if not isinstance(plan.microbatch, int):
+            each = [self.sends(plan.even(size), machine) for size in plan.sizes]
+            return Sends(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*each, strict=True)))
         made = self.costs.division(plan)
         key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
         if key not in self._sends:

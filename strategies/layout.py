@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
+from strategies.divisors import divisors
 from strategies.divisors import nearest_divisor as _nearest
 from strategies.grid import broken_rules
+from strategies.local_batches import Microbatch, microbatch
 from strategies.lowering.pipeline import in_order
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.offload_rules import Around, offload_rules
@@ -38,6 +40,9 @@ class Layout:
 
     Parameters
     ----------
+    microbatch
+        Sequences of a microbatch on every data rank, or a size for each of them: data rank ``i`` runs
+        microbatches of ``microbatch[i]`` sequences, and all run as many microbatches.
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
     tensor_rows
@@ -69,7 +74,7 @@ class Layout:
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
-    microbatch: int = 1
+    microbatch: Microbatch = 1
     schedule: str = "1f1b"
     chunks: int = 1
     zero: int = 0
@@ -94,6 +99,11 @@ class Layout:
         """Groups of data ranks that share states."""
         return self.data // (self.zero_shards or self.data)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of one microbatch over all data ranks."""
+        return self.data * self.microbatch if isinstance(self.microbatch, int) else sum(self.microbatch)
+
 
 class Violation(NamedTuple):
     """Why a layout is illegal: the field to blame and what holds, what was met, what would do.
@@ -107,10 +117,12 @@ class Violation(NamedTuple):
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     """Yield every rule that ``layout`` breaks for ``problem``."""
-    counts = (*(name for name in AXES if name != REPLICA), "microbatch", "chunks")
+    counts = (*(name for name in AXES if name != REPLICA), "chunks")
     small = {name: getattr(layout, name) for name in counts if getattr(layout, name) < 1}
-    if small:
+    wrong_sizes = tuple(_size_violations(layout))
+    if small or wrong_sizes:
         yield from (Violation(name, f"{name} is at least 1, met {value}") for name, value in small.items())
+        yield from wrong_sizes
         return
     yield from _device_violations(problem.cluster, layout)
     yield from _tensor_violations(problem.graph, layout)
@@ -234,9 +246,9 @@ def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation
             f"rows, met {layout.expert}; nearest: 1",
         )
     cut = shardings(graph, Parallelism(tensor=layout.tensor > 1, rows=True))
-    yield from (
-        Violation(*each) for each in broken_rules(graph, cut, layout.tensor_rows, layout.tensor, layout.microbatch)
-    )
+    sizes = (layout.microbatch,) if isinstance(layout.microbatch, int) else layout.microbatch
+    odd = next((size for size in sizes if size % layout.tensor_rows), sizes[0])
+    yield from (Violation(*each) for each in broken_rules(graph, cut, layout.tensor_rows, layout.tensor, odd))
 
 
 @lru_cache(maxsize=64)
@@ -286,8 +298,55 @@ def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
         yield Violation("expert", f"expert divides data({layout.data}), met {layout.expert}; nearest: {near}")
 
 
+def _size_violations(layout: Layout) -> Iterator[Violation]:
+    sizes = layout.microbatch
+    if isinstance(sizes, int):
+        if sizes < 1:
+            yield Violation("microbatch", f"microbatch is at least 1, met {sizes}")
+    elif len(sizes) != layout.data:
+        yield Violation(
+            "microbatch",
+            f"microbatch is a number or has one size a data rank: data({layout.data}) sizes, "
+            f"met {len(sizes)}; nearest: {_resized(sizes, layout.data)}",
+        )
+    elif min(sizes) < 1:
+        yield Violation(
+            "microbatch",
+            f"microbatch is at least 1 on every data rank, met {list(sizes)}; nearest: {[max(n, 1) for n in sizes]}",
+        )
+
+
+def _resized(sizes: tuple[int, ...], count: int) -> list[int]:
+    return [*sizes, *((sizes or (1,))[-1:] * max(count - len(sizes), 0))][: max(count, 1)]
+
+
+def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int, ...]) -> Iterator[Violation]:
+    total, batch = layout.sequences, training.global_batch
+    if batch % total:
+        sums = [n for n in divisors(batch) if n >= layout.data]
+        near = [n for n in sums if n < total][-1:] + [n for n in sums if n > total][:1]
+        nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else ""
+        yield Violation(
+            "microbatch",
+            f"microbatches * sum(microbatch) = global_batch: sum({list(sizes)}) = {total} divides "
+            f"global_batch({batch}){nearest}",
+        )
+    groups = ((first, sizes[first : first + layout.expert]) for first in range(0, layout.data, layout.expert))
+    first, uneven = next(((first, group) for first, group in groups if len(set(group)) > 1), (0, ()))
+    if uneven:
+        yield Violation(
+            "microbatch",
+            f"ranks that share experts exchange all their tokens: the expert({layout.expert}) data ranks "
+            f"{first} to {first + layout.expert - 1} have equal sizes, met {list(uneven)}; "
+            f"nearest: {[round(sum(uneven) / len(uneven))] * len(uneven)}",
+        )
+
+
 def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]:
-    each = layout.data * layout.microbatch
+    if not isinstance(layout.microbatch, int):
+        yield from _local_batch_violations(training, layout, layout.microbatch)
+        return
+    each = layout.sequences
     if training.global_batch % each:
         field = "microbatch" if training.global_batch % layout.data == 0 else "data"
         value = layout.microbatch if field == "microbatch" else layout.data
@@ -331,6 +390,13 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         yield Violation("pipeline", f"{number} stages are at most layers({layers})")
 
 
+def _all_sequences(layout: Layout) -> str:
+    """Return the sequences of one microbatch over all data ranks in words."""
+    if isinstance(layout.microbatch, int):
+        return f"(data({layout.data}) * microbatch({layout.microbatch}))"
+    return f"sum(microbatch{list(layout.microbatch)})"
+
+
 def _rule(layout: Layout) -> ScheduleRule | None:
     """Return the rule of a layout's schedule; None where there is none."""
     try:
@@ -351,13 +417,12 @@ def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> 
         yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
         return
     whole, count = problem.training.global_batch, rule.microbatches
-    each = layout.data * layout.microbatch
+    each = layout.sequences
     if whole % each == 0 and whole // each != count:
-        fits = whole % (layout.data * count) == 0
-        near = f"; nearest microbatch: {whole // (layout.data * count)}" if fits else ""
+        near = f"; nearest microbatch: {whole // (layout.data * count)}" if whole % (layout.data * count) == 0 else ""
         yield Violation(
             "schedule",
-            f"global_batch({whole}) / (data({layout.data}) * microbatch({layout.microbatch})) = {whole // each} "
+            f"global_batch({whole}) / {_all_sequences(layout)} = {whole // each} "
             f"microbatches, the order has {count}{near}",
         )
         return
@@ -369,7 +434,7 @@ def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> 
 
 
 def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
-    each = layout.data * layout.microbatch
+    each = layout.sequences
     if rule.asynchronous:
         yield from _unflushed_violations(problem, layout, rule)
     fewest, most = rule.chunks
@@ -475,8 +540,8 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
         chunks=_chunks(layout, rule),
-        microbatch=layout.microbatch,
-        num_microbatches=problem.training.global_batch // (layout.data * layout.microbatch),
+        microbatch=microbatch(layout.microbatch),
+        num_microbatches=problem.training.global_batch // layout.sequences,
         zero=layout.zero,
         sequence_parallel=layout.sequence_parallel,
         recompute=layout.recompute,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from simulator.engine import simulate
 from simulator.memory import MemoryProfile
 from simulator.program import IntArray
+from strategies.local_batches import data_ranks
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.buffers import Boundary, flat_gradients
 from strategies.lowering.copies import copies
@@ -17,7 +18,7 @@ from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.offload import OnHost
 from strategies.lowering.variant import JOINED, WHOLE, kind_of
-from strategies.mesh import PIPELINE, Axis
+from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
 from strategies.plan import Plan
 from strategies.schedule import ActionKind
@@ -31,19 +32,23 @@ class Needs:
         self._flattens = self.training.conventions.flattens_gradients
         self._resident: dict[tuple[object, ...], IntArray] = {}
         self._activations: dict[tuple[str, int, int, Division, int, Sharing], IntArray] = {}
-        self._capacities: dict[tuple[tuple[Axis, ...], tuple[int, ...]], NDArray[np.float64]] = {}
+        self._capacities: dict[tuple[object, ...], NDArray[np.float64]] = {}
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
         if self._by_simulation(plan):
             return int(max(profile.peak for profile in self._simulated(plan)))
-        return int((self._held(plan) + self._peaks(plan)).max())
+        seen = (plan.even(size) for size in plan.sizes)
+        return max(int((self._held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
         if self._by_simulation(plan):
             return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
-        held, capacity = self._held(plan), self._capacity(plan)
+        return all(self._fits(plan.even(size), self._capacity(plan, size)) for size in plan.sizes)
+
+    def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
+        held = self._held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
 
     def _by_simulation(self, plan: Plan) -> bool:
@@ -118,14 +123,17 @@ class Needs:
             result[variant] = pass_memory(memories[::turn], held, kind)
         return result
 
-    def _capacity(self, plan: Plan) -> NDArray[np.float64]:
-        """Return the memory of the smallest device of every pipeline position."""
-        key = (plan.mesh.axes, plan.placement)
+    def _capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
+        """Return the memory of the smallest device of every pipeline position with microbatches of a size."""
+        uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
+        key = (plan.mesh.axes, plan.placement, uneven)
         if key not in self._capacities:
             memory = np.array([node.accelerator.memory for node, _ in self.cluster.nodes])
             devices = np.array(plan.placement or range(plan.mesh.num_ranks))
             of_device = memory[self.cluster.node_kinds[self.cluster.device_nodes[devices]]]
             least = np.full(plan.pipeline, np.inf)
+            if not isinstance(plan.microbatch, int):
+                of_device[np.array(plan.microbatch)[data_ranks(plan.mesh)] != size] = np.inf
             np.minimum.at(least, plan.mesh.coordinates(PIPELINE), of_device)
             self._capacities[key] = least
         return self._capacities[key]

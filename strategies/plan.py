@@ -1,10 +1,12 @@
 """Every decision about how a training step is laid out, complete and as plain data."""
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections import Counter
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
+from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
 from strategies.offloading import NOTHING, Offloading, offloading
 from strategies.parallelism import Attention
@@ -40,7 +42,7 @@ class Plan:
     chunks
         The most stages of a rank.
     microbatch
-        Sequences per microbatch and data-parallel rank.
+        Sequences per microbatch and data-parallel rank; where they are not all equal, of each of these ranks.
     zero
         What the ranks that share states keep as shards: 1 the optimizer's states, 2 gradients too,
         3 parameters too; 0 for nothing.
@@ -67,7 +69,7 @@ class Plan:
     shardings: tuple[OperatorSharding, ...]
     schedule_name: str
     chunks: int
-    microbatch: int
+    microbatch: Microbatch
     num_microbatches: int
     zero: int
     sequence_parallel: bool
@@ -79,6 +81,18 @@ class Plan:
     offload: Offloading = NOTHING
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The different sizes of microbatches that data ranks run, smallest first."""
+        return (self.microbatch,) if isinstance(self.microbatch, int) else tuple(sorted(set(self.microbatch)))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a microbatch on every data rank; ``ValueError`` where they differ."""
+        if isinstance(self.microbatch, int):
+            return self.microbatch
+        raise ValueError(f"a plan as one rank sees it has one size of microbatches, met {list(self.microbatch)}")
 
     @property
     def data(self) -> int:
@@ -196,6 +210,10 @@ class Plan:
         """The order of actions on every pipeline rank."""
         return schedule(self.schedule_name, self.pipeline, self.num_microbatches, self.chunks)
 
+    def even(self, size: int) -> "Plan":
+        """Return the plan as data ranks see it whose microbatches have ``size`` sequences: as if all had."""
+        return self if self.microbatch == size else replace(self, microbatch=size)
+
     def describe(self) -> str:
         """Return the plan in one line.
 
@@ -207,7 +225,7 @@ class Plan:
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
-        parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
+        parts.append(f"{self.num_microbatches} microbatches of {_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{self.offload} on the host"] if self.offload else []
@@ -235,6 +253,7 @@ class Plan:
                     "mesh": Mesh(tuple(Axis(name, int(size)) for name, size in document["mesh"]["axes"])),
                     "stages": tuple(Stage(tuple(stage["blocks"])) for stage in document["stages"]),
                     "shardings": tuple(_sharding(item) for item in document["shardings"]),
+                    "microbatch": microbatch(document["microbatch"]),
                     "recompute": recomputation(document["recompute"]),
                     "attention": stated["attention"] and Attention(stated["attention"]),
                     "placement": tuple(int(device) for device in stated["placement"]),
@@ -245,6 +264,19 @@ class Plan:
             raise ValueError(
                 f"a plan document states every field of a plan; {error} is missing or of a wrong kind"
             ) from error
+
+
+def _sizes(sizes: Microbatch) -> str:
+    """Return the sizes of microbatches in words.
+
+    >>> _sizes((3, 3, 1))
+    '3 on 2 data ranks and 1 on 1'
+    """
+    if isinstance(sizes, int):
+        return str(sizes)
+    (first, count), *rest = Counter(sizes).items()
+    found = [f"{first} on {count} data rank{'s' if count > 1 else ''}", *(f"{size} on {count}" for size, count in rest)]
+    return " and ".join(found)
 
 
 def _sharding(document: dict[str, Any]) -> OperatorSharding:

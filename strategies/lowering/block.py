@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
+from strategies.local_batches import Microbatch
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
 from strategies.lowering.liveness import Liveness
@@ -68,8 +69,9 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, int, Recomputation, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
+        self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
         self._replicated: dict[tuple[str, int], int] = {}
@@ -98,6 +100,16 @@ class BlockCosts:
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
         return self._latest
 
+    def seen(self, plan: Plan, batch: int) -> Plan:
+        """Return the plan as ranks see it whose microbatches have ``batch`` sequences; 0 where all have as many."""
+        if not batch or plan.microbatch == batch:
+            return plan
+        if self._seen[0] is not plan:
+            self._seen = plan, {}
+        if batch not in self._seen[1]:
+            self._seen[1][batch] = plan.even(batch)
+        return self._seen[1][batch]
+
     def runs(self, plan: Plan, runs: Runs) -> list[tuple[str, int, bool]]:
         """Return the blocks of a stage in order, each with how often it occurs in a row, and if it is recomputed."""
         left = plan.recompute.layers
@@ -112,6 +124,7 @@ class BlockCosts:
 
     def cost(self, plan: Plan, name: str, rank: Rank, *, again: bool = True) -> BlockCost:
         """Return the cost of a block on a rank; ``again`` where it is one of those that the plan recomputes."""
+        plan = self.seen(plan, rank.batch)
         key = (name, self.how(plan), again, rank.key)
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
@@ -132,13 +145,14 @@ class BlockCosts:
         """Return what one microbatch of a block holds on a rank."""
         layer = again and self.blocks[name].layer  # others keep all
         recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
-        key = (name, self.cut(plan), plan.microbatch, recompute)
+        size = plan.sequences
+        key = (name, self.cut(plan), size, recompute)
         if key not in self._memories:
-            sequences = 1 if self._scales(plan, name) else plan.microbatch
+            sequences = 1 if self._scales(plan, name) else size
             which = (name, self.cut(plan), sequences, recompute)
             if which not in self._moments:
                 self._moments[which] = moments(self._live(plan, name, sequences), recompute)
-            self._memories[key] = self._moments[which].memory(plan.microbatch // sequences)
+            self._memories[key] = self._moments[which].memory(size // sequences)
         return self._memories[key]
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
@@ -159,9 +173,9 @@ class BlockCosts:
 
     def buffers(self, plan: Plan, name: str) -> BlockBuffers:
         """Return what a block asks its framework to keep on a rank."""
-        key = (name, self.cut(plan), plan.microbatch)
+        key = (name, self.cut(plan), plan.sequences)
         if key not in self._buffers:
-            self._buffers[key] = block_buffers(self._live(plan, name, plan.microbatch))
+            self._buffers[key] = block_buffers(self._live(plan, name, plan.sequences))
         return self._buffers[key]
 
     def parameters(self, plan: Plan, name: str) -> int:
@@ -198,8 +212,8 @@ class BlockCosts:
         return quantised_elements(self.layout(plan, name))
 
     def layout(self, plan: Plan, name: str) -> BlockLayout:
-        """Return a block under the plan's shardings."""
-        return self._layout(plan, name, plan.microbatch)
+        """Return a block under the plan's shardings, with the smallest microbatch of several."""
+        return self._layout(plan, name, plan.sizes[0])
 
     def _layout(self, plan: Plan, name: str, sequences: int) -> BlockLayout:
         key = (name, self.cut(plan), sequences)
@@ -212,7 +226,7 @@ class BlockCosts:
 
     def _plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:
         """Return the steps of a block that recomputes nothing."""
-        key = (name, self.cut(plan), plan.microbatch, rank.key)
+        key = (name, self.cut(plan), plan.sequences, rank.key)
         if key not in self._steps:
             keeps = self.problem.training.conventions.keeps_gathered
             layout = self.layout(plan, name)

@@ -321,6 +321,7 @@ def unfolded(placed: Placed) -> ClassTable:
 
 
 def _first_colours(placed: Placed) -> Colours:
-    """Return what each rank is: its pipeline position and its device."""
+    """Return what each rank is: its pipeline position, its device and the size of its microbatches."""
     positions = placed.mesh.coordinates(PIPELINE)
-    return combine(mix(positions), mix(placed.cluster.device_kinds[placed.devices]))
+    found = combine(mix(positions), mix(placed.cluster.device_kinds[placed.devices]))
+    return combine(found, mix(placed.sequences)) if placed.batches else found

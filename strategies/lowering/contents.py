@@ -55,7 +55,8 @@ class Contents:
             stage, backward = key
             name = "gradients" if backward else "activations"
             communicator = self.machine.communicator(slot.site.kind, instance)
-            kind, what = TaskKind.PIPELINE_COMMUNICATION, self.volumes.boundary(stage - backward)
+            batch = self.machine.batch(slot.site.kind, instance)
+            kind, what = TaskKind.PIPELINE_COMMUNICATION, self.volumes.boundary(stage - backward, batch)
             return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self.volumes.at_the_end(slot)
@@ -120,10 +121,11 @@ class Contents:
 
     def _host_copy(self, slot: Slot, instance: int) -> Content:
         """Return a copy between a rank and its host while passes run."""
-        copy = host_copy(self.cuts, slot)
+        rank = self.machine.rank(self.table.tables[slot.site.kind].classes[instance][0])
+        copy = host_copy(self.cuts, slot, rank)
         legs = self.machine.communicator(slot.site.kind, instance).legs(Collective.SEND, copy.size)
         (leg,) = legs or (Leg(0, 0, Flow(())),)
-        key = (slot.site, slot.what, *slot.key, leg.latency)
+        key = (slot.site, slot.what, *slot.key, leg.latency, rank.batch)
         changes = copy.acquired, copy.released
         work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes)
         return Content(work, leg.flow if leg.flow.usage else None)
@@ -142,7 +144,7 @@ class Contents:
         acquired, released = piece.acquired if leg == 0 else (), piece.released if leg == legs - 1 else ()
         if not (acquired or released):
             return found
-        name = ("memory", *key, found.work.duration)
+        name = ("memory", *key, found.work.duration, self.machine.batch(kind, group))
         if name not in self._work:
             changed = found.work.pieces[0]._replace(acquired=acquired, released=released)
             self._work[name] = found.work._replace(pieces=(changed,))

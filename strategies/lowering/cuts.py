@@ -3,11 +3,10 @@
 from functools import cached_property
 
 from simulator.collective_kinds import Collective
-from strategies.lowering.communicator import Communicator
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
 from strategies.lowering.fully_sharded import Changes, changes, sharing
-from strategies.lowering.machine import Machine
+from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.offload import OnHost
 from strategies.lowering.on_host import blocks_on_host, on_host
 from strategies.lowering.optimizer import updated_parameters
@@ -90,7 +89,7 @@ class Cuts:
         if key not in self._parts:
             cost = self.costs.stage(self.plan, stage, rank)
             cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
-            names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank.groups.get(TENSOR))
+            names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank)
             self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held)
         return self._parts[key]
 
@@ -109,8 +108,9 @@ class Cuts:
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
         return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
 
-    def before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
+    def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
+        tensor = rank.groups.get(TENSOR)
         arrives = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
         if kind_of(variant) is ActionKind.WEIGHT:
             return ()
@@ -118,5 +118,5 @@ class Cuts:
             return ()
         if self.positions[arrives] == self.positions[arrives + 1]:
             return ()
-        size = float(self.costs.boundary_bytes(self.plan, arrives))
+        size = float(self.costs.boundary_bytes(self.costs.seen(self.plan, rank.batch), arrives))
         return (communication(tensor, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)

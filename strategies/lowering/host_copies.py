@@ -26,6 +26,7 @@ from typing import NamedTuple
 from simulator.program import Category, Change
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import Bucket
+from strategies.lowering.machine import Rank
 from strategies.lowering.offload import ACTIVATIONS, GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM, TO_HOST
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.skeleton import Slot
@@ -42,8 +43,8 @@ class HostCopy(NamedTuple):
     released: tuple[Change, ...] = ()
 
 
-def host_copy(cuts: Cuts, slot: Slot) -> HostCopy:
-    """Return what the task of a slot copies, or what its host reads and writes."""
+def host_copy(cuts: Cuts, slot: Slot, rank: Rank) -> HostCopy:
+    """Return what the task of a slot copies for a rank, or what its host reads and writes."""
     training = cuts.training
     if slot.what == SQUARES_ON_HOST:
         elements = cuts.on_host[slot.site.position].parameters
@@ -51,7 +52,7 @@ def host_copy(cuts: Cuts, slot: Slot) -> HostCopy:
     stage, number = slot.key
     names = cuts.plan.stages[stage].blocks
     if slot.what == ACTIVATIONS:
-        away = cuts.plan_costs.stages[stage].blocks[number].away
+        away = cuts.costs.stage(cuts.plan, stage, rank).blocks[number].away
         held = (Change(Category.ACTIVATIONS, away, host=True),)
         if slot.site.kind == TO_HOST:
             return HostCopy(away, f"activations of {names[number]} to host", stage, acquired=held)

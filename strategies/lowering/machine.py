@@ -25,13 +25,15 @@ INSIDE = {
 class Rank(NamedTuple):
     """What a rank's costs depend on: its device, its host's launch time, and its ``groups`` inside passes, by axis.
 
-    Ranks of equal ``key`` have equal costs.
+    Ranks of equal ``key`` have equal costs. ``batch`` are the sequences of its microbatches, 0 where all ranks
+    have those of the plan.
     """
 
-    key: tuple[int, tuple[int, ...], float]
+    key: tuple[int, tuple[int, ...], float, int]
     accelerator: Accelerator
     launch: float
     groups: dict[str, Communicator]
+    batch: int = 0
 
 
 class Machine:
@@ -67,10 +69,15 @@ class Machine:
             device = int(table.placed.devices[table.first[rank_class]])
             inside = {kind: self._inside_of(kind, rank_class) for kind in INSIDE if kind in table.tables}
             launch = table.cluster.node_kind(device).host.launch
-            key = (table.device_kinds[rank_class], tuple(costs for _, costs in inside.values()), launch)
+            batch = int(table.placed.sequences[table.first[rank_class]])
+            key = (table.device_kinds[rank_class], tuple(costs for _, costs in inside.values()), launch, batch)
             groups = {kind: group for kind, (group, _) in inside.items()}
-            self._ranks[rank_class] = Rank(key, table.cluster.accelerator_of(device), launch, groups)
+            self._ranks[rank_class] = Rank(key, table.cluster.accelerator_of(device), launch, groups, batch)
         return self._ranks[rank_class]
+
+    def batch(self, kind: str, group: int) -> int:
+        """Return the sequences of a microbatch of the ranks of a group class; 0 where all have those of the plan."""
+        return self.rank(self.table.tables[kind].classes[group][0]).batch
 
     @cached_property
     def ranks(self) -> tuple[tuple[Rank, ...], ...]:
@@ -111,9 +118,12 @@ class Machine:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches."""
+        """Whether every position has one class of ranks and one of groups, all compute alike and no host launches.
+
+        Ranks of different microbatches never do.
+        """
         table = self.table
-        if any(len(classes) > 1 for classes in table.by_position):
+        if table.placed.batches or any(len(classes) > 1 for classes in table.by_position):
             return False
         tied = (tied_kind(first, second) for first, second in table.placed.tied)
         usual = (*INSIDE, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)

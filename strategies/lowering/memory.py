@@ -55,7 +55,7 @@ def resident(
         Category.PARAMETERS: several.weights * ((weights - on_host.parameters) * training.parameter_bytes + quantised),
         Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * training.gradient_bytes,
         Category.OPTIMIZER: states - states_away,
-        Category.BUFFERS: int(accelerator.reserved) + buffers + 2 * on_host.buffer,
+        Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
     away = {
         Category.PARAMETERS: on_host.parameters * training.parameter_bytes,

@@ -55,13 +55,10 @@ class OnHost(NamedTuple):
         The fraction of the parameters it updates whose states are there.
     parameters
         Elements of parameters that are there, and as many gradients; of shards where ZeRO 3 shares them.
-    buffer
-        Bytes of either of the two buffers on the device through which activations leave and come back.
     """
 
     optimizer: float = 0.0
     parameters: int = 0
-    buffer: int = 0
 
 
 ALL_ON_DEVICES = OnHost()

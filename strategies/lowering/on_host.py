@@ -1,5 +1,6 @@
 """What the ranks of every pipeline position keep on their hosts under a plan."""
 
+from strategies.lowering.machine import Rank
 from strategies.lowering.offload import OnHost
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.stage import StageCosts
@@ -26,5 +27,12 @@ def _at(costs: StageCosts, plan: Plan, position: int) -> OnHost:
     away = [block for stage in stages for block in found.stages[stage].blocks[: blocks_on_host(plan, stage)]]
     elements = updated_parameters(plan, sum(b.parameters for b in away), sum(b.experts for b in away))
     most = updated_parameters(plan, held.elements, held.experts)
-    buffer = max((block.away for stage in stages for block in found.stages[stage].blocks), default=0)
-    return OnHost(fraction, min(elements, most), buffer)
+    return OnHost(fraction, min(elements, most))
+
+
+def buffer(costs: StageCosts, plan: Plan, position: int, rank: Rank) -> int:
+    """Return the bytes of either buffer through which activations leave a rank of a position and come back."""
+    if not plan.offload.in_passes:
+        return 0
+    stages = (costs.stage(plan, stage, rank) for stage in plan.stages_at(position))
+    return max((block.away for stage in stages for block in stage.blocks), default=0)

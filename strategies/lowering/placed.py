@@ -8,6 +8,7 @@ import numpy as np
 from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
+from strategies.local_batches import data_ranks
 from strategies.lowering.offload import HOST_KINDS
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Mesh
 from strategies.parallelism import Attention
@@ -55,7 +56,8 @@ class Placed:
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
     one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
     where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
-    gradients is summed, ``attention`` how context groups compute it.
+    gradients is summed, ``attention`` how context groups compute it, ``batches`` the sizes of the data ranks'
+    microbatches where they are not all equal.
     """
 
     cluster: Cluster
@@ -68,11 +70,18 @@ class Placed:
     norm: tuple[str, ...] = ()
     hops: tuple[tuple[int, int], ...] = ()
     attention: Attention | None = None
+    batches: tuple[int, ...] = ()
 
     @cached_property
     def devices(self) -> IntArray:
         """The device of every rank."""
         return np.array(self.placement or range(self.mesh.num_ranks), dtype=np.int64)
+
+    @cached_property
+    def sequences(self) -> IntArray:
+        """The sequences of a microbatch of every rank; 0 where all have as many."""
+        sizes = np.array(self.batches, dtype=np.int64)
+        return sizes[data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
 
     def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
         """Return the groups of a kind as rows of ranks and of devices; a tenant's devices are no ranks."""

@@ -10,6 +10,7 @@ from strategies.lowering.copies import copies
 from strategies.lowering.machine import Machine
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import OnHost
+from strategies.lowering.on_host import buffer
 from strategies.lowering.stage import StageCosts
 from strategies.plan import Plan
 
@@ -19,12 +20,14 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
-    buffers, several = costs.buffers(plan), copies(costs, plan)
+    several = copies(costs, plan)
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
         key = (position, rank.key)
         if key not in known:
-            own = held[position], buffers[position], 0, on_host[position], several[position]
+            buffers = costs.buffers(costs.seen(plan, rank.batch))[position]
+            buffers += 2 * buffer(costs, plan, position, rank)
+            own = held[position], buffers, 0, on_host[position], several[position]
             known[key] = resident(rank.accelerator, training, plan, *own)
         changes += [MemoryChange(index, *change[1:]) for change in known[key]]
     return tuple(changes)

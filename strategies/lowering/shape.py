@@ -58,10 +58,13 @@ class _Shape:
         return self._legs(NORM, 0, SQUARES) if NORM in self.table.tables else 0
 
     def _stage_shape(self, stage: int) -> StageShape:
-        first = self.table.by_position[self.cuts.positions[stage]][0]
+        first, *others = self._sized(self.cuts.positions[stage])
         used = WHOLE + SPLIT if self.plan.splits_backward else WHOLE
         variants = [self.cuts.parts(stage, variant, first) for variant in used]
-        shapes = [tuple(self._part_shape(stage, part) for part in variant) for variant in variants]
+        shapes = [self._pass_shape(stage, parts) for parts in variants]
+        for rank_class in others:
+            more = [self._pass_shape(stage, self.cuts.parts(stage, variant, rank_class)) for variant in used]
+            shapes = [_longest(*rows) for rows in zip(shapes, more, strict=True)]
         final = variants[self.last_gradients[stage]]
         leaving: list[Leaving] = []
         away = blocks_on_host(self.plan, stage)
@@ -81,6 +84,16 @@ class _Shape:
         return StageShape(
             forward, backward, last, tuple(leaving), tuple(split), forward_units, backward_units, kept[0], kept[1]
         )
+
+    def _sized(self, position: int) -> tuple[int, ...]:
+        """Return one rank class at a position for every size of microbatches that ranks there run."""
+        classes = self.table.by_position[position]
+        if not self.table.placed.batches:
+            return classes[:1]
+        return tuple({self.machine.rank(index).batch: index for index in reversed(classes)}.values())
+
+    def _pass_shape(self, stage: int, parts: tuple[Part, ...]) -> tuple[PartShape, ...]:
+        return tuple(self._part_shape(stage, part) for part in parts)
 
     def _units(self, stage: int, parts: tuple[Part, ...]) -> tuple[UnitShape, ...]:
         """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
@@ -147,3 +160,8 @@ class _Shape:
         """Return the most phases that a communication has on the groups at a position."""
         groups = self.table.groups_at(kind, position) if kind in self.table.tables else ()
         return max((len(self.machine.communicator(kind, group).legs(*what)) for group in groups), default=0)
+
+
+def _longest(one: tuple[PartShape, ...], other: tuple[PartShape, ...]) -> tuple[PartShape, ...]:
+    """Return the parts of a pass with the most phases: collectives of more bytes may have others."""
+    return tuple(max(pair, key=lambda part: part.legs) for pair in zip(one, other, strict=True))

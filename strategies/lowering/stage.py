@@ -133,19 +133,25 @@ class StageCosts:
         """Return the rank classes that a plan makes of the cluster."""
         stages = self._stages.of_same(plan.stages)
         central, norm = plan.gradient_reduction == "parameter_server", norm_axes(self.problem.training, plan)
+        batches = () if isinstance(plan.microbatch, int) else plan.microbatch
         offloads = bool(plan.offload)
-        known = (plan.mesh.axes, plan.placement, plan.positions, offloads, stages, central, norm, plan.attention)
+        rest = (offloads, stages, central, norm, plan.attention, batches)
+        known = (plan.mesh.axes, plan.placement, plan.positions, *rest)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
         where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
-        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention)
+        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention, batches)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:
             self._folded[placed] = Machine(fold(placed), self._tensor_costs)
         self._machines[known] = self._folded[placed]
         return self._machines[known]
+
+    def seen(self, plan: Plan, batch: int) -> Plan:
+        """Return the plan as ranks see it whose microbatches have ``batch`` sequences; 0 where all have as many."""
+        return self.blocks.seen(plan, batch)
 
     def tied(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
         """Return two pipeline positions that keep one parameter each, and its elements on a rank."""
@@ -170,6 +176,7 @@ class StageCosts:
 
     def stage(self, plan: Plan, stage: int, rank: Rank) -> StageCost:
         """Return the cost of a stage on a rank."""
+        plan = self.seen(plan, rank.batch)
         made = self.division(plan)
         ends = self.ends(plan, stage)
         later, away = self._later(plan), self._layers_away(plan, stage)
@@ -253,7 +260,7 @@ class StageCosts:
         """Return the bytes that the framework keeps on a rank of each pipeline position besides states."""
         made, framework = self.division(plan), self.problem.training.conventions
         microbatches = plan.num_microbatches if framework.buffers_every_microbatch else 0
-        key = (made, self.blocks.cut(plan), plan.positions, plan.microbatch, microbatches)
+        key = (made, self.blocks.cut(plan), plan.positions, plan.sequences, microbatches)
         if key not in self._buffers:
             known: dict[tuple[object, ...], int] = {}
             self._buffers[key] = tuple(
@@ -307,7 +314,7 @@ class StageCosts:
         made = self.division(plan)
         runs = made.kinds[made.kind_of[stage]]
         name = runs[-1][0] if runs else self.problem.graph.blocks[0].name
-        key = (name, self.blocks.cut(plan), plan.microbatch)
+        key = (name, self.blocks.cut(plan), plan.sequences)
         if key not in self._boundaries:
             layout = self.blocks.layout(plan, name)
             outputs = dict.fromkeys(layout.block.outputs)

@@ -8,7 +8,6 @@ from strategies.lowering.cuts import Cuts
 from strategies.lowering.machine import INSIDE, Rank
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.variant import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
-from strategies.mesh import TENSOR
 
 
 def traffic(cuts: Cuts) -> tuple[float, ...]:
@@ -43,7 +42,7 @@ def _hidden(cuts: Cuts, position: int, rank: Rank) -> dict[tuple[str, Collective
             if cuts.cut(stage, variant).every:
                 continue
             steps = (step for block in blocks for step in block.steps_of(kind_of(variant)))
-            for step in (*cuts.before(stage, variant, rank.groups.get(TENSOR)), *steps):
+            for step in (*cuts.before(stage, variant, rank), *steps):
                 if step.collective is not None:
                     key = (step.axis, step.collective, step.size)
                     found[key] = found.get(key, 0) + count

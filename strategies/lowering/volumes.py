@@ -22,7 +22,7 @@ class Volumes:
     def __init__(self, cuts: Cuts) -> None:
         self.cuts, self.plan, self.costs = cuts, cuts.plan, cuts.costs
         self.training = cuts.training
-        self._boundaries: dict[int, Volume] = {}
+        self._boundaries: dict[tuple[int, int], Volume] = {}
 
     def gradients(self, stage: int, bucket: int) -> Volume:
         """Return the reduction of a bucket of a stage."""
@@ -46,12 +46,12 @@ class Volumes:
         elements = cost.experts if kind == EXPERT_DATA else cost.parameters - cost.experts
         return Collective.ALL_GATHER, float(elements * self.training.parameter_bytes)
 
-    def boundary(self, stage: int) -> Volume:
-        """Return the send of what one microbatch of a stage gives the next one."""
-        if stage not in self._boundaries:
-            size = boundary_part(self.plan, self.costs.boundary_bytes(self.plan, stage))
-            self._boundaries[stage] = Collective.SEND, size
-        return self._boundaries[stage]
+    def boundary(self, stage: int, batch: int) -> Volume:
+        """Return the send of what one microbatch of a stage gives the next one, of ``batch`` sequences as in `Rank`."""
+        if (stage, batch) not in self._boundaries:
+            size = boundary_part(self.plan, self.costs.boundary_bytes(self.costs.seen(self.plan, batch), stage))
+            self._boundaries[stage, batch] = Collective.SEND, size
+        return self._boundaries[stage, batch]
 
     def replicated(self, position: int) -> Volume:
         """Return the sum of the gradients at a position that each tensor rank has of its own tokens or heads."""

@@ -126,7 +126,7 @@ def _by_habit(problem: Problem, everywhere: tuple[Layout, ...]) -> list[Layout]:
     node = problem.cluster.first.devices
 
     def key(layout: Layout) -> tuple[bool, bool, int, int]:
-        unusual = layout.microbatch > 1 or layout.schedule != "1f1b"
+        unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
         return unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
 
     return sorted(everywhere, key=key)

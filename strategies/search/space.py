@@ -103,7 +103,7 @@ def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
         choices = _sequence_parallels(problem, space, tensor, rows)
         rest = tuple(product(_zeros(space, data), choices, _recomputes(space)))
         for microbatch in _microbatches(problem, space, data, rows):
-            for schedule, chunks in _schedules(problem, space, data, pipeline, microbatch):
+            for schedule, chunks in _schedules(problem, space, pipeline, data * microbatch):
                 stages = _stages(problem, pipeline * chunks)
                 for zero, sequence_parallel, recompute in rest:
                     yield Layout(
@@ -133,11 +133,11 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
     result += [
         replace(layout, microbatch=microbatch)
         for microbatch in _microbatches(problem, space, data, layout.tensor_rows)
-        if looped in _schedules(problem, space, data, pipeline, microbatch)
+        if looped in _schedules(problem, space, pipeline, data * microbatch)
     ]
     result += [
         replace(layout, schedule=schedule, chunks=chunks, stages=_stages(problem, pipeline * chunks))
-        for schedule, chunks in _schedules(problem, space, data, pipeline, layout.microbatch)
+        for schedule, chunks in _schedules(problem, space, pipeline, layout.sequences)
     ]
     result += [replace(layout, zero=zero) for zero in _zeros(space, data)]
     choices = _sequence_parallels(problem, space, layout.tensor, layout.tensor_rows)
@@ -166,7 +166,7 @@ def _admits(problem: Problem, space: Space, layout: Layout) -> bool:
         and _allowed(space.pipeline, pipeline)
         and pipeline <= num_layers(problem.graph)
         and layout.microbatch in _microbatches(problem, space, data, rows)
-        and (layout.schedule, layout.chunks) in _schedules(problem, space, data, pipeline, layout.microbatch)
+        and (layout.schedule, layout.chunks) in _schedules(problem, space, pipeline, layout.sequences)
         and layout.zero in _zeros(space, data)
         and layout.sequence_parallel in _sequence_parallels(problem, space, tensor, rows)
     )
@@ -204,11 +204,9 @@ def _microbatches(problem: Problem, space: Space, data: int, rows: int) -> tuple
     return tuple(size for size in sizes if size & (size - 1) == 0 or size == share)
 
 
-def _schedules(
-    problem: Problem, space: Space, data: int, pipeline: int, microbatch: int
-) -> tuple[tuple[str, int], ...]:
-    """Return the names and chunks that a pipeline may have."""
-    count = problem.training.global_batch // (data * microbatch)
+def _schedules(problem: Problem, space: Space, pipeline: int, sequences: int) -> tuple[tuple[str, int], ...]:
+    """Return the names and chunks that a pipeline may have whose microbatches have so many sequences in all."""
+    count = problem.training.global_batch // sequences
     names = (name for name in FLAT_SCHEDULES if SCHEDULES[name].violation(pipeline, count, 1) is None)
     flat = [(name, 1) for name in names if _allowed(space.schedule, name) and _allowed(space.chunks, 1)]
     if pipeline == 1:

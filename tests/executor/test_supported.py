@@ -52,6 +52,14 @@ def test_states_shared_by_groups_of_data_ranks() -> None:
     assert reason == "zero_shards: the executor shares states over all 4 data ranks, met groups of 2"
 
 
+def test_microbatches_of_several_sizes() -> None:
+    good = job(data=2, global_batch=16, microbatch=4)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, microbatch=(5, 3)))
+    assert reason == (
+        "microbatch: the executor runs microbatches of one size on all data ranks, met [5, 3]; nearest: 5"
+    )
+
+
 def test_batch_that_would_hang_torch() -> None:
     good = job(data=2, global_batch=16, microbatch=4)
     (reason,) = unsupported(good.spec, replace(good.training, global_batch=20), good.plan)

@@ -17,7 +17,8 @@ def test_every_scenario_has_a_plan_that_fills_its_cluster(name: str) -> None:
     plan = scenario.chosen()
     ranks = plan.data * plan.context * plan.tensor_rows * plan.tensor * plan.pipeline
     assert ranks == len(scenario.problem.cluster.free_devices)
-    assert plan.data * plan.microbatch * plan.num_microbatches == scenario.problem.training.global_batch
+    each = plan.data * plan.microbatch if isinstance(plan.microbatch, int) else sum(plan.microbatch)
+    assert each * plan.num_microbatches == scenario.problem.training.global_batch
 
 
 def test_the_library_is_complete() -> None:

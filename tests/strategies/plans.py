@@ -145,14 +145,14 @@ def any_case(choose: Choose, most: int = 12) -> Case:
     kind = choose(["flash", "flash", "unfused", "experts"])
     pipeline, schedule, chunks, microbatches = _pipeline(choose)
     degrees = _degrees(choose, kind, most // pipeline)
-    data, microbatch = degrees["data"], degrees["tensor_rows"] * choose([1, 1, 2])
+    data = degrees["data"]
     stages, layers = choose(["even", "balanced"]), pipeline * chunks * choose([1, 1, 1, 2])
     layout = Layout(
         **degrees,
         pipeline=pipeline,
         schedule=schedule,
         chunks=chunks,
-        microbatch=microbatch,
+        microbatch=_microbatch(choose, degrees),
         stages=stages,
         **_sharing(choose, schedule, data, degrees["expert"]),
         **_choices(choose, kind, degrees),
@@ -163,7 +163,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         turn, step = choose(range(ranks)), choose([-1, 1])
         layout = replace(layout, placement=tuple((turn + step * rank) % ranks for rank in range(ranks)))
     training = Training(
-        data * microbatch * microbatches,
+        layout.sequences * microbatches,
         SEQUENCE,
         choose(["fp32", "bf16"]),
         choose(["adamw", "sgd"]),
@@ -204,6 +204,14 @@ def _degrees(choose: Choose, kind: str, left: int) -> dict[str, Any]:
     ways = [way for way in Attention if way not in barred]
     degrees = {"tensor": tensor, "tensor_rows": rows, "context": context, "data": data, "expert": expert}
     return degrees | {"attention": choose(ways)}
+
+
+def _microbatch(choose: Choose, degrees: dict[str, Any]) -> int | tuple[int, ...]:
+    """Return the sequences of a microbatch, or those of every data rank; ranks that share experts have as many."""
+    rows, expert = degrees["tensor_rows"], degrees["expert"]
+    if choose([True, True, False]):
+        return rows * choose([1, 1, 2])
+    return tuple(size for _ in range(degrees["data"] // expert) for size in [rows * choose([1, 2, 3])] * expert)
 
 
 def _sharing(choose: Choose, schedule: str, data: int, expert: int) -> dict[str, Any]:
