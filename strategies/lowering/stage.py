@@ -1,11 +1,13 @@
 """What one pipeline stage costs one rank: steps block by block, and what they hold."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar, cast
 
+from simulator.collective_kinds import Collective
 from strategies.lowering.block import BlockCost, BlockCosts
 from strategies.lowering.buffers import Boundary, buffers
 from strategies.lowering.classes import fold, unfolded
@@ -23,10 +25,16 @@ from strategies.mesh import Axis
 from strategies.offloading import fraction_of
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
+from strategies.schedule import ActionKind
 
 __all__ = ["BlockCost", "Machine", "PlanCosts", "Rank", "StageCost", "StageCosts"]
 
 T = TypeVar("T")
+
+Run = tuple[str, Collective, float]
+"""A collective inside a pass: the axis along which it runs, and its bytes."""
+
+_WHOLE = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,25 @@ class StageCost:
     def backward_ticks(self) -> int:
         """Idle ticks of one backward, recompute included."""
         return sum(cost.backward_ticks for cost in self.blocks)
+
+    @cached_property
+    def away(self) -> bool:
+        """Whether activations of some block go to the host."""
+        return any(cost.away for cost in self.blocks)
+
+    @cached_property
+    def collectives(self) -> dict[ActionKind, Counter[Run]]:
+        """How often a pass of each kind runs each collective."""
+        alike = Counter(map(id, self.blocks))
+        blocks = [(cost, alike[key]) for key, cost in {id(cost): cost for cost in self.blocks}.items()]
+        kinds = [kind for kind in ActionKind if kind in _WHOLE or all(cost.split for cost in self.blocks)]
+        found: dict[ActionKind, Counter[Run]] = {kind: Counter() for kind in kinds}
+        for kind, runs in found.items():
+            for cost, count in blocks:
+                for step in cost.steps_of(kind):
+                    if step.collective is not None:
+                        runs[step.axis, step.collective, step.size] += count
+        return found
 
     @property
     def parameters(self) -> int:

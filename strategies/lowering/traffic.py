@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from simulator.collective_kinds import Collective
 from strategies.lowering.contention import Passes
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.machine import INSIDE, Rank
 from strategies.lowering.pieces import Granularity
+from strategies.lowering.stage import Run
 from strategies.lowering.variant import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
 
 
@@ -16,7 +16,7 @@ def traffic(cuts: Cuts) -> tuple[float, ...]:
     total = [0.0] * len(machine.table.first_link)
     if cuts.granularity is Granularity.OPERATOR:
         return tuple(total)
-    hidden: dict[tuple[object, ...], dict[tuple[str, Collective, float], int]] = {}
+    hidden: dict[tuple[object, ...], Counter[Run]] = {}
     for kind in (kind for kind in INSIDE if kind in machine.table.tables):
         for group, members in enumerate(machine.table.tables[kind].classes):
             position, rank = machine.table.positions[members[0]], machine.rank(members[0])
@@ -33,19 +33,19 @@ def traffic(cuts: Cuts) -> tuple[float, ...]:
     return tuple(total)
 
 
-def _hidden(cuts: Cuts, position: int, rank: Rank) -> dict[tuple[str, Collective, float], int]:
+def _hidden(cuts: Cuts, position: int, rank: Rank) -> Counter[Run]:
     """Return how often a step runs each collective inside parts of a rank."""
-    found: dict[tuple[str, Collective, float], int] = {}
+    found = Counter[Run]()
     for stage in cuts.plan.stages_at(position):
-        blocks = cuts.costs.stage(cuts.plan, stage, rank).blocks
+        collectives = cuts.costs.stage(cuts.plan, stage, rank).collectives
         for variant, count in _passes_of(cuts, stage):
             if cuts.cut(stage, variant).every:
                 continue
-            steps = (step for block in blocks for step in block.steps_of(kind_of(variant)))
-            for step in (*cuts.before(stage, variant, rank), *steps):
+            for run, times in collectives[kind_of(variant)].items():
+                found[run] += times * count
+            for step in cuts.before(stage, variant, rank):
                 if step.collective is not None:
-                    key = (step.axis, step.collective, step.size)
-                    found[key] = found.get(key, 0) + count
+                    found[step.axis, step.collective, step.size] += count
     return found
 
 
