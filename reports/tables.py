@@ -104,6 +104,10 @@ def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity
     for cells, over in rows.items():
         table.add_row(*cells, style="red" if over else None)
     console.print(table)
+    fullest = max(stages, key=lambda stage: stage.get("peak", 0), default={})
+    if fullest.get("peak_operator"):
+        when, what = format_time(fullest["peak_time"]), escape(str(fullest["peak_operator"]))
+        console.print(f"fullest: stage {fullest.get('stage')} at {when}, in {what}", highlight=False)
 
 
 def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:

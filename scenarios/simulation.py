@@ -8,7 +8,7 @@ from typing import Any
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program
 from simulator.reliability.goodput import Goodput
-from simulator.timeline import LinkUse, Timeline
+from simulator.timeline import LinkUse, Span, Timeline
 from strategies.plan import Plan
 from strategies.problem import Problem
 
@@ -21,7 +21,8 @@ class StageMemory:
     """Bytes on the devices of one pipeline rank at the moment of its peak, by category.
 
     ``stages`` are all the stages of that rank, ``stage`` the first of them; ``peak`` is the sum.
-    ``host_peak`` are the most bytes on one host of such devices, by all that it holds.
+    ``host_peak`` are the most bytes on one host of such devices, by all that it holds. ``peak_time`` is that moment in
+    seconds, ``peak_operator`` what runs then: pass, microbatch and operator.
     """
 
     stage: int
@@ -33,6 +34,8 @@ class StageMemory:
     buffers: float
     peak: float
     host_peak: float = 0.0
+    peak_time: float = 0.0
+    peak_operator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,17 @@ def _stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
         row = profile.usage[profile.totals.index(profile.peak)]
         held = {str(category): row[CATEGORIES.index(category)] for category in Category}
         host_peak = hosts.get(profile.rank_class, 0.0)
-        yield StageMemory(stages[0] if stages else 0, stages, peak=profile.peak, host_peak=host_peak, **held)
+        peak = {"peak": profile.peak, "host_peak": host_peak, "peak_time": profile.peak_time}
+        during = _named(timeline.running(profile.rank_class, profile.peak_time))
+        yield StageMemory(stages[0] if stages else 0, stages, **held, **peak, peak_operator=during)
+
+
+def _named(span: Span | None) -> str:
+    """Return what runs in words; nothing where nothing does."""
+    if span is None:
+        return ""
+    microbatch = f" of microbatch {span.microbatch}" if span.microbatch >= 0 else ""
+    return f"{span.kind}{microbatch}, {span.operators}"
 
 
 def _host_peaks(timeline: Timeline) -> dict[int, float]:

@@ -73,6 +73,11 @@ class SpanColumns:
         )
         return tuple(map(Span._make, zip(*columns, strict=True)))
 
+    def span(self, row: int) -> Span:
+        """Return one span as an object."""
+        whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end")
+        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in whole}).spans()[0]
+
 
 class Spans(Deferred[Span]):
     """Spans that are made when they are asked for, first as columns and then as objects."""

@@ -110,6 +110,19 @@ class Timeline:
         """The spans as columns."""
         return columns_of(self.spans)
 
+    def running(self, rank_class: int, time: float) -> Span | None:
+        """Return the span that a rank class runs at a time in seconds: of several one that computes, the last begun.
+
+        ``None`` where nothing runs.
+        """
+        found = self.columns
+        moment = round(time * found.per_second) if found.per_second > 1 else time
+        rows = np.flatnonzero((found.rank_class == rank_class) & (found.start <= moment) & (moment < found.end))
+        if not len(rows):
+            return None
+        computes = np.array([kind.computes for kind in TASK_KINDS])[found.kind[rows]]
+        return found.span(int(rows[np.lexsort((found.start[rows], computes))[-1]]))
+
     @cached_property
     def _occupancy(self) -> Occupancy:
         return Occupancy(self.columns, len(self.rank_classes))

@@ -136,7 +136,8 @@ def test_simulate_prints_one_json_document_with_every_field(engine: str, capsys)
     assert set(document) == FIELDS
     assert document["engine"] == engine
     columns = {"stage", "parameters", "gradients", "optimizer", "activations", "buffers", "peak", "host_peak"}
-    assert all(columns <= set(row) for row in document["memory"])
+    assert all(columns | {"peak_time", "peak_operator"} <= set(row) for row in document["memory"])
+    assert all(0 <= row["peak_time"] <= document["step_time"] for row in document["memory"])
 
 
 def test_simulate_writes_what_it_is_asked_for(folder: Path, capsys) -> None:

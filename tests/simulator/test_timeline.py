@@ -43,6 +43,13 @@ def test_busy_counts_overlapping_spans_once() -> None:
     assert TIMELINE.busy(1, [TaskKind.BACKWARD]) == 0.0
 
 
+def test_what_runs_at_a_moment_is_rather_what_computes() -> None:
+    found = [TIMELINE.running(0, moment) for moment in (0.0, 3.5, 4.5, 5.0, 8.0)]
+    kinds = [each and each.kind for each in found]
+    assert kinds == [*[TaskKind.FORWARD] * 2, TaskKind.DATA_COMMUNICATION, TaskKind.BACKWARD, None]
+    assert TIMELINE.running(1, 4.0) == TIMELINE.spans[3]
+
+
 def test_bubble_is_weighted_by_ranks() -> None:
     # three ranks work 7 of 10 s, one works 4: idle is 1 - (3 * 7 + 4) / 40
     assert TIMELINE.bubble == pytest.approx(1 - 25 / 40)
@@ -185,3 +192,15 @@ def test_every_task_is_shown_on_its_streams_from_start_to_end(step: Program) -> 
         columns.end.tolist(),
     )
     assert sorted(zip(*rows, strict=True)) == sorted(expected)
+
+
+@given(programs())
+@settings(max_examples=300, deadline=None)
+def test_what_runs_is_a_span_that_is_under_way(step: Program) -> None:
+    timeline = simulate(step)
+    for each in timeline.spans:
+        found = timeline.running(each.rank_class, each.start)
+        if each.duration:
+            assert found is not None
+            assert found.start <= each.start < found.end
+            assert found in timeline.spans
