@@ -1,7 +1,11 @@
 """Laws of every plan: how it is lowered, folded, contracted and simulated does not show in what comes out."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -21,6 +25,7 @@ from strategies.lowering import Granularity, lower
 from .plans import Case, any_cases
 from .symmetry import renamed
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = settings(max_examples=1000, deadline=None)
 
 
@@ -125,6 +130,28 @@ def test_twice_any_bandwidth_is_never_slower_where_nothing_is_shared(case: Case,
     faster = replace(small, cluster=widened(small.cluster, number, kind))
     times = [SimulatedCost(each).longest_paths([plan]) for each in (faster, small)]
     assert times[0] <= times[1]
+
+
+SIMULATED = """
+from random import Random
+from simulator.engine import simulate
+from strategies.lowering import lower
+from tests.strategies.plans import any_case
+
+for seed in range(40):
+    timeline = simulate(lower(*any_case(Random(seed).choice).build()))
+    print(repr((timeline.step_time, timeline.peak_memory, timeline.links, timeline.spans[:: len(timeline.spans) // 5])))
+"""
+
+
+def test_the_same_seed_gives_the_same_bytes_under_five_hash_seeds() -> None:
+    found = set()
+    for seed in range(5):
+        environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", SIMULATED], env=environment, capture_output=True, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(found.pop().splitlines()) == 40
 
 
 def widened(cluster: Cluster, number: int, kind: bool) -> Cluster:
