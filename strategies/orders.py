@@ -33,10 +33,11 @@ def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 class Actions(NamedTuple):
-    """The actions of all pipeline ranks, rank after rank: stage and number of the kind, and where each rank starts."""
+    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``; ``kind`` is a number of `KINDS`."""
 
     stage: Order
     kind: Order
+    microbatch: Order
     start: Order
 
 
@@ -48,5 +49,5 @@ def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Action
     [0, 2, 3]
     """
     rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
-    stage, kind, _ = np.concatenate(rows).T
-    return Actions(np.ascontiguousarray(stage), np.ascontiguousarray(kind), np.cumsum([0, *map(len, rows)]))
+    stage, kind, microbatch = map(np.ascontiguousarray, np.concatenate(rows).T)
+    return Actions(stage, kind, microbatch, np.cumsum([0, *map(len, rows)]))

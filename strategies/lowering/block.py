@@ -10,7 +10,7 @@ from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, Moments, moments, with_recompute
-from strategies.lowering.split import Split, split
+from strategies.lowering.split import Split, split, undeferred_elements
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import Axis
@@ -24,8 +24,9 @@ from strategies.sharding import OperatorSharding
 class BlockCost(NamedTuple):
     """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
 
-    ``split`` is its backward in two, where the schedule runs it so; ``away`` are the bytes of one microbatch that
-    are in host memory from forward to backward.
+    ``split`` is its backward in two, where the schedule runs it so, and ``undeferred`` the parameters whose gradients
+    come with those of inputs then; ``away`` are the bytes of one microbatch that are in host memory from forward to
+    backward.
     """
 
     steps: BlockSteps
@@ -37,6 +38,7 @@ class BlockCost(NamedTuple):
     parameter_tensors: int
     split: Split | None = None
     away: int = 0
+    undeferred: int = 0
 
     def offloaded(self) -> "BlockCost":
         """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
@@ -123,6 +125,7 @@ class BlockCosts:
                 self.experts(plan, name),
                 len(self.blocks[name].parameters),
                 split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
+                undeferred=self.undeferred(plan, name),
             )
         return self._costs[key]
 
@@ -172,6 +175,10 @@ class BlockCosts:
     def experts(self, plan: Plan, name: str) -> int:
         """Return how many of them only one expert uses."""
         return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
+
+    def undeferred(self, plan: Plan, name: str) -> int:
+        """Return the elements on a rank whose gradients come with those of inputs where backward is split."""
+        return undeferred_elements(self.layout(plan, name)) if plan.splits_backward else 0
 
     def factored(self, plan: Plan, name: str) -> tuple[int, int]:
         """Return the rows and columns of a block's matrices on a rank and the elements of its vectors: all, experts'.

@@ -18,7 +18,7 @@ from strategies.lowering.step import Step, communication
 from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
 from strategies.mesh import TENSOR
 from strategies.plan import Plan
-from strategies.schedule import ActionKind
+from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 
 class Cuts:
@@ -69,7 +69,7 @@ class Cuts:
         ends: frozenset[str] = frozenset()
         if shared.parameters or away:
             ends = frozenset(plan.stages[stage].blocks)
-        elif self.in_buckets and (last or (backward and shared.gradients)):
+        elif self.in_buckets and (last or (shared.gradients and kind_of(which) in MAKES_GRADIENTS)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
         apart = self.passes[self.positions[stage]] is Passes.APART
         return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
@@ -105,8 +105,10 @@ class Cuts:
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
         shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
         shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
+        undeferred = [*(block.undeferred for block in moving), *still]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
+        of_pass = elements[::turn], filled, shards[::turn], undeferred[::-1]
+        return changes(self.sharing, self.training, variant, *of_pass)
 
     def before(self, stage: int, variant: int, tensor: Communicator | None) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""

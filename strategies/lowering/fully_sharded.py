@@ -39,15 +39,15 @@ from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.variant import (
     FORWARD_PASS,
     JOINED,
-    LAST_BACKWARD,
+    first_and_last,
     joined,
     kind_of,
-    opening,
     variants,
 )
-from strategies.orders import Orders, orders
+from strategies.mesh import DATA
+from strategies.orders import Actions, actions
 from strategies.plan import Plan
-from strategies.schedule import ActionKind
+from strategies.schedule import MAKES_GRADIENTS, ActionKind
 from strategies.training import Training
 
 
@@ -71,25 +71,26 @@ class Sharing(NamedTuple):
     reshard: bool = True
     ahead: int = 1
 
-    def joins(self, rows: Orders) -> NDArray[np.bool_]:
+    def joins(self, rows: Actions) -> NDArray[np.bool_]:
         """Return the actions that find or leave other parameters gathered than most of their kind.
 
         Resharded: a forward's last unit is kept where the backward that begins with it follows at
-        once. Not resharded: the first forward of a stage gathers.
+        once. Not resharded: the first forward of a stage gathers, and its last backward gives up.
         """
         if not self.parameters:
-            return np.zeros(len(rows.passes), np.bool_)
-        return joined(rows) if self.reshard else opening(rows)
+            return np.zeros(len(rows.kind), np.bool_)
+        return joined(rows) if self.reshard else first_and_last(rows)
 
     def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return for every unit of a pass, in order, whether it is gathered for it.
 
-        >>> Sharing(True, True).gathered(LAST_BACKWARD + JOINED, 3)
+        >>> from strategies.lowering.variant import INPUTS
+        >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
         (False, True, True)
         """
         joins, which = divmod(variant, JOINED)
         if not self.reshard:
-            return (joins > 0,) * units
+            return (joins > 0 and which == FORWARD_PASS,) * units
         return tuple(unit > 0 or which == FORWARD_PASS or not joins for unit in range(units))
 
     def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
@@ -100,7 +101,7 @@ class Sharing(NamedTuple):
         """
         joins, which = divmod(variant, JOINED)
         if not self.reshard:
-            return (which == LAST_BACKWARD,) * units
+            return (joins > 0 and which != FORWARD_PASS,) * units
         return tuple(unit < units - 1 or which != FORWARD_PASS or not joins for unit in range(units))
 
 
@@ -132,6 +133,7 @@ def changes(
     parameters: Sequence[int],
     gradients: Sequence[Filling],
     shards: Sequence[int] = (),
+    undeferred: Sequence[int] = (),
 ) -> tuple[Changes, ...]:
     """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
 
@@ -144,10 +146,14 @@ def changes(
     shards
         Elements of every block whose shard comes from the host before it is gathered, and goes there after its
         gradients are reduced; none where nothing does.
+    undeferred
+        Elements of every block, in the order of backward, whose gradients those of inputs bring with them where
+        backward is split: they wait for the rest of their bucket.
     """
+    kind = kind_of(variant)
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
-    if shared.parameters:
+    if shared.parameters and kind is not ActionKind.WEIGHT:
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
@@ -159,12 +165,16 @@ def changes(
                     released[max(unit - shared.ahead, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
-    if shared.gradients and kind_of(variant) is not ActionKind.FORWARD:
+    if shared.gradients and kind is ActionKind.INPUT:
+        for block, elements in enumerate(undeferred):
+            acquired[block].append(Change(Category.GRADIENTS, elements * training.gradient_bytes))
+    if shared.gradients and kind in MAKES_GRADIENTS:
         ends = sorted({end for filling in gradients for end in filling.leaves})
         for filling in gradients:
             for block, (elements, end) in enumerate(zip(filling.elements, filling.leaves, strict=True)):
+                there = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
+                acquired[block].append(Change(Category.GRADIENTS, (elements - there) * training.gradient_bytes))
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
-                acquired[block].append(change)
                 released[ends[min(ends.index(end) + shared.ahead, len(ends) - 1)] - 1].append(change)
         for block, shard in enumerate(shards):  # every block is a bucket
             change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
@@ -215,11 +225,11 @@ def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, Pa
     stages
         For every stage, its passes by variant.
     """
-    rows = orders(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
     table = np.zeros((len(stages), 2 * JOINED, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())
-    chosen = table[rows.passes // 2, variants(rows, shared.joins(rows))]
+    chosen = table[rows.stage, variants(rows, shared.joins(rows))]
     held = np.cumsum(chosen[:, 0]) - chosen[:, 0] + chosen[:, 1]  # a rank gives back all that it takes
     result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
     return result
