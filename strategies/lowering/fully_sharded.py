@@ -9,6 +9,11 @@ The reduction of a bucket runs beneath the backward of the next one, and ends be
 that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
 and two buckets' gradients, whatever time communication takes.
 
+Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
+comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
+inputs, not for those of weights, which read activations and gradients alone. Of passes that run in pairs each gathers
+its own units, the second when the rank turns to it: a rank then holds at most two units of each.
+
 With hybrid sharding states are shared by groups of neighbouring data ranks: gradients are
 reduced inside a group for every microbatch, and summed over the groups' replicas once a step.
 
@@ -22,6 +27,7 @@ PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a 
 for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all.
 Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5 (shards come from host memory before the gather, and
 gradients go there after the reduction).
+Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (a backward in two: what either part reads).
 Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022
 (gradients are summed over replicas once, after the last microbatch).
 """
