@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from simulator.engine import simulate
+from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from simulator.program import Category, StreamKind, TaskKind
 from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
@@ -185,6 +186,33 @@ def test_gradients_of_norms_wait_for_those_of_weights() -> None:
     assert held == [0.0, *once * plan.num_microbatches]
 
 
+def test_gradients_of_weights_hold_no_parameters() -> None:
+    # F: both units, the second; I, which follows at once: both, the first; W: none
+    small, plan = equal("zb1p", ranks=1, zero=3)
+    timeline = simulate(lower(small, plan, Granularity.OPERATOR))
+    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    assert used(timeline, Category.PARAMETERS) == [0.0, *[2 * unit, unit, 2 * unit, unit, 0.0] * plan.num_microbatches]
+
+
+@pytest.mark.parametrize("granularity", Granularity)
+def test_a_block_without_products_makes_its_gradients_with_those_of_inputs(granularity: Granularity) -> None:
+    # a norm alone: W has nothing to compute, but its gradient, 4 * 32 bytes, leaves then
+    tokens = (("batch", 1), ("sequence", 32), ("wide", 32))
+    ends = [Tensor(name, ("batch", "sequence", "wide"), (1, 32, 32), "fp32") for name in ("in", "out")]
+    norm = Operator("norm", OperatorKind.NORM, tokens, ("in",), ("out",), ("weight",), saved=("in",))
+    blocks = [
+        Block(f"block{n}", (norm,), (*ends, Tensor("weight", ("wide",), (32,), "fp32")), ("in",), ("out",))
+        for n in range(2)
+    ]
+    small = replace(ringed(problem(devices=2, batch=2)), graph=OperatorGraph("norms", tuple(blocks), 32))
+    plan = complete(small, Layout(data=2, schedule="zb1p", zero=3))
+    timeline, costs = simulate(lower(small, plan, granularity)), SimulatedCost(small)
+    weight = FP32 * 32
+    assert used(timeline, Category.GRADIENTS) == [0.0, weight, 2 * weight, 0.0]
+    assert sent(timeline, 2) == (2 + 1 + 2) * weight / 2  # both gathered, the first again, both reduced
+    assert timeline.peak_memory == costs.peak_memory(plan)
+
+
 def test_kept_parameters_are_given_up_after_the_last_gradients_of_inputs() -> None:
     # F0 F1 I0 W0 .. I7 W7 on the first of two ranks: units go as the last I ends, W7 runs without any
     small, plan = equal("zb1p", zero=3, reshard_after_forward=False)
@@ -195,8 +223,9 @@ def test_kept_parameters_are_given_up_after_the_last_gradients_of_inputs() -> No
     times, usage = timeline.memory[0].times, timeline.memory[0].usage
     held = [row[list(Category).index(Category.PARAMETERS)] for row in usage]
     given_up = max(time for time, (before, now) in zip(times[1:], pairwise(held), strict=True) if now < before)
+    inputs = [s.end for s in timeline.spans if s.kind is TaskKind.BACKWARD and (s.stage, s.microbatch) == (0, last)]
     weights = [s for s in timeline.spans if s.kind is TaskKind.WEIGHT_GRADIENT and (s.stage, s.microbatch) == (0, last)]
-    assert given_up <= min(span.start for span in weights)
+    assert given_up == max(inputs) <= min(span.start for span in weights)
 
 
 @pytest.mark.parametrize(("name", "tensor", "units"), [("zb1p", 1, 2), ("zbv", 1, 2), ("dualpipev", 2, 4)])
