@@ -15,6 +15,7 @@ from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
+from strategies.offloading import Offloading
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES, ActionKind
@@ -253,3 +254,23 @@ def test_a_pair_that_exchanges_nothing_runs_one_pass_after_the_other() -> None:
             if s.stream is StreamKind.GATHER and (s.stage, s.microbatch) == (backward.stage, backward.microbatch)
         ]
         assert min(sorted(gathered)[-2:]) >= max(computed)  # the two units, long after those of the same forward
+
+
+# parameters on the host
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alone(data: int) -> None:
+    # F0 I0 W0 F1 ..: of two units the second is kept for the I that follows at once; both units' gradients leave in W
+    offload = Offloading(optimizer=(1.0,), parameters=(1.0,))
+    small, plan = equal("zb1p", data=data, ranks=1, zero=3, offload=offload)
+    timeline = simulate(lower(small, plan, Granularity.OPERATOR))
+    m = plan.num_microbatches
+    copies = Counter(
+        span.stream for span in timeline.spans if "of layers" in span.operators and span.kind is TaskKind.HOST_COPY
+    )
+    assert copies[StreamKind.FROM_HOST] == 3 * m
+    assert copies[StreamKind.TO_HOST] == 2 * m
+    unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
+    assert max(used(timeline, Category.PARAMETERS)) == 2 * unit * (1.5 if data == 2 else 1)  # with their shards
+    assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
