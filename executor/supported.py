@@ -76,7 +76,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if order != [PIPELINE, DATA, TENSOR]:
         yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
     if plan.schedule_name not in SCHEDULES:
-        yield f"schedule: the executor runs {', '.join(SCHEDULES)}, met {plan.schedule_name}"
+        yield f"schedule: the executor runs {', '.join(SCHEDULES)}, met {plan.rule.name}"
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:

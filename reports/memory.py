@@ -76,7 +76,7 @@ def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatAr
 
 def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, title: str, what: str) -> None:
     """Stack the categories of ``profile`` over time, and mark its peak and the capacity."""
-    times, usage = steps(profile, timeline.step_time)
+    times, usage = steps(profile, timeline.length)
     unit, unit_name = _frame(ax, timeline, (profile,), title)
     base = np.zeros(len(times))
     for index, category in enumerate(CATEGORIES):
@@ -84,7 +84,7 @@ def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, title: s
         ax.fill_between(times, base, top, step="post", color=CATEGORY_COLOUR[category], linewidth=0.6)
         base = top
     _mark_capacity(ax, profile.capacity, unit, named=True)
-    _mark_peak(ax, profile, unit, timeline.step_time)
+    _mark_peak(ax, profile, unit, timeline.length)
     ax.set_ylabel(f"{what} ({unit_name})")
 
 
@@ -95,7 +95,7 @@ def _draw_totals(ax: Axes, timeline: Timeline) -> None:
     order = sorted(set(stages))
     colours = _ramp(len(order))
     for profile, stage in zip(timeline.memory, stages, strict=True):
-        times, usage = steps(profile, timeline.step_time)
+        times, usage = steps(profile, timeline.length)
         ax.step(times, usage.sum(axis=1) / unit, where="post", color=colours[order.index(stage)], linewidth=1.4)
     for capacity in dict.fromkeys(profile.capacity for profile in timeline.memory):
         _mark_capacity(ax, capacity, unit, named=False)
@@ -124,13 +124,13 @@ def _draw_peaks(ax: Axes, timeline: Timeline, names: Sequence[str]) -> None:
 
 def _frame(ax: Axes, timeline: Timeline, profiles: Sequence[MemoryProfile], title: str) -> tuple[float, str]:
     """Set title, time axis and memory axis for ``profiles``, and return the unit of the latter."""
-    unit, name = time_unit(timeline.step_time)
+    unit, name = time_unit(timeline.length)
     capacity = max((p.capacity for p in profiles if isfinite(p.capacity)), default=0.0)
     limit = peak_total(profiles)
     limit = max(limit, capacity) if limit >= _NEAR * capacity else limit
     size, size_name = size_unit(limit)
     ax.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=8)
-    ax.set_xlim(0.0, max(timeline.step_time, *(p.times[-1] for p in profiles), 1e-12))
+    ax.set_xlim(0.0, max(timeline.length, *(p.times[-1] for p in profiles), 1e-12))
     ax.set_ylim(0.0, max(limit, 1.0) * _HEADROOM / size)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / unit:.6g}")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

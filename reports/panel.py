@@ -101,7 +101,7 @@ def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, 
     rows = {row_of(kind) for kind in {span.kind for span in timeline.spans}}
     found = lanes(timeline.rank_classes, tuple(rows), box.height, grouped=thin)
     ax = axes(figure, box.left, box.top, box.width, found.pixels * len(found.labels))
-    _prepare(ax, found, window, timeline.step_time)
+    _prepare(ax, found, window, timeline.length)
     if thin:
         _draw_shares(ax, spans, found, window, max(_LEAST_CELL, int(_BARS_IN_CELL * width)))
         return Panel(ax, found, True)

@@ -42,7 +42,7 @@ def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> N
         header(figure, title or "One training step", facts(timeline))
         height = int(_OVERVIEW * room) if windows else room
         box = Box(_LEFT, _TOP, _INNER, height)
-        whole = draw_panel(figure, timeline, Window(0.0, timeline.step_time), box, numbered=not windows)
+        whole = draw_panel(figure, timeline, Window(0.0, timeline.length), box, numbered=not windows)
         panels = [whole]
         for index, window in enumerate(windows):
             whole.ax.set_xlabel("")
@@ -67,7 +67,7 @@ def draw_comparison(
     """
     _require_spans(predicted)
     _require_spans(measured)
-    window = Window(0.0, max(predicted.step_time, measured.step_time))
+    window = Window(0.0, max(predicted.length, measured.length))
     heights = _split(len(predicted.rank_classes), len(measured.rank_classes))
     with sheet(path, _TOP + sum(heights) + _BETWEEN + 20 + _BOTTOM) as figure:
         timed = measured.step_time if step_time is None else step_time
@@ -83,7 +83,7 @@ def draw_comparison(
         top = _TOP + 20
         for timeline, name, height in zip((predicted, measured), ("predicted", "measured"), heights, strict=True):
             panel = draw_panel(figure, timeline, window, Box(_LEFT, top, _INNER, height))
-            panel.ax.axvline(timeline.step_time, color=INK, linewidth=1.2, clip_on=False)
+            panel.ax.axvline(timeline.length, color=INK, linewidth=1.2, clip_on=False)
             panel.ax.set_title(f"{name} ({timeline.engine})", loc="left", fontsize=12, fontweight="bold", pad=5)
             panels.append(panel)
             top += height + _BETWEEN
@@ -97,9 +97,16 @@ def facts(timeline: Timeline) -> str:
     busiest = timeline.bottleneck
     link = f", busiest link {busiest.name} ({busiest.utilisation:.0%})" if busiest else ""
     return (
-        f"step {format_time(timeline.step_time)}, bubble {timeline.bubble:.1%}{link}, "
+        f"step {format_time(timeline.step_time)}{_steady(timeline)}, bubble {timeline.bubble:.1%}{link}, "
         f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}, {timeline.source} ({timeline.engine.replace('_', ' ')})"
     )
+
+
+def _steady(timeline: Timeline) -> str:
+    """Return which part of a run is shown where it is not a step from its start to its end."""
+    if not timeline.begin:
+        return ""
+    return " in the steady state" + (f" ({timeline.steps} steps shown)" if timeline.steps > 1 else "")
 
 
 def close_ups(timeline: Timeline) -> tuple[Window, ...]:
@@ -113,13 +120,13 @@ def close_ups(timeline: Timeline) -> tuple[Window, ...]:
     forward = typical(b.end - b.start for b in passes if b.kind is TaskKind.FORWARD)
     lane = (HEIGHT - _TOP - _BOTTOM) * (1 - _OVERVIEW) / len(timeline.rank_classes)
     length = forward / (_READABLE if lane >= _READABLE_LANE else _VISIBLE) * _INNER / 2
-    if not passes or 2 * length * _MAGNIFIES >= timeline.step_time:
+    if not passes or 2 * length * _MAGNIFIES >= timeline.length:
         return ()
     start = min(b.start for b in passes)
     start = start if start > length / 6 else 0.0
     last = max(b.end for b in passes)
     # all that follows the last pass, where that leaves room for passes too
-    end = timeline.step_time if timeline.step_time - last <= length / 2 else last + length / 6
+    end = timeline.length if timeline.length - last <= length / 2 else last + length / 6
     return Window(start, start + length), Window(end - length, end)
 
 
@@ -129,7 +136,7 @@ def _draw_close_up(figure: Figure, whole: Panel, timeline: Timeline, window: Win
     top = _TOP + whole.lanes.pixels * len(whole.lanes.labels) + _BETWEEN
     height = pixel_height(figure) - _BOTTOM - top
     panel = draw_panel(figure, timeline, window, Box(_LEFT + index * (width + _BESIDE), top, width, height))
-    ends = "first" if index == 0 else "last" if window.end == timeline.step_time else "last passes,"
+    ends = "first" if index == 0 else "last" if window.end == timeline.length else "last passes,"
     name = f"{ends} {format_time(window.duration)}"
     panel.ax.set_title(name, loc="left", fontsize=12, fontweight="bold", pad=5)
     if index:

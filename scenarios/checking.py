@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from scenarios.errors import Fault, shown
 from scenarios.fields import nearest
 from scenarios.reader import Document
+from strategies.schedule import OrderError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -69,6 +70,8 @@ def sound_sections(model: type[BaseModel], document: Document, faults: list[Faul
 def _fault(model: type[BaseModel], document: Document, detail: ErrorDetails) -> Fault:
     path = tuple(part for part in detail["loc"] if not (isinstance(part, str) and part[:1] == "<"))
     path = path[:-1] if path[-1:] == ("[key]",) else path
+    error = detail.get("ctx", {}).get("error")
+    path = (*path, error.rank) if isinstance(error, OrderError) else path
     return document.fault(path, _message(model, detail))
 
 

@@ -92,9 +92,8 @@ _DEGREES = ("data", "tensor", "tensor_rows", "pipeline", "context", "expert")
 def _problem(ranks: int, *, tied: bool) -> Problem:
     """Return a small mixture of experts on so many devices of one node."""
     experts = Experts(count=8, top_k=2, ffn=1024)
-    spec = Transformer(
-        LAYERS, 1024, 16, 16, 4096, 32000, ffn_kind="swiglu", positions="rotary", tied_embeddings=tied, experts=experts
-    )
+    sizes = LAYERS, 1024, 16, 16, 4096, 32000
+    spec = Transformer(*sizes, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, experts=experts)
     machine = cluster("dgx-h100", 1).resized(max(ranks // 8, 1), min(ranks, 8))
     return Problem(build(spec, SEQUENCE, "bf16"), machine, Training(BATCH, SEQUENCE))
 

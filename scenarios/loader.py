@@ -1,7 +1,7 @@
 """From an input file to a `Scenario`: everything that is wrong is found before anything runs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
     MAX_ACTIONS,
     MAX_MICROBATCHES,
+    STEPS_IN_A_ROW,
     FileCluster,
     PlanDocument,
     PlanTable,
@@ -32,11 +33,12 @@ from simulator.models.experts import Experts
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout, Violation, complete, violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import recomputation
+from strategies.schedule import SCHEDULES
 from strategies.training import Training
 
 if TYPE_CHECKING:
@@ -198,8 +200,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     if isinstance(table, PlanDocument):
         return _whole_plan(problem, document, path, faults)
     layout = layout_in(table)
-    broken = _all_violations(problem, layout)
-    found = [document.fault((*path, *field.split(".")), message) for field, message in broken]
+    found = [_violated(document, path, each, {}) for each in _all_violations(problem, layout)]
     faults.extend(found)
     return None if found else complete(problem, layout)
 
@@ -210,17 +211,26 @@ def layout_in(table: PlanTable) -> Layout:
     return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
 
 
-def _all_violations(problem: Problem, layout: Layout) -> list[tuple[str, str]]:
+def _violated(document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]) -> Fault:
+    """Return the fault of a rule that a field breaks, or a part or line of it; ``fields`` are those of other names."""
+    field, *parts = violation.field.split(".")
+    within = (int(part) if part.isdigit() else part for part in parts)
+    return document.fault((*path, fields.get(field, field), *within), violation.message)
+
+
+def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
     """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
     training = problem.training
     microbatches = training.global_batch // (layout.data * layout.microbatch)
     actions = layout.pipeline * layout.chunks * microbatches
+    rule = SCHEDULES.get(layout.schedule)
+    most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)
     if microbatches > MAX_MICROBATCHES:
         met = f"global_batch / (data * microbatch) = {microbatches}"
-        return [("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
-    if actions > MAX_ACTIONS:
+        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
+    if actions > most:
         met = f"pipeline * chunks * microbatches = {actions}"
-        return [("pipeline", f"a schedule has at most {MAX_ACTIONS} stages times microbatches, met {met}")]
+        return [Violation("pipeline", f"a schedule has at most {most} stages times microbatches, met {met}")]
     return list(violations(problem, layout))
 
 
@@ -249,8 +259,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         return None
     broken = _all_violations(problem, layout)
     if broken:
-        places = ((*path, *_DOCUMENT_FIELDS.get(field, field).split(".")) for field, _ in broken)
-        faults.extend(document.fault(place, message) for place, (_, message) in zip(places, broken, strict=True))
+        faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
         return None
     expected = complete(problem, layout)
     same = True

@@ -21,6 +21,8 @@ MAX_DEPTH = 32
 MAX_DIGITS = 100
 MAX_VALUES = 200_000
 MAX_FAULTS = 100
+MAX_LINES = 4096
+"""Lines of one block of text whose places are known."""
 
 Data = Any
 """dict with text keys, list, str, int, float, bool or None."""
@@ -37,7 +39,10 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says: ``data``, and for each path the line and column, from 1, of its key or item."""
+    """What a file says: ``data``, and for each path the line and column, from 1, of its key or item.
+
+    Lines of a literal block of text are items of it.
+    """
 
     file: str
     data: Data
@@ -86,7 +91,7 @@ def parse(content: bytes, file: str = "<text>") -> Document:
         column = error.start - content.rfind(b"\n", 0, error.start)
         message = f"a file is UTF-8 text, met the byte 0x{content[error.start]:02x}"
         raise ScenarioError((Fault(file, line, column, "", message),)) from None
-    builder = _Builder(file, _events(text, file))
+    builder = _Builder(file, _events(text, file), text.split("\n"))
     data = builder.document()
     if builder.faults:
         raise ScenarioError(tuple(builder.faults))
@@ -115,8 +120,8 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
 class _Builder:
     """Builds data from events; recursion is bounded by `MAX_DEPTH`."""
 
-    def __init__(self, file: str, events: Iterator[yaml.Event]) -> None:
-        self.file = file
+    def __init__(self, file: str, events: Iterator[yaml.Event], lines: list[str]) -> None:
+        self.file, self.lines = file, lines
         self.events = events
         self.values = 0
         self.faults: list[Fault] = []
@@ -175,6 +180,8 @@ class _Builder:
     def _scalar(self, event: yaml.ScalarEvent, path: FieldPath) -> Data:
         text: str = event.value
         if not event.implicit[0]:  # quoted, or a block of text
+            if event.style == "|":
+                self._block(event, path)
             return text
         if text in _NULL:
             return None
@@ -192,6 +199,15 @@ class _Builder:
         if not math.isfinite(number):
             self._fault(event, path, f"a number is finite, met {text}")
         return number
+
+    def _block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
+        """Note where the first lines of a literal block of text are, from its first one with text."""
+        row, _ = _place(event)  # the line after the mark, from 0
+        while row < len(self.lines) and not self.lines[row].strip():
+            row += 1
+        count = 1 + event.value.strip("\n").count("\n")
+        for index, line in enumerate(self.lines[row : row + min(count, MAX_LINES)]):
+            self.places[(*path, index)] = row + index + 1, len(line) - len(line.lstrip(" ")) + 1
 
     def _fault(self, event: yaml.Event, path: FieldPath, message: str) -> None:
         line, column = _place(event)

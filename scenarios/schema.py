@@ -29,7 +29,7 @@ from strategies.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, offl
 from strategies.parallelism import Attention
 from strategies.plan import PLAN_VERSION
 from strategies.recomputation import Recompute, recomputation
-from strategies.schedule import SCHEDULES
+from strategies.schedule import SCHEDULES, Schedule, is_text
 from strategies.training import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
 
 MAX_SEQUENCE = 10**8
@@ -38,6 +38,8 @@ MAX_DEVICES = 1_000_000
 MAX_MICROBATCHES = 100_000
 MAX_ACTIONS = 1_000_000
 """Stages times microbatches of one plan."""
+STEPS_IN_A_ROW = 6
+"""Steps that are simulated at least of a schedule without a flush."""
 
 Degree = Annotated[int, Count(MAX_DEVICES)]
 
@@ -177,6 +179,16 @@ GradientReduction = Annotated[str, OneOf(lambda: GRADIENT_REDUCTIONS)]
 AxisName = Annotated[str, OneOf(lambda: AXES)]
 
 
+def _schedule(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"holds text, met {shown(value)}")
+    return str(Schedule.parse(value)) if is_text(value) else OneOf(lambda: SCHEDULES).check(value)
+
+
+_SCHEDULE_SCHEMA = {"anyOf": [{"enum": list(SCHEDULES)}, {"type": "string", "pattern": "[0-9]+[FBIW][0-9]+"}]}
+AnySchedule = Annotated[str, PlainValidator(_schedule), WithJsonSchema(_SCHEDULE_SCHEMA)]
+
+
 class PlanTable(Table):
     """How the step is laid out: degrees and choices."""
 
@@ -195,7 +207,9 @@ class PlanTable(Table):
     microbatch: Annotated[int, Count(MAX_BATCH)] = Field(
         default=1, description="Sequences per microbatch and data-parallel rank."
     )
-    schedule: Annotated[str, OneOf(lambda: SCHEDULES)] = "1f1b"
+    schedule: AnySchedule = Field(
+        default="1f1b", description="A schedule by name, or its order: one line a pipeline rank, as in 0F0 0F1 0B0 0B1."
+    )
     chunks: Annotated[int, Count(1000)] = Field(default=1, description="Model chunks per device.")
     zero: Literal[0, 1, 2, 3] = Field(
         default=0, description="Shared by data ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."
@@ -262,7 +276,7 @@ class PlanDocument(Table):
     mesh: MeshTable
     stages: Annotated[list[StageTable], Field(max_length=MAX_LAYERS)]
     shardings: Annotated[list[ShardingTable], Field(max_length=10_000)]
-    schedule_name: Annotated[str, OneOf(lambda: SCHEDULES)]
+    schedule_name: AnySchedule
     chunks: Annotated[int, Count(1000)]
     microbatch: Annotated[int, Count(MAX_BATCH)]
     num_microbatches: Annotated[int, Count(MAX_MICROBATCHES)]

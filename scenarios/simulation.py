@@ -124,8 +124,16 @@ def _result(
         classes=len(program.rank_classes),
         ranks=sum(len(members.ranks) for members in program.rank_classes),
         wall_time=wall_time,
-        assumptions=assumptions,
+        assumptions=(*assumptions, *_steady(timeline)),
     )
+
+
+def _steady(timeline: Timeline) -> Iterator[str]:
+    """Yield what a step of the steady state rests on."""
+    if timeline.begin:
+        yield "the pipeline has no flush: the step is one of the steady state, its filling at the start left out"
+    if not timeline.repeats:
+        yield f"steps do not repeat exactly: the step time is the mean of {timeline.steps}"
 
 
 def _peak(problem: Problem, plan: Plan) -> float:

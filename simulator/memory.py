@@ -1,7 +1,7 @@
 """Memory of a rank or a host over time, by category: a sweep over what a step takes and gives back."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -102,6 +102,20 @@ def sweep(
     held = _levels((0, change) for change in resident if change.rank_class == rank_class)
     ((times, usage),) = _swept(held[:1], events)
     return MemoryProfile(rank_class, capacity, Column(times), Column(usage))
+
+
+def cut(profile: MemoryProfile, begin: float, end: float) -> MemoryProfile:
+    """Return what is held between two moments in seconds, from the first one on.
+
+    >>> held = MemoryProfile(0, 9.0, (0.0, 1.0, 2.0, 3.0), ((1.0,), (2.0,), (3.0,), (4.0,)))
+    >>> part = cut(held, 1.5, 3.0)
+    >>> part.times, part.usage
+    ((0.0, 0.5), ((2.0,), (3.0,)))
+    """
+    times, usage = np.asarray(profile.times, np.float64), np.asarray(profile.usage, np.float64)
+    first, last = np.searchsorted(times, begin, side="right") - 1, np.searchsorted(times, end, side="left")
+    shown = np.maximum(times[first:last] - begin, 0.0)
+    return replace(profile, times=Column(shown), usage=Column(usage[first:last]))
 
 
 def program_memory(program: Program, starts: IntArray, ends: IntArray) -> tuple[MemoryProfile, ...]:

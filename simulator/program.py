@@ -194,9 +194,25 @@ class MemoryChange(NamedTuple):
     host: bool = False
 
 
+class Steps(NamedTuple):
+    """Steps that a program runs in a row without a flush.
+
+    Parameters
+    ----------
+    tasks
+        For every step its tasks, those of all steps in the same order: [step, task]. What waits for no other stream,
+        and so may be ever further ahead, is left out.
+    depth
+        How many steps before its own a task waits for at most; so many of the last ones feel that no more follow.
+    """
+
+    tasks: IntArray
+    depth: int
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Tasks of one training step; a stream runs its tasks in the order of their index.
+    """Tasks of one training step, or of several in a row; a stream runs its tasks in the order of their index.
 
     Parameters
     ----------
@@ -213,10 +229,12 @@ class Program:
     links
         What flows share.
     traffic
-        Bytes that each link carries inside tasks whose transfers nothing can disturb.
+        Bytes that each link carries in one step inside tasks whose transfers nothing can disturb.
     slowdown
         Factor by which computing of a rank class takes longer while one of its data
         communications moves bytes; only tasks of one piece and one class are slowed.
+    steps
+        Where it is several steps, the tasks of each; ``None`` for one.
     """
 
     rank_classes: tuple[RankClass, ...]
@@ -237,6 +255,7 @@ class Program:
     hosts: tuple[HostClass, ...] = ()
     background: tuple[Background, ...] = ()
     slowdown: float = 1.0
+    steps: Steps | None = None
 
     @property
     def num_tasks(self) -> int:

@@ -1,9 +1,9 @@
 """Spans in columns: what each task of a step showed, and how long ranks were busy with what."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,16 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
     rank_class, stream, kind, stage, microbatch, operators = columns
     start, end = times
     return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, tuple(names))
+
+
+def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
+    """Return what runs between two times, from the first one on: what runs across them is cut."""
+    rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
+    whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
+    chosen: dict[str, Any] = {name: getattr(columns, name)[rows] for name in whole}
+    for name in ("start", "end"):
+        chosen[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
+    return replace(columns, **chosen)
 
 
 class PieceTimes(NamedTuple):

@@ -1,6 +1,6 @@
 """What happened in a step, simulated or measured: spans on streams, memory over time, bytes on links."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -10,9 +10,21 @@ from numpy.typing import NDArray
 
 from simulator.deferred import Deferred
 from simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
+from simulator.memory import cut as cut_memory
 from simulator.program import HostClass, IntArray, Program, RankClass, TaskKind
-from simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy, Span, SpanColumns, Spans, columns_of, program_columns
+from simulator.spans import (
+    STREAM_KINDS,
+    TASK_KINDS,
+    Occupancy,
+    Span,
+    SpanColumns,
+    Spans,
+    columns_of,
+    cut,
+    program_columns,
+)
 from simulator.units import to_seconds
+from simulator.window import Window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,13 +61,19 @@ class Timeline:
     memory
         Device memory of every rank class.
     step_time
-        Seconds from the start of the step to the end of its last task.
+        Seconds from the start of the step to the end of its last task; in a steady state, from one step to the next.
     engine
         What made it: ``discrete_event``, ``longest_path``, ``gloo``, ``nccl``.
     links
         What links carried; none where it was measured.
     hosts, host_memory
         Hosts, and the memory that the step holds on each.
+    steps
+        How many steps in a row the spans show: in a steady state, so many as repeat together.
+    begin
+        Seconds of training before the first moment shown: above 0 where the spans are cut out of a steady state.
+    repeats
+        Whether all later steps take as long; else the step time is the mean of ``steps``.
     """
 
     source: str
@@ -67,6 +85,14 @@ class Timeline:
     links: Sequence[LinkUse] = ()
     hosts: tuple[HostClass, ...] = ()
     host_memory: Sequence[MemoryProfile] = ()
+    steps: int = 1
+    begin: float = 0.0
+    repeats: bool = True
+
+    @property
+    def length(self) -> float:
+        """Seconds that the spans show."""
+        return self.steps * self.step_time
 
     @property
     def peak_memory(self) -> float:
@@ -112,17 +138,17 @@ class Timeline:
     def bubble(self) -> float:
         """Fraction of the ranks' step in which they neither compute nor communicate within a stage."""
         working = [kind for kind in TaskKind if kind.computes or kind.inside_passes]
-        total = int(self._ranks.sum()) * self.step_time
+        total = int(self._ranks.sum()) * self.length
         used = float(self._seconds(working) @ self._ranks)
         return 1 - used / total if total else 0.0
 
     def exposed_communication(self) -> dict[TaskKind, float]:
-        """Return by kind the seconds of communication with no compute under it, averaged over ranks.
+        """Return by kind the seconds of communication in a step with no compute under it, averaged over ranks.
 
         Of kinds that a plan need not have, those between experts and along a sequence, only what there is.
         """
         computing = {kind for kind in TaskKind if kind.computes}
-        ranks = max(int(self._ranks.sum()), 1)
+        ranks = max(int(self._ranks.sum()), 1) * self.steps
         result: dict[TaskKind, float] = {}
         for kind in TaskKind:
             if kind.communicates and (kind not in _SOMETIMES or self._seconds([kind]).any()):
@@ -158,30 +184,62 @@ class Timeline:
         return pd.DataFrame(table)
 
 
-def simulated(program: Program, starts: IntArray, ends: IntArray, engine: str) -> Timeline:
-    """Return the timeline of a program whose tasks run at those ticks; its parts are made when asked for."""
-    step_time = to_seconds(int(ends.max(initial=0)))
+def simulated(
+    program: Program, starts: IntArray, ends: IntArray, engine: str, window: Window | None = None
+) -> Timeline:
+    """Return the timeline of a program whose tasks run at those ticks; its parts are made when asked for.
+
+    Parameters
+    ----------
+    window
+        The part of the run that is shown; ``None`` for all of it.
+    """
+    shown = window or Window(0, int(ends.max(initial=0)))
     return Timeline(
         source="simulated",
         rank_classes=program.rank_classes,
-        spans=Spans(partial(program_columns, program, starts, ends)),
-        memory=Deferred(partial(program_memory, program, starts, ends)),
-        step_time=step_time,
+        spans=Spans(partial(_columns, program, starts, ends, window)),
+        memory=Deferred(partial(_profiles, program_memory, program, starts, ends, window)),
+        step_time=shown.step_time,
         engine=engine,
-        links=Deferred(partial(_link_uses, program, step_time)),
+        links=Deferred(partial(_link_uses, program, shown.step_time)),
         hosts=program.hosts,
-        host_memory=Deferred(partial(program_host_memory, program, starts, ends)),
+        host_memory=Deferred(partial(_profiles, program_host_memory, program, starts, ends, window)),
+        steps=shown.steps,
+        begin=to_seconds(shown.begin),
+        repeats=shown.repeats,
     )
 
 
+def _columns(program: Program, starts: IntArray, ends: IntArray, window: Window | None) -> SpanColumns:
+    """Return the spans of all pieces, of those in a window the part that is there."""
+    columns = program_columns(program, starts, ends)
+    return columns if window is None else cut(columns, window.begin, window.end)
+
+
+def _profiles(
+    memory: Callable[[Program, IntArray, IntArray], tuple[MemoryProfile, ...]],
+    program: Program,
+    starts: IntArray,
+    ends: IntArray,
+    window: Window | None,
+) -> Iterable[MemoryProfile]:
+    """Return profiles of memory, of those in a window the part that is there."""
+    found = memory(program, starts, ends)
+    if window is None:
+        return found
+    return [cut_memory(profile, to_seconds(window.begin), to_seconds(window.end)) for profile in found]
+
+
 def _link_uses(program: Program, step_time: float) -> list[LinkUse]:
-    """Return what links carry: the bytes of all flows, and of transfers inside tasks."""
+    """Return what links carry in a step: the bytes of all flows, and of transfers inside tasks."""
     moved = np.zeros(len(program.links))
     moved[: len(program.traffic)] = program.traffic
     runs = np.bincount(program.flow_of[program.flow_of >= 0], minlength=len(program.flows)).tolist()
+    steps = 1 if program.steps is None else len(program.steps.tasks)
     for flow, count in zip(program.flows, runs, strict=True):
         for link, size in flow.usage:
-            moved[link] += count * size
+            moved[link] += count // steps * size
     return [
         LinkUse(link.name, link.count, link.bandwidth, size, size / (link.bandwidth * step_time) if step_time else 0.0)
         for link, size in zip(program.links, moved.tolist(), strict=True)

@@ -5,7 +5,10 @@ from typing import NamedTuple
 from strategies.durations import Durations
 from strategies.lowering.division import Division
 from strategies.lowering.stage import Machine, Rank, StageCosts
+from strategies.lowering.unflushed import updates
 from strategies.plan import Plan
+from strategies.schedules.rule import Placement
+from strategies.schedules.written import WrittenRule
 
 
 class _Loads(NamedTuple):
@@ -32,19 +35,33 @@ class Bounds:
 
         For every pipeline rank: the first microbatch reaches it, it does all its work, the
         last gradient runs back to the first stage, and the optimizer steps. Where backward is
-        split, the last gradient has left before all work is done. Or it reduces gradients all the time.
+        split, the last gradient has left before all work is done; where stages are anywhere, neither way
+        is known. Or it reduces gradients all the time.
         """
         machine = self.costs.machine(plan)
-        loads, sends = self._load(plan, machine), self.durations.sends(plan, machine)
-        tails = self._tails(plan, machine)
+        if plan.asynchronous:
+            return self._unflushed(plan, machine)
+        loads, tails = self._load(plan, machine), self._tails(plan, machine)
+        adjoin = plan.rule.placement is not Placement.WRITTEN
+        sends = self.durations.sends(plan, machine) if adjoin else None
         best = fill = drain = 0
         for position, work in enumerate(loads.work):
-            if position:
+            if position and sends is not None:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
-            after = tails[position] if plan.splits_backward else max(tails[position], drain + tails[0])
+            drains = adjoin and not plan.splits_backward
+            after = max(tails[position], drain + tails[0]) if drains else tails[position]
             best = max(best, fill + plan.num_microbatches * work - loads.early[position] + after)
         return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
+
+    def _unflushed(self, plan: Plan, machine: Machine) -> int:
+        """Return the ticks in which the busiest rank does the work of one step, with its updates."""
+        optimizer = self.durations.ending(plan, machine).optimizer
+        alone = (0,) * plan.pipeline if any(plan.offload.optimizer) else optimizer  # the rest runs beneath passes
+        late, tails = updates(self.costs, plan).late, self._tails(plan, machine)
+        after = [alone[at] if late[at] else tails[at] for at in range(plan.pipeline)]
+        work = self._load(plan, machine).work
+        return max(plan.num_microbatches * work[at] + plan.updates * after[at] for at in range(plan.pipeline))
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)
@@ -57,7 +74,7 @@ class Bounds:
     def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int, int]:
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
         own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
-        first, units = made.kind_of[position], own[0][1]
+        first, units = own[0]
         forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
         if plan.overlaps_passes:
             work = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
@@ -93,8 +110,20 @@ class Bounds:
             optimizer = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
         if any(plan.offload.parameters):
             squares = (0,) * plan.pipeline  # the host reads gradients that are there
-        reduced = (row[-1] if row else after for row, after in zip(leaving, late, strict=False))
+        reduced = (row[-1] if row else after for row, after in zip(_last(plan, leaving), late, strict=False))
         return [sum(each) + sum(norm) for each in zip(reduced, squares, optimizer, gather, strict=True)]
+
+
+def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return for every pipeline position the reductions of the stage that ends backward last: the first one there.
+
+    Where orders are written out and backward is split, any of them may; then the one whose last reduction is least.
+    """
+    if not isinstance(plan.rule, WrittenRule):
+        return leaving
+    own = [plan.stages_at(position) for position in range(plan.pipeline)]
+    chosen = ([leaving[stage] for stage in (stages if plan.splits_backward else stages[:1])] for stages in own)
+    return tuple(min(rows, key=lambda row: row[-1:]) for rows in chosen)
 
 
 def _regathers(plan: Plan) -> bool:

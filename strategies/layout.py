@@ -11,6 +11,7 @@ from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.divisors import nearest_divisor as _nearest
 from strategies.grid import broken_rules
+from strategies.lowering.pipeline import in_order
 from strategies.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh
 from strategies.offload_rules import Around, offload_rules
 from strategies.offloading import NOTHING, Offloading
@@ -19,8 +20,9 @@ from strategies.partition import num_layers, partition
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
-from strategies.schedule import SCHEDULES
-from strategies.schedules.rule import no_pairs
+from strategies.schedule import OrderError, rule_of, schedule
+from strategies.schedules.rule import ScheduleRule, no_pairs
+from strategies.schedules.written import WrittenRule
 from strategies.training import Training
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -46,6 +48,8 @@ class Layout:
         How they compute attention.
     expert
         Ranks, of those along ``data``, that share the experts.
+    schedule
+        The name of a schedule, or its text form: then ``chunks`` may be left at 1 for what the text says.
     order
         Axes of the mesh from the outermost to the innermost: neighbours along the last one are
         neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
@@ -92,7 +96,10 @@ class Layout:
 
 
 class Violation(NamedTuple):
-    """Why a layout is illegal: the field to blame and what holds, what was met, what would do."""
+    """Why a layout is illegal: the field to blame and what holds, what was met, what would do.
+
+    ``schedule.2`` is line 2, from 0, of an order that is written out.
+    """
 
     field: str
     message: str
@@ -287,16 +294,23 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 
 def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     layers = num_layers(problem.graph)
-    stages = layout.pipeline * layout.chunks
-    if layout.schedule not in SCHEDULES:
-        yield Violation("schedule", f"schedule is one of {', '.join(SCHEDULES)}, met {layout.schedule}")
+    try:
+        rule = rule_of(layout.schedule)
+    except ValueError as error:
+        yield Violation(f"schedule.{error.rank}" if isinstance(error, OrderError) else "schedule", str(error))
         return
-    yield from _schedule_violations(problem, layout)
+    stages = rule.num_stages(layout.pipeline, layout.chunks)
+    number = f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages}"
+    if isinstance(rule, WrittenRule):
+        number = f"the order's {stages}"
+        yield from _written_violations(problem, layout, rule)
+    else:
+        yield from _schedule_violations(problem, layout, rule)
     if isinstance(layout.stages, tuple):
         if len(layout.stages) != stages or sum(layout.stages) != layers or min(layout.stages) < 0:
             yield Violation(
                 "stages",
-                f"stages are pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages} counts that add to "
+                f"stages are {number} counts that add to "
                 f"layers({layers}), met {list(layout.stages)} = {sum(layout.stages)}",
             )
     elif layout.stages not in ("even", "balanced"):
@@ -304,20 +318,53 @@ def _pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"pipeline({layout.pipeline}) * chunks({layout.chunks}) = {stages} stages divide layers({layers}); "
-            f"nearest stages: {_nearest(layers, stages)}",
+            f"{number} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
         )
     elif stages > layers:
-        yield Violation("pipeline", f"pipeline * chunks = {stages} stages are at most layers({layers})")
+        yield Violation("pipeline", f"{number} stages are at most layers({layers})")
 
 
-def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
-    rule, each = SCHEDULES[layout.schedule], layout.data * layout.microbatch
-    if rule.asynchronous:
+def _rule(layout: Layout) -> ScheduleRule | None:
+    """Return the rule of a layout's schedule; None where there is none."""
+    try:
+        return rule_of(layout.schedule)
+    except ValueError:
+        return None
+
+
+def _chunks(layout: Layout, rule: ScheduleRule) -> int:
+    """Return the most stages of a rank: of an order that is written out its own number, if none is asked for."""
+    return rule.chunks[0] if isinstance(rule, WrittenRule) and layout.chunks == 1 else layout.chunks
+
+
+def _written_violations(problem: Problem, layout: Layout, rule: WrittenRule) -> Iterator[Violation]:
+    """Yield what an order that is written out does not go with, or where it waits for itself for ever."""
+    wrong = rule.undefined(layout.pipeline, rule.microbatches, _chunks(layout, rule))
+    if wrong is not None:
+        yield Violation("chunks" if layout.pipeline == rule.ranks else "pipeline", wrong)
+        return
+    whole, count = problem.training.global_batch, rule.microbatches
+    each = layout.data * layout.microbatch
+    if whole % each == 0 and whole // each != count:
+        fits = whole % (layout.data * count) == 0
+        near = f"; nearest microbatch: {whole // (layout.data * count)}" if fits else ""
         yield Violation(
-            "schedule", f"{rule.name} has no flush: a step is not simulated apart from the next one; nearest: 1f1b"
+            "schedule",
+            f"global_batch({whole}) / (data({layout.data}) * microbatch({layout.microbatch})) = {whole // each} "
+            f"microbatches, the order has {count}{near}",
         )
         return
+    try:
+        for _ in in_order(schedule(layout.schedule, rule.ranks, count, rule.chunks[0])):
+            pass
+    except OrderError as error:
+        yield Violation(f"schedule.{error.rank}", str(error))
+
+
+def _schedule_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
+    each = layout.data * layout.microbatch
+    if rule.asynchronous:
+        yield from _unflushed_violations(problem, layout, rule)
     fewest, most = rule.chunks
     if layout.chunks < fewest or layout.chunks > (most or layout.chunks):
         broken = rule.violation(layout.pipeline, max(layout.pipeline, 1) * 2, layout.chunks)
@@ -328,6 +375,31 @@ def _schedule_violations(problem: Problem, layout: Layout) -> Iterator[Violation
         broken = rule.violation(layout.pipeline, problem.training.global_batch // each, layout.chunks)
         if broken is not None:
             yield Violation("schedule", broken)
+
+
+def _unflushed_violations(problem: Problem, layout: Layout, rule: ScheduleRule) -> Iterator[Violation]:
+    """Yield what a pipeline cannot have whose stages update their weights at different times."""
+    name = layout.schedule
+    if layout.zero >= 2:
+        shard = "gathered shards of the newest one" if layout.zero == 3 else "a shard of their sum"
+        whole = "whole weights of several versions" if layout.zero == 3 else "whole gradients until each update"
+        yield Violation(
+            "zero",
+            f"zero({layout.zero}) <= 1 does not hold for {name}: without a flush a stage keeps {whole}, not {shard}; "
+            "nearest: 1",
+        )
+    if problem.training.gradient_clipping:
+        yield Violation(
+            "schedule",
+            f"{name} has no flush: stages update at different times, gradient_clipping needs the norm of all at once; "
+            "nearest: 1f1b, or gradient_clipping: false",
+        )
+    if rule.updates_every_microbatch and problem.graph.tied and layout.pipeline > 1:
+        yield Violation(
+            "schedule",
+            f"{name} updates every stage as soon as it has gradients, tied embeddings sum those of the first and the "
+            "last stage before; nearest: pipedream_2bw, or tied_embeddings: false",
+        )
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
@@ -341,7 +413,8 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
             yield Violation("recompute", text)
     if isinstance(layout.recompute, FirstLayers):
         layers = {name for name, block in graph.occurrences if block.layer}
-        stages = partition(graph, layout.pipeline * layout.chunks, layout.stages)
+        rule = rule_of(layout.schedule)
+        stages = partition(graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages)
         most = max(sum(name in layers for name in stage.blocks) for stage in stages)
         if layout.recompute.layers > most:
             met = layout.recompute.layers
@@ -352,7 +425,7 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
 
 
 def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
-    rule = SCHEDULES.get(layout.schedule)
+    rule = _rule(layout)
     if layout.offload == NOTHING or rule is None:
         return
     around = Around(
@@ -361,6 +434,7 @@ def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
         pipeline=layout.pipeline,
         schedule=rule.name,
         whole_backward=not rule.splits_backward and rule.pairs is no_pairs,
+        flushes=not rule.asynchronous,
         ranks=layout.data * layout.context,
         shards=(layout.zero_shards or layout.data) * layout.context,
         zero=layout.zero,
@@ -386,14 +460,14 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         attention=layout.attention if layout.context > 1 else None,
         rows=layout.tensor_rows > 1,
     )
-    free = problem.cluster.free_devices
+    rule, free = rule_of(layout.schedule), problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
         mesh=_mesh(layout),
-        stages=partition(problem.graph, layout.pipeline * layout.chunks, layout.stages),
+        stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
-        chunks=layout.chunks,
+        chunks=_chunks(layout, rule),
         microbatch=layout.microbatch,
         num_microbatches=problem.training.global_batch // (layout.data * layout.microbatch),
         zero=layout.zero,

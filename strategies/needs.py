@@ -10,6 +10,7 @@ from simulator.memory import MemoryProfile
 from simulator.program import IntArray
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.buffers import Boundary, flat_gradients
+from strategies.lowering.copies import copies
 from strategies.lowering.data import bucket_limit, fillings
 from strategies.lowering.division import Division
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
@@ -58,15 +59,14 @@ class Needs:
     def _held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
-        buffers = self.costs.buffers(plan)
-        key = (self.costs.division(plan), plan.positions, cut, plan.mesh.axes, plan.zero, plan.offload, buffers)
+        buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
+        made, how = self.costs.division(plan), (plan.zero, plan.offload)
+        key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
         if key not in self._resident:
             away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
-            counts = list(zip(self.costs.held(plan).positions, buffers, away, strict=True))
-            sizes = {
-                n: resident(self.cluster.accelerator, self.training, plan, *n[:2], 0, n[2])
-                for n in dict.fromkeys(counts)
-            }
+            counts = list(zip(self.costs.held(plan).positions, buffers, away, several, strict=True))
+            of_plan = self.cluster.accelerator, self.training, plan
+            sizes = {n: resident(*of_plan, *n[:2], 0, *n[2:]) for n in dict.fromkeys(counts)}
             each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
             self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
         return self._resident[key]

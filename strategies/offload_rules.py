@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from simulator.operator_graph import OperatorGraph
-from strategies.offloading import OFFLOADS, Offloading
+from strategies.offloading import OFFLOADS, Offloading, StepPlace
 from strategies.training import Training
 
 
@@ -15,6 +15,8 @@ class Around(NamedTuple):
     ----------
     whole_backward
         Whether the schedule makes all gradients of a microbatch in one pass, and one pass at a time.
+    flushes
+        Whether a step ends on all ranks before the next one begins.
     ranks, shards
         Data and context ranks together, and how many of them ZeRO shares states over.
     """
@@ -24,6 +26,7 @@ class Around(NamedTuple):
     pipeline: int
     schedule: str
     whole_backward: bool
+    flushes: bool
     ranks: int
     shards: int
     zero: int
@@ -40,6 +43,8 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
         )
     if wrong:
         return
+    if not around.flushes:
+        yield from _unflushed_rules(offload, around.schedule)
     if any(offload.activations) and not around.whole_backward:
         yield (
             "offload.activations",
@@ -53,6 +58,18 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
         )
     if any(offload.parameters):
         yield from (("offload.parameters", message) for message in _parameter_rules(offload, around))
+
+
+def _unflushed_rules(offload: Offloading, schedule: str) -> Iterator[tuple[str, str]]:
+    """Yield what is offloaded besides whole optimizer states, of which the host takes every update in turn."""
+    for name in ("parameters", "activations"):
+        if any(getattr(offload, name)):
+            yield f"offload.{name}", f"{name} on the host need a flush, {schedule} has none; nearest: leave them out"
+    if any(offload.optimizer) and (offload.step is StepPlace.DEVICE or any(part < 1 for part in offload.optimizer)):
+        yield (
+            "offload.optimizer",
+            f"without a flush the host makes whole updates, {schedule} has none; nearest: 1.0 with step: host",
+        )
 
 
 def _parameter_rules(offload: Offloading, around: Around) -> Iterator[str]:

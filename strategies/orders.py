@@ -4,8 +4,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strategies.schedule import Order, rank_order
+from strategies.schedule import Order, rank_order, rule_of
 
 
 class Orders(NamedTuple):
@@ -33,12 +34,16 @@ def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 class Actions(NamedTuple):
-    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``; ``kind`` is a number of `KINDS`."""
+    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``.
+
+    ``kind`` is a number of `KINDS`, ``together`` says whether an action runs as one with the next.
+    """
 
     stage: Order
     kind: Order
     microbatch: Order
     start: Order
+    together: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=512)
@@ -50,4 +55,8 @@ def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Action
     """
     rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
     stage, kind, microbatch = map(np.ascontiguousarray, np.concatenate(rows).T)
-    return Actions(stage, kind, microbatch, np.cumsum([0, *map(len, rows)]))
+    start = np.cumsum([0, *map(len, rows)])
+    together = np.zeros(len(stage), np.bool_)
+    for rank, pairs in enumerate(rule_of(name).pairs(rank, ranks, microbatches, chunks) for rank in range(ranks)):
+        together[start[rank] + np.array(pairs, np.int64)] = True
+    return Actions(stage, kind, microbatch, start, together)

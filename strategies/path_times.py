@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulator.bundle import LONGEST
-from simulator.engine.longest_path import finish_times
+from simulator.engine import step_ticks
 from simulator.program import IntArray
 from strategies.finish import Endings, Steps, finish
 from strategies.lowering import StageCosts, lower
@@ -62,8 +62,7 @@ class LongestPaths:
         return result
 
     def _lowered(self, plan: Plan) -> int:
-        _, ends = finish_times(lower(self.costs.problem, plan, costs=self.costs))
-        return int(ends.max(initial=0))
+        return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
 
 
 class _Batch:

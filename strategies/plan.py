@@ -1,14 +1,16 @@
 """Every decision about how a training step is laid out, complete and as plain data."""
 
 from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
 from strategies.offloading import NOTHING, Offloading, offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
-from strategies.schedule import SCHEDULES, Schedule, schedule
-from strategies.schedules.rule import Placement, no_pairs, place
+from strategies.schedule import Schedule, rule_of, schedule
+from strategies.schedules.rule import Placement, ScheduleRule, no_pairs
 from strategies.sharding import OperatorSharding
 
 __all__ = ["PLAN_VERSION", "Plan", "Recompute", "Stage"]
@@ -33,6 +35,10 @@ class Plan:
         Blocks of every stage; where it is the schedule says (`positions`).
     shardings
         Which dims of which operators the tensor axis cuts.
+    schedule_name
+        The name of a schedule, or its text form.
+    chunks
+        The most stages of a rank.
     microbatch
         Sequences per microbatch and data-parallel rank.
     zero
@@ -125,24 +131,61 @@ class Plan:
         return self.mesh.size(PIPELINE)
 
     @property
+    def rule(self) -> ScheduleRule:
+        """What the schedule is."""
+        return rule_of(self.schedule_name)
+
+    @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are apart from those of inputs, in places at least."""
-        return SCHEDULES[self.schedule_name].splits_backward
+        return self.rule.splits_backward
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps run in a row without a flush, on older versions of the weights."""
+        return self.rule.asynchronous
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights in a step."""
+        return self.num_microbatches if self.rule.updates_every_microbatch else 1
+
+    def weight_versions(self, position: int) -> int:
+        """Return how many versions of its weights a rank of a pipeline position keeps."""
+        return self.rule.weight_versions(position, self.pipeline)
+
+    @property
+    def depth(self) -> int:
+        """Steps that are under way at once, and one: without a flush so many that the pipeline is full; else 0."""
+        return 1 + ceil(self.pipeline / self.num_microbatches) if self.asynchronous else 0
+
+    @property
+    def ordered_microbatches(self) -> int:
+        """The fewest microbatches of whole steps whose order shows how a step runs."""
+        return self.num_microbatches * max(self.depth, 1)
 
     @property
     def overlaps_passes(self) -> bool:
         """Whether the schedule runs passes in pairs, one beneath the communication of the other."""
-        return SCHEDULES[self.schedule_name].pairs is not no_pairs
+        return self.rule.pairs is not no_pairs
 
     @property
     def positions(self) -> tuple[int, ...]:
         """The pipeline position of every stage."""
-        return place(SCHEDULES[self.schedule_name].placement, self.pipeline, self.chunks)
+        return self.rule.stage_ranks(self.pipeline, self.chunks)
 
     @property
     def looped(self) -> bool:
         """Whether the last pipeline rank sends to the first."""
-        return self.chunks > 1 and SCHEDULES[self.schedule_name].placement is Placement.LOOP
+        return self.chunks > 1 and self.rule.placement is Placement.LOOP
+
+    @property
+    def hops(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of pipeline positions, sender first, that exchange boundaries though they are no neighbours."""
+        if self.rule.placement is not Placement.WRITTEN:
+            return ()
+        ahead = [pair for pair in pairwise(self.positions) if abs(pair[0] - pair[1]) > 1]
+        return tuple(dict.fromkeys([*ahead, *((after, before) for before, after in ahead)]))
 
     def stages_at(self, position: int) -> tuple[int, ...]:
         """Return the stages at a pipeline position, first chunk first."""
@@ -163,7 +206,7 @@ class Plan:
         parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
-            parts.append(self.schedule_name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
+            parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         parts.append(f"{self.num_microbatches} microbatches of {self.microbatch}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []

@@ -11,11 +11,14 @@ The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from strategies.schedules.dualpipev import DUALPIPEV
 from strategies.schedules.gpipe import GPIPE
@@ -26,7 +29,8 @@ from strategies.schedules.naive import NAIVE
 from strategies.schedules.one_f_one_b import ONE_F_ONE_B
 from strategies.schedules.order import Order as Order
 from strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
-from strategies.schedules.rule import ScheduleRule, place
+from strategies.schedules.rule import ScheduleRule
+from strategies.schedules.written import NAME, written
 from strategies.schedules.zbv import ZBV
 from strategies.schedules.zero_bubble import ZB1P, ZB2P
 
@@ -47,7 +51,16 @@ MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
 """The kinds that make gradients of weights whole."""
 
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+_TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+
+
+class OrderError(ValueError):
+    """What is wrong with the order of a schedule's pipeline ``rank``, which is also its line in the text form."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class Action(NamedTuple):
@@ -105,9 +118,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for rank, order in enumerate(self.orders):
-            _check_placed(order, rank, self.stage_ranks)
+            with _blaming(rank):
+                _check_placed(order, rank, self.stage_ranks)
         for rank, order in enumerate(self.orders):
-            _check_once(order, self.stages_of(rank), self.num_microbatches)
+            with _blaming(rank):
+                _check_once(order, self.stages_of(rank), self.num_microbatches)
         if self.overlapped:
             _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
 
@@ -160,13 +175,13 @@ class Schedule:
                 yield str(action)
 
     @classmethod
-    def parse(cls, text: str, name: str = "custom") -> "Schedule":
+    def parse(cls, text: str, name: str = NAME) -> "Schedule":
         """Return the schedule that prints as ``text``: one line a pipeline rank.
 
         >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
         (0, 1, 1, 0)
         """
-        lines = [[_parse_word(word) for word in line.split()] for line in text.strip().splitlines()]
+        lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
         if not holders:
@@ -181,6 +196,21 @@ class Schedule:
 
 _HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
 """By kind, how many microbatches' activations of a stage come to be held."""
+
+
+@contextmanager
+def _blaming(rank: int) -> Iterator[None]:
+    """Say of what goes wrong inside that it is in the order of a rank."""
+    try:
+        yield
+    except ValueError as error:
+        raise OrderError(str(error), rank) from None
+
+
+def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
+    """Return the actions, and overlapped pairs, that a rank's line says."""
+    with _blaming(rank):
+        return [_parse_word(word) for word in line.split()]
 
 
 def _parse_word(word: str) -> tuple[Action, ...]:
@@ -264,7 +294,7 @@ SCHEDULES: dict[str, ScheduleRule] = {
 
 
 def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
-    """Return the actions of one pipeline rank of a schedule by name.
+    """Return the actions of one pipeline rank of a schedule by name, or by text.
 
     Raises
     ------
@@ -275,18 +305,51 @@ def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int 
     return rule.order(rank, ranks, microbatches, chunks)
 
 
-def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
-    if name not in SCHEDULES:
+def is_text(name: str) -> bool:
+    """Return whether ``name`` is no name but the text form of a schedule.
+
+    >>> is_text("1f1b"), is_text("0F0 0B0")
+    (False, True)
+    """
+    return _TEXT.search(name) is not None
+
+
+def rule_of(name: str) -> ScheduleRule:
+    """Return the rule of a schedule by its name, or by its text form.
+
+    Raises
+    ------
+    ValueError
+        Where there is no schedule of that name, or the text is none.
+    """
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    if not is_text(name):
         raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
-    undefined = SCHEDULES[name].undefined(ranks, microbatches, chunks)
+    return _written(name)
+
+
+@lru_cache(maxsize=64)
+def _written(text: str) -> ScheduleRule:
+    value = Schedule.parse(text)
+    numbers = {kind: number for number, kind in enumerate(KINDS)}
+    rows = [np.array([(a.stage, numbers[a.kind], a.microbatch) for a in order], np.int64) for order in value.orders]
+    forwards = {forward for forward, _ in value.overlapped}
+    pairs = [tuple(row for row, action in enumerate(order) if action in forwards) for order in value.orders]
+    return written(rows, pairs, value.stage_ranks, value.num_microbatches)
+
+
+def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
+    rule = rule_of(name)
+    undefined = rule.undefined(ranks, microbatches, chunks)
     if undefined is not None:
         raise ValueError(undefined)
-    return SCHEDULES[name]
+    return rule
 
 
 @lru_cache(maxsize=256)
 def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return a schedule by name; the same value for the same arguments.
+    """Return a schedule by name, or by text; the same value for the same arguments.
 
     >>> print(schedule("gpipe", 1, 2))
     0F0 0F1 0B0 0B1
@@ -302,4 +365,4 @@ def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
         order = tuple(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in rows)
         pairs += [(order[row], order[row + 1]) for row in rule.pairs(rank, ranks, microbatches, chunks)]
         orders.append(order)
-    return Schedule(name, tuple(orders), place(rule.placement, ranks, chunks), microbatches, tuple(pairs))
+    return Schedule(rule.name, tuple(orders), rule.stage_ranks(ranks, chunks), microbatches, tuple(pairs))

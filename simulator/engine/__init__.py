@@ -5,28 +5,32 @@ from collections.abc import Callable
 from simulator.engine import discrete_event, longest_path
 from simulator.engine.bound import step_bound
 from simulator.engine.deadlock import Deadlock
+from simulator.engine.steady import window
 from simulator.program import IntArray, Program
 from simulator.timeline import Timeline, simulated
-from simulator.units import to_seconds
 
 ENGINES: dict[str, Callable[[Program], tuple[IntArray, IntArray]]] = {
     "discrete_event": discrete_event.finish_times,
     "longest_path": longest_path.finish_times,
 }
 
-__all__ = ["ENGINES", "Deadlock", "simulate", "step_bound", "step_time"]
+__all__ = ["ENGINES", "Deadlock", "simulate", "step_bound", "step_ticks", "step_time"]
 
 
 def step_time(program: Program, engine: str = "discrete_event") -> float:
-    """Return the seconds of one step: the end of its last task.
+    """Return the seconds of one step: the end of its last task, or in the steady state of many what one adds.
 
     Raises
     ------
     Deadlock
         Where the order of tasks cannot finish; the message names the cycle.
     """
-    _, ends = _engine(engine)(program)
-    return to_seconds(int(ends.max(initial=0)))
+    return window(program, _engine(engine)(program)[1]).step_time
+
+
+def step_ticks(program: Program, engine: str = "discrete_event") -> int:
+    """Return the whole ticks of one step, as `step_time` its seconds."""
+    return window(program, _engine(engine)(program)[1]).ticks
 
 
 def simulate(program: Program, engine: str = "discrete_event") -> Timeline:
@@ -38,7 +42,7 @@ def simulate(program: Program, engine: str = "discrete_event") -> Timeline:
         Where the order of tasks cannot finish; the message names the cycle.
     """
     starts, ends = _engine(engine)(program)
-    return simulated(program, starts, ends, engine)
+    return simulated(program, starts, ends, engine, window(program, ends) if program.steps is not None else None)
 
 
 def _engine(name: str) -> Callable[[Program], tuple[IntArray, IntArray]]:

@@ -77,9 +77,13 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
 
 
 def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
-    """Return the bytes of the copy of a rank's gradients that is summed after the last backward."""
+    """Return the bytes of the copy of a rank's gradients that is summed after the last backward.
+
+    None without a flush: no framework here runs such schedules.
+    """
     late = plan.tensor * plan.tensor_rows > 1 or not plan.overlap_gradients
     flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
+    flat &= not plan.asynchronous
     return parameters * training.gradient_bytes if flat else 0
 
 

@@ -270,7 +270,8 @@ def _rows(pattern: Pattern) -> tuple[Row, ...]:
     phase = pattern.phase
     loads = list(zip(phase.link.tolist(), phase.load.tolist(), strict=True))
     starts = phase.group.searchsorted(np.arange(len(phase.latency) + 1)).tolist()
-    own = (column.tolist() for column in (phase.latency, pattern.unit, pattern.alone))
+    latency = phase.latency.round(18)  # to a millionth of a tick, where the order of sums does not show
+    own = (column.tolist() for column in (latency, pattern.unit, pattern.alone))
     each = zip(*own, pairwise(starts), strict=True)
     return tuple(Row(latency, unit, alone, tuple(loads[s:e])) for latency, unit, alone, (s, e) in each)
 

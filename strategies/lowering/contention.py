@@ -8,8 +8,8 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
-from strategies.lowering.offload import FROM_HOST, TO_HOST
-from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, tenant_kind, tied_kind
+from strategies.lowering.offload import FROM_HOST, HOST_KINDS, TO_HOST
+from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, hop_kind, tenant_kind, tied_kind
 from strategies.mesh import CONTEXT, DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
@@ -101,11 +101,15 @@ def _others(
     machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[str, Collective, bool]]:
     """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
-    kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD)]
+    hops = (hop_kind(*pair) for pair in plan.hops)
+    kinds = [(kind, Collective.SEND, False) for kind in (FORWARD, BACKWARD, *hops)]
     kinds += [(tenant_kind(n), tenant.collective, False) for n, tenant in enumerate(machine.table.cluster.tenants)]
     kinds += [(kind, reduction(plan), not in_buckets) for kind in (DATA, EXPERT_DATA)]
     kinds += [(REPLICA, Collective.ALL_REDUCE, not in_buckets)]
     kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero >= 3]
     kinds += [(kind, Collective.SEND, False) for kind in (TO_HOST, FROM_HOST) if plan.offload.in_passes]
-    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, True) for first, second, _ in tied]
+    if plan.asynchronous:  # weights are updated beneath the passes of others, or their own
+        kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero]
+        kinds += [(kind, Collective.SEND, False) for kind in HOST_KINDS if plan.offload]
+    kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, not plan.asynchronous) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)

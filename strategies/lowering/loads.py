@@ -15,7 +15,17 @@ from simulator.interconnect.kinds import Crossbar
 from simulator.interconnect.parts import Parts
 from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS, host_phases
-from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, NORM, USUAL, Placed, tenant_kind, tied_kind
+from strategies.lowering.placed import (
+    BACKWARD,
+    EXCHANGES,
+    FORWARD,
+    NORM,
+    USUAL,
+    Placed,
+    hop_kind,
+    tenant_kind,
+    tied_kind,
+)
 from strategies.lowering.refinement import Groups, combine, joined, quantised
 from strategies.mesh import CONTEXT, DATA, EXPERT_DATA
 
@@ -35,9 +45,10 @@ class Loads:
         tenants = {tenant_kind(number): t.collective for number, t in enumerate(placed.cluster.tenants)}
         copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
         tied = {tied_kind(first, second): Collective.ALL_REDUCE for first, second in placed.tied}
+        hops = {hop_kind(sender, receiver): Collective.SEND for sender, receiver in placed.hops}
         central = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
         norm = {NORM: Collective.ALL_REDUCE} if placed.norm else {}
-        for kind, collective in (USUAL | central | tenants | copies | tied | norm).items():
+        for kind, collective in (USUAL | hops | central | tenants | copies | tied | norm).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):
                 besides = EXCHANGES.get(placed.attention) if kind == CONTEXT and placed.attention else None
@@ -97,7 +108,7 @@ class Loads:
             rows.append(alike.rows(some))
             weights.append(joined(quantised(some.load), np.uint64(index))[rows[-1].row])
         group, link = _column([each.group for each in rows]), _column([each.link for each in rows])
-        ordered = kind in (FORWARD, BACKWARD)
+        ordered = kind in (FORWARD, BACKWARD, *(hop_kind(*pair) for pair in self.placed.hops))
         return Groups(self.ranks[kind], ordered, group, link, _column(weights), colour[alike.shape])
 
     def candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:

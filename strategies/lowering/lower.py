@@ -1,6 +1,10 @@
 """The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
+from math import ceil
+
 from simulator.collection import no_collection
+from simulator.engine.longest_path import finish_times
+from simulator.engine.steady import window
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import LinkClass, Program
 from strategies.lowering.assemble import assemble
@@ -14,9 +18,16 @@ from strategies.lowering.skeleton import skeleton
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.lowering.traffic import traffic
+from strategies.lowering.unflushed import steps, unflushed, updates
 from strategies.lowering.volumes import Volumes
 from strategies.plan import Plan
 from strategies.problem import Problem
+
+MANY_TASKS = 100_000
+"""Tasks of a program beyond which no more steps are added to see them repeat."""
+
+RUN = 256
+"""Microbatches that are tried first: transfers that share links need so many to settle."""
 
 
 def lower(
@@ -27,7 +38,7 @@ def lower(
     costs: StageCosts | None = None,
     folded: bool = True,
 ) -> Program:
-    """Return the program of one training step under ``plan``.
+    """Return the program of one training step under ``plan``, or of several in a row that have no flush between.
 
     Parameters
     ----------
@@ -46,13 +57,29 @@ def lower(
     """
     costs = costs or StageCosts(problem)
     with no_collection():
-        return _program(Cuts(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity)))
+        cuts = Cuts(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity))
+        return _steady(cuts) if plan.asynchronous else _program(cuts)
 
 
-def _program(cuts: Cuts) -> Program:
+def _steady(cuts: Cuts) -> Program:
+    """Return so many steps in a row that they repeat, each like some before it."""
+    plan = cuts.plan
+    most = MANY_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
+    count = max(min(max(8 * plan.depth, ceil(RUN / plan.num_microbatches)), most), 3 * plan.depth)
+    program = _program(cuts, count)
+    while not window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MANY_TASKS:
+        count *= 2
+        program = _program(cuts, count)
+    return program
+
+
+def _program(cuts: Cuts, count: int = 1) -> Program:
+    """Return one step, or ``count`` of those that run in a row."""
     costs, plan, machine = cuts.costs, cuts.plan, cuts.machine
     table, volumes = machine.table, Volumes(cuts)
-    columns = assemble(skeleton(step_shape(cuts, volumes)), table, Contents(cuts, volumes).of)
+    shape = step_shape(cuts, volumes)
+    tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else skeleton(shape)
+    columns = assemble(tasks, table, Contents(cuts, volumes).of)
     flows = background(table)
     return Program(
         rank_classes=table.rank_classes(plan.positions),
@@ -73,6 +100,7 @@ def _program(cuts: Cuts) -> Program:
         hosts=hosts(machine) if plan.offload else (),
         background=flows,
         slowdown=cuts.cluster.overlap_slowdown,
+        steps=steps(tasks, columns.frame, plan) if plan.asynchronous else None,
     )
 
 

@@ -16,6 +16,16 @@ from strategies.plan import Plan
 from strategies.training import Training
 
 
+class Copies(NamedTuple):
+    """How many versions of its weights, and how many buffers of gradients, a rank keeps."""
+
+    weights: int
+    gradients: int
+
+
+ONCE = Copies(1, 1)
+
+
 def resident(
     accelerator: Accelerator,
     training: Training,
@@ -24,6 +34,7 @@ def resident(
     buffers: int,
     rank_class: int,
     on_host: OnHost = ALL_ON_DEVICES,
+    several: Copies = ONCE,
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
@@ -33,14 +44,16 @@ def resident(
         Bytes that the framework keeps besides.
     on_host
         What of it is on the host.
+    several
+        How often weights and gradients are kept.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
-    copies = parameters.quantised * training.quantised_bytes
+    quantised = parameters.quantised * training.quantised_bytes
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
     sizes = {
-        Category.PARAMETERS: (weights - on_host.parameters) * training.parameter_bytes + copies,
-        Category.GRADIENTS: (gradients - on_host.parameters) * training.gradient_bytes,
+        Category.PARAMETERS: several.weights * ((weights - on_host.parameters) * training.parameter_bytes + quantised),
+        Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * training.gradient_bytes,
         Category.OPTIMIZER: states - states_away,
         Category.BUFFERS: int(accelerator.reserved) + buffers + 2 * on_host.buffer,
     }
@@ -138,7 +151,7 @@ def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
     Memory changes only on the ranks' compute streams, so that the order of actions gives the
     peak, whatever time they take.
     """
-    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    rows = actions(plan.schedule_name, plan.pipeline, plan.ordered_microbatches, plan.chunks)
     changes = np.array([memory.changes for memory in stages], dtype=np.int64)
     above = np.array([memory.above for memory in stages], dtype=np.int64)
     held = np.cumsum(changes[rows.stage, rows.kind])  # a rank gives back all it takes, so the next begins with nothing

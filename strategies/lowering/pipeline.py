@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from strategies.plan import Plan
-from strategies.schedule import Action, ActionKind, Schedule
+from strategies.schedule import Action, ActionKind, OrderError, Schedule
 
 
 def requirement(schedule: Schedule, action: Action) -> Action | None:
@@ -26,7 +26,7 @@ def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
     Raises
     ------
     ValueError
-        Where the orders wait for each other for ever; the message names what each rank waits for.
+        Where the orders wait for each other for ever; the message names ranks of which each waits for the next.
     """
     done: set[Action] = set()
     orders = _together(schedule)
@@ -44,7 +44,8 @@ def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
                 found += 1
                 yield actions
         if found == before:
-            raise ValueError(f"schedule {schedule.name} cannot finish: {_waits(schedule, orders, position, done)}")
+            stuck = {rank: order[position[rank]] for rank, order in enumerate(orders) if position[rank] < len(order)}
+            raise _deadlock(schedule, stuck, done)
 
 
 def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
@@ -66,12 +67,38 @@ def _unsplit(action: Action) -> Action:
     return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
 
 
-def _waits(
-    schedule: Schedule, orders: tuple[tuple[tuple[Action, ...], ...], ...], position: list[int], done: set[Action]
-) -> str:
-    stuck = [(rank, order[position[rank]]) for rank, order in enumerate(orders) if position[rank] < len(order)]
-    waits = ((r, a, n) for r, actions in stuck for a, n in zip(actions, _needed(schedule, actions), strict=True))
-    return "; ".join(f"rank {r} at {a} waits for {n}" for r, a, n in waits if n is not None and n not in done)
+def _deadlock(schedule: Schedule, stuck: dict[int, tuple[Action, ...]], done: set[Action]) -> OrderError:
+    """Return the error that names a cycle of ranks of which each waits for the next, and the last for the first.
+
+    ``stuck`` are the next actions of the ranks that have not finished.
+    """
+    waits: dict[int, tuple[Action, Action]] = {}
+    for rank, actions in stuck.items():
+        pairs = zip(actions, _needed(schedule, actions), strict=True)
+        waits[rank] = next((action, needed) for action, needed in pairs if needed is not None and needed not in done)
+    path, rank = list[int](), min(waits)
+    while rank not in path:
+        path.append(rank)
+        rank = schedule.rank_of(waits[rank][1].stage)
+    cycle = path[path.index(rank) :]
+    words = "; ".join(_words(schedule, rank, *waits[rank]) for rank in cycle)
+    return OrderError(f"schedule {schedule.name} cannot finish: {words}", cycle[0])
+
+
+def _words(schedule: Schedule, rank: int, action: Action, needed: Action) -> str:
+    """Return what a rank wants to do and whom it waits for."""
+    peer = schedule.rank_of(needed.stage)
+    whom = f"rank {peer}" if peer != rank else "its own order, further on"
+    what = f"{_NAMES[action.kind]} of microbatch {action.microbatch} through stage {action.stage}"
+    return f"rank {rank} at {action} ({what}) waits for {needed} of {whom}"
+
+
+_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "gradients of inputs",
+    ActionKind.WEIGHT: "gradients of weights",
+}
 
 
 def boundary_part(plan: Plan, size: float) -> float:

@@ -39,6 +39,11 @@ def tied_kind(first: int, second: int) -> str:
     return f"tied {first} {second}"
 
 
+def hop_kind(sender: int, receiver: int) -> str:
+    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries but do not adjoin."""
+    return f"send {sender} {receiver}"
+
+
 def tenant_kind(number: int) -> str:
     """Return the kind of group that a tenant of the cluster is."""
     return f"tenant {number}"
@@ -48,8 +53,9 @@ def tenant_kind(number: int) -> str:
 class Placed:
     """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
     ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
-    one parameter, and ``central`` where the first rank of each data group sums its gradients, ``norm`` the
-    axes over which the norm of gradients is summed, ``attention`` how context groups compute it.
+    one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
+    where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
+    gradients is summed, ``attention`` how context groups compute it.
     """
 
     cluster: Cluster
@@ -60,6 +66,7 @@ class Placed:
     tied: tuple[tuple[int, int], ...] = ()
     central: bool = False
     norm: tuple[str, ...] = ()
+    hops: tuple[tuple[int, int], ...] = ()
     attention: Attention | None = None
 
     @cached_property
@@ -72,6 +79,7 @@ class Placed:
         if kind in HOST_KINDS:
             return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
         pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
+        pairs |= {hop_kind(sender, receiver): [sender, receiver] for sender, receiver in self.hops}
         if kind == NORM or kind in USUAL or kind in pairs:
             ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.groups(kind)
             return ranks, self.devices[ranks]

@@ -6,6 +6,7 @@ import numpy as np
 
 from simulator.interconnect.interconnect import interconnect
 from simulator.program import HostClass, MemoryChange
+from strategies.lowering.copies import copies
 from strategies.lowering.machine import Machine
 from strategies.lowering.memory import resident
 from strategies.lowering.offload import OnHost
@@ -18,14 +19,13 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence
     training, held = costs.problem.training, costs.of(plan).held.positions
     changes: list[MemoryChange] = []
     known: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
-    buffers = costs.buffers(plan)
+    buffers, several = costs.buffers(plan), copies(costs, plan)
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
         key = (position, rank.key)
         if key not in known:
-            known[key] = resident(
-                rank.accelerator, training, plan, held[position], buffers[position], 0, on_host[position]
-            )
+            own = held[position], buffers[position], 0, on_host[position], several[position]
+            known[key] = resident(rank.accelerator, training, plan, *own)
         changes += [MemoryChange(index, *change[1:]) for change in known[key]]
     return tuple(changes)
 

@@ -30,11 +30,11 @@ from strategies.lowering.offload import (
     Update,
 )
 from strategies.lowering.pipeline import in_order
-from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
-from strategies.lowering.variant import JOINED, WEIGHTS, variant_of
+from strategies.lowering.placed import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
+from strategies.lowering.variant import JOINED, variant_of
 from strategies.mesh import REPLICA, TENSOR
 from strategies.orders import actions
-from strategies.schedule import KINDS, MAKES_GRADIENTS, SCHEDULES, Action, ActionKind, schedule
+from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
 from strategies.schedules.rule import Placement
 
 RANK = "rank"
@@ -177,6 +177,8 @@ class Skeleton:
         What the tasks are; ``slot_of`` and ``microbatch_of`` say it for each.
     before, after, through
         Edges: the task ``after`` waits for ``before`` at a pipeline position they share.
+    step_of
+        Of several steps in a row, that of every task.
     """
 
     slots: tuple[Slot, ...]
@@ -185,12 +187,13 @@ class Skeleton:
     before: IntArray
     after: IntArray
     through: IntArray
+    step_of: IntArray | None = None
 
 
 @lru_cache(maxsize=256)
 def skeleton(shape: StepShape) -> Skeleton:
     """Return the abstract tasks of one training step."""
-    return _Builder(shape).build()
+    return Builder(shape).build()
 
 
 class _PartSlots(NamedTuple):
@@ -203,7 +206,7 @@ class _PartSlots(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Chain:
+class Chain:
     """The end of what runs one after another: the last task, the streams it holds, and others that must end too.
 
     ``beside`` is what runs beside the next task.
@@ -220,7 +223,7 @@ class _Chain:
         return self.tail, self.joined
 
 
-class _Builder:
+class Builder:
     """Abstract tasks while they are collected.
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
@@ -231,14 +234,14 @@ class _Builder:
     def __init__(self, shape: StepShape) -> None:
         self.shape = shape
         self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
-        self.loops = SCHEDULES[shape.schedule].placement is Placement.LOOP
+        self.placement = rule_of(shape.schedule).placement
         self.final = self.order.last_gradients
         self.slots: dict[Slot, int] = {}
         self.parts: dict[tuple[int, ...], _PartSlots] = {}
         self.slot_of: list[int] = []
         self.microbatch_of: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
-        self.chain = [_Chain() for _ in range(shape.ranks)]
+        self.chain = [Chain() for _ in range(shape.ranks)]
         self.leaving: list[int | None] = [None] * shape.ranks
         self.scattered: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
@@ -249,14 +252,11 @@ class _Builder:
         self.computed: list[int | None] = [None] * shape.ranks
 
     def build(self) -> Skeleton:
+        """Return the abstract tasks of the whole step."""
         for together in in_order(self.order):
             self._actions(together)
-        for position, reductions in enumerate(self.shape.reductions):
-            for kind, legs in reductions:
-                self._chain(Site(kind, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
-            for number, legs in self.shape.replicas[position]:
-                over = ((position, StreamKind.REPLICA),)
-                self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
+        for position in range(self.shape.ranks):
+            self._sum(position)
         for number, (first, second, legs) in enumerate(self.shape.tied):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             self._chain(Site(tied_kind(first, second), first), "tied", (number,), streams, legs)
@@ -264,9 +264,12 @@ class _Builder:
             self._clip(self.shape.norm)
         for position in range(self.shape.ranks):
             self._update(position)
-        for position, gathers in enumerate(self.shape.gathers):
-            for kind, legs in gathers:
-                self._chain(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), legs)
+        for position in range(self.shape.ranks):
+            self._gather(position)
+        return self._skeleton()
+
+    def _skeleton(self) -> Skeleton:
+        """Return what was collected."""
         edges = np.array(self.edges, dtype=np.int64).reshape(-1, 3)
         slot_of, microbatch_of = (np.array(c, dtype=np.int64) for c in (self.slot_of, self.microbatch_of))
         return Skeleton(tuple(self.slots), slot_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
@@ -306,6 +309,19 @@ class _Builder:
             for position in positions:
                 self.leaving[position] = number
 
+    def _sum(self, position: int) -> None:
+        """Reduce all gradients of a position that were not reduced as they were made."""
+        for kind, legs in self.shape.reductions[position]:
+            self._chain(Site(kind, position), "reduce", (-1, 0), ((position, StreamKind.DATA),), legs)
+        for number, legs in self.shape.replicas[position]:
+            over = ((position, StreamKind.REPLICA),)
+            self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
+
+    def _gather(self, position: int) -> None:
+        """Gather the parameters of a position that its optimizer has updated as shards."""
+        for kind, legs in self.shape.gathers[position]:
+            self._chain(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), legs)
+
     def _clip(self, legs: int) -> None:
         """Read the gradients of every rank, and sum what their norm needs over the ranks of all positions."""
         for position in range(self.shape.ranks):
@@ -339,6 +355,10 @@ class _Builder:
         if ended:
             chain.joined, chain.tail = chain.tail if update.device else None, ended[-1]
 
+    def _is_final(self, action: Action) -> bool:
+        """Return whether an action makes the last gradients of its stage before an update."""
+        return action == self.final[action.stage]
+
     def _actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
         chain = self.chain[self.order.rank_of(actions[0].stage)]
@@ -349,16 +369,14 @@ class _Builder:
         for other in chains[1:]:
             chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
 
-    def _action(self, action: Action, chain: _Chain) -> Iterator[None]:
+    def _action(self, action: Action, chain: Chain) -> Iterator[None]:
         """Add the tasks of an action, up to its next collective at a time."""
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
-        final, shared = action == self.final[action.stage], self.shape.sharing
+        final, shared = self._is_final(action), self.shape.sharing
         variant = variant_of(action, final) + JOINED * (action in self.joins)
         blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
         kept, units = self.activations.begin(action, blocks, chain), _Units(self, chain, action, variant)
-        waits: list[int | None] = []
-        if variant % JOINED < WEIGHTS:
-            waits.append(self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None))
+        waits = self._awaited(action)
         if shared.gradients:
             waits.append(self.leaving[position])
         leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
@@ -373,9 +391,15 @@ class _Builder:
         if action.kind is not ActionKind.WEIGHT:
             self._send(chain, position, action)
 
+    def _awaited(self, action: Action) -> list[int | None]:
+        """Return what an action waits for besides those before it on its rank: what another rank sends."""
+        if action.kind is ActionKind.WEIGHT:
+            return []
+        return [self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None)]
+
     def _part(
         self,
-        chain: _Chain,
+        chain: Chain,
         position: int,
         key: tuple[int, ...],
         part: PartShape,
@@ -416,7 +440,7 @@ class _Builder:
             legs = (self._slot(site, "pass", key, streams),)
         return _PartSlots(held, lead, legs, self._slot(rank, "rest", key, launch) if part.launched else -1)
 
-    def _reduce(self, chain: _Chain, position: int, action: Action, part: int) -> list[int | None]:
+    def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
         buckets = self.shape.stages[action.stage].buckets
@@ -427,9 +451,9 @@ class _Builder:
             return []
         return [before if shared.ahead else self.leaving[position]]
 
-    def _leave(self, chain: _Chain, position: int, action: Action, leaving: Leaving) -> None:
+    def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
         """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""
-        final = action == self.final[action.stage]
+        final = self._is_final(action)
         microbatch = action.microbatch if self.shape.sharing.gradients else -1
         after = chain.tail
         for kind, stream, legs in (
@@ -465,7 +489,7 @@ class _Builder:
         """Add a copy between a rank and its host."""
         return self._add(Site(kind, position), what, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
 
-    def _send(self, chain: _Chain, position: int, action: Action) -> None:
+    def _send(self, chain: Chain, position: int, action: Action) -> None:
         """Send what an action made to the stage that waits for it, if it is on another rank."""
         forward = action.kind is ActionKind.FORWARD
         stage = action.stage + (1 if forward else -1)
@@ -474,9 +498,10 @@ class _Builder:
         target = self.order.rank_of(stage)
         if target == position:
             return
-        ahead = forward if self.loops else target > position
+        ahead = forward if self.placement is Placement.LOOP else target > position
         out, into = _STREAMS[ahead]
-        site = Site(FORWARD if ahead else BACKWARD, position)
+        hops = self.placement is Placement.WRITTEN and abs(target - position) > 1
+        site = Site(hop_kind(position, target) if hops else FORWARD if ahead else BACKWARD, position)
         streams = ((position, out), (target, into))
         waits = [(chain.tail, position)]
         sent = self._add(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
@@ -486,7 +511,7 @@ class _Builder:
 class _Units:
     """The units of one pass while its tasks are added: each is gathered ahead of its parts."""
 
-    def __init__(self, builder: _Builder, chain: _Chain, action: Action, variant: int) -> None:
+    def __init__(self, builder: Builder, chain: Chain, action: Action, variant: int) -> None:
         self.builder, self.chain, self.action = builder, chain, action
         self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
         self.units = stage.gathered(action.kind)

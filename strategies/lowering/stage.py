@@ -138,8 +138,8 @@ class StageCosts:
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
-        how = (plan.placement, plan.looped, offloads, tied, central, norm, plan.attention)
-        placed = Placed(self.problem.cluster, plan.mesh, *how)
+        where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
+        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:

@@ -63,14 +63,14 @@ def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
 def joined(rows: Actions) -> NDArray[np.bool_]:
     """Return for every action whether it is a forward that a backward of its stage follows at once, or that backward.
 
-    Of a backward in two it is that of the inputs, which alone reads parameters.
+    Of a backward in two it is that of the inputs, which alone reads parameters. Two that run as one do not follow.
 
     >>> from strategies.orders import actions
     >>> joined(actions("gpipe", 1, 2)).tolist()
     [False, True, True, False]
     """
     begins, reads = rows.kind[:-1] == _FORWARD, _goes_back(rows)[1:]
-    follows = begins & reads & (rows.stage[1:] == rows.stage[:-1])
+    follows = begins & reads & (rows.stage[1:] == rows.stage[:-1]) & ~rows.together[:-1]
     result: NDArray[np.bool_] = np.append(follows, False) | np.append(False, follows)
     return result
 
@@ -82,8 +82,10 @@ def first_and_last(rows: Actions) -> NDArray[np.bool_]:
     >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
     [True, False, False, False, True, False]
     """
-    first: NDArray[np.bool_] = (rows.kind == _FORWARD) & (rows.microbatch == 0)
-    return first | _last(rows, _goes_back(rows))
+    reads = np.flatnonzero(rows.kind != _WEIGHT)
+    result: NDArray[np.bool_] = np.zeros(len(rows.kind), np.bool_)
+    result[reads[np.unique(rows.stage[reads], return_index=True)[1]]] = True
+    return result | _last(rows, _goes_back(rows))
 
 
 def _goes_back(rows: Actions) -> NDArray[np.bool_]:

@@ -61,6 +61,7 @@ PIPEDREAM = ScheduleRule(
     'Narayanan et al., "PipeDream", SOSP 2019',
     asynchronous=True,
     weight_versions=weight_versions,
+    updates_every_microbatch=True,
 )
 PIPEDREAM_2BW = ScheduleRule(
     "pipedream_2bw",

@@ -10,10 +10,11 @@ from strategies.schedules.order import Order
 
 
 class Placement(StrEnum):
-    """Where the stages are: round and round the pipeline ranks, or down and up again."""
+    """Where the stages are: round and round the pipeline ranks, down and up again, or anywhere, as it is written."""
 
     LOOP = "loop"
     V = "v"
+    WRITTEN = "written"
 
 
 @lru_cache(maxsize=1024)
@@ -94,6 +95,8 @@ class ScheduleRule:
         Whether a step begins before the one before it has ended on all ranks, on older weights.
     weight_versions
         How many versions of its weights a rank keeps, of (rank, ranks).
+    updates_every_microbatch
+        Whether weights are updated after every backward, and not once a step.
     pairs
         The rows of ``order`` that run as one with the row after them, of the same arguments.
     """
@@ -107,7 +110,16 @@ class ScheduleRule:
     splits_backward: bool = False
     asynchronous: bool = False
     weight_versions: Callable[[int, int], int] = one_version
+    updates_every_microbatch: bool = False
     pairs: Callable[[int, int, int, int], tuple[int, ...]] = no_pairs
+
+    def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
+        """Return the pipeline rank of every stage."""
+        return place(self.placement, ranks, chunks)
+
+    def num_stages(self, ranks: int, chunks: int) -> int:
+        """Return the stages of all ranks."""
+        return ranks * chunks
 
     def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
         """Return the equation for want of which there is no such order, and the nearest size; None where there is."""

@@ -52,8 +52,13 @@ def _nodes(machine: Machine, random: Random) -> list[int]:
 
 
 def _inside(machine: Machine, random: Random) -> list[int]:
-    """Return the new name of every device of a node, in each the same."""
+    """Return the new name of every device of a node, in each the same.
+
+    Devices keep their names where they have NICs of their own: of more ranks than channels the first ones send.
+    """
     devices = list(range(machine.devices))
+    if machine.nics > 1:
+        return devices
     pairs = machine.host.pcie is not None
     if isinstance(machine.network, Switch | Mesh) and not pairs:
         return shuffled(devices, random)

@@ -97,7 +97,7 @@ def test_rows_are_the_actions() -> None:
 
 def test_an_order_that_cannot_finish_is_named() -> None:
     crossed = Schedule.parse("0B0 0F0", "crossed")
-    with pytest.raises(ValueError, match="schedule crossed cannot finish: rank 0 at 0B0 waits for 0F0"):
+    with pytest.raises(ValueError, match=r"schedule crossed cannot finish: rank 0 at 0B0 .* waits for 0F0 of its own"):
         list(in_order(crossed))
 
 

@@ -7,6 +7,8 @@ from math import ceil
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.engine import simulate
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
@@ -18,9 +20,11 @@ from strategies.lowering import Granularity, StageCosts, lower
 from strategies.offloading import Offloading
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
-from strategies.schedule import SCHEDULES, ActionKind
+from strategies.schedule import SCHEDULES, ActionKind, rule_of
+from strategies.schedules.written import WrittenRule
 
 from .problems import problem
+from .test_written_orders import orders as any_orders
 from .test_zero import Pair, curved, ringed, sent, ticks
 
 SPLIT = [name for name, rule in SCHEDULES.items() if rule.splits_backward]
@@ -273,4 +277,32 @@ def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alon
     assert copies[StreamKind.TO_HOST] == 2 * m
     unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
     assert max(used(timeline, Category.PARAMETERS)) == 2 * unit * (1.5 if data == 2 else 1)  # with their shards
+    assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
+
+
+# orders that are written out
+
+
+@given(any_orders(), st.sampled_from([{"zero": 2}, {"zero": 3}, {"zero": 3, "reshard_after_forward": False}]))
+@settings(max_examples=25, deadline=None)
+def test_every_way_to_the_step_time_and_memory_of_any_order_agrees(text: str, sharing: dict[str, Any]) -> None:
+    rule = rule_of(text)
+    assert isinstance(rule, WrittenRule)
+    small = problem(devices=2 * rule.ranks, nics=2 * rule.ranks, layers=8, batch=2 * rule.microbatches)
+    costs, plan = SimulatedCost(small), complete(small, Layout(data=2, pipeline=rule.ranks, schedule=text, **sharing))
+    programs = [lower(small, plan, granularity) for granularity in Granularity]
+    timelines = [simulate(program) for program in programs]
+    assert costs.bound(plan) <= min(ticks(program) for program in programs) / 1e12
+    assert len({ticks(program) for program in programs}) == len({each.step_time for each in timelines}) == 1
+    assert {each.peak_memory for each in timelines} == {costs.peak_memory(plan)}
+
+
+def test_a_pair_of_one_stage_gathers_for_each_of_its_passes() -> None:
+    # F0, F1 and B0 in turns, F2 and B1 in turns, B2: no forward has ended when the backward beside it begins
+    text = "0F0 (0F1;0B0)OVERLAP_F_B (0F2;0B1)OVERLAP_F_B 0B2"
+    small = problem(devices=4, layers=3, batch=6)
+    plan = complete(small, Layout(data=2, tensor=2, zero=3, schedule=text))
+    timeline = simulate(lower(small, plan, Granularity.OPERATOR))
+    units = [span.operators for span in timeline.spans if span.stream is StreamKind.GATHER]
+    assert set(Counter(units).values()) == {2 * 3}
     assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
