@@ -64,8 +64,9 @@ class Cuts:
         last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
         meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
         away = any(block.away for block in self.plan_costs.stages[stage].blocks)
-        beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous
-        every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
+        in_turns = plan.overlaps_passes and shared.gradients  # either pass computes beneath what the other reduces
+        beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous or in_turns
+        every = self.cluster.overlap_slowdown > 1 and (self.overlaps or in_turns) and beneath
         ends: frozenset[str] = frozenset()
         if shared.parameters or away:
             ends = frozenset(plan.stages[stage].blocks)

@@ -18,6 +18,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout, complete, violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.offloading import Offloading
+from strategies.parallelism import Attention
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES, ActionKind, rule_of
@@ -25,7 +26,7 @@ from strategies.schedules.written import WrittenRule
 
 from .problems import problem
 from .test_written_orders import orders as any_orders
-from .test_zero import Pair, curved, ringed, sent, ticks
+from .test_zero import Pair, curved, ringed, sent, ticks, with_cluster
 
 SPLIT = [name for name, rule in SCHEDULES.items() if rule.splits_backward]
 FP32 = 4
@@ -278,6 +279,17 @@ def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alon
     unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
     assert max(used(timeline, Category.PARAMETERS)) == 2 * unit * (1.5 if data == 2 else 1)  # with their shards
     assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
+
+
+def test_a_pass_is_slowed_by_what_the_other_in_turns_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a chain of operators that are slowed for a while is no one task: forwards are cut too, for they meet reductions
+    monkeypatch.setattr("strategies.lowering.data.BUCKET_BYTES", 0)
+    small = with_cluster(problem(devices=8, batch=16), overlap_slowdown=1.5)
+    layout = Layout(
+        data=2, pipeline=2, context=2, attention=Attention.ALL_GATHER, schedule="dualpipev", chunks=2, zero=2
+    )
+    plan = complete(small, layout)
+    assert len({simulate(lower(small, plan, granularity)).step_time for granularity in Granularity}) == 1
 
 
 # orders that are written out
