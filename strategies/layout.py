@@ -185,13 +185,6 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
         yield Violation(
             "reshard_after_forward", f"reshard_after_forward: false needs zero 3, met zero {layout.zero}; nearest: true"
         )
-    rule = _rule(layout)
-    if layout.zero >= 2 and rule is not None and (rule.splits_backward or rule.pairs is not no_pairs):
-        yield Violation(
-            "schedule",
-            f"zero {layout.zero} reduces gradients where they are made whole: {rule.name} splits backward or runs "
-            "passes in pairs; nearest: 1f1b",
-        )
     shards = layout.zero_shards
     if shards and not layout.zero:
         yield Violation("zero_shards", f"zero_shards needs zero of at least 1, met {shards} with zero 0; nearest: 0")

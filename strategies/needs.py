@@ -17,7 +17,7 @@ from strategies.lowering.division import Division
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.offload import OnHost
-from strategies.lowering.variant import JOINED, WHOLE, kind_of
+from strategies.lowering.variant import JOINED, SPLIT, WHOLE, kind_of
 from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
 from strategies.plan import Plan
@@ -115,11 +115,13 @@ class Needs:
         memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, again=again), 1) for name, again in named])]
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
+        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
         result = {}
-        for variant in (which + joins for which in WHOLE for joins in (0, JOINED)):
+        used = WHOLE + SPLIT if plan.splits_backward else WHOLE
+        for variant in (which + joins for which in used for joins in (0, JOINED)):
             kind = kind_of(variant)
             turn = 1 if kind is ActionKind.FORWARD else -1
-            held = changes(shared, self.training, variant, elements[::turn], filled)
+            held = changes(shared, self.training, variant, elements[::turn], filled, undeferred=undeferred)
             result[variant] = pass_memory(memories[::turn], held, kind)
         return result
 

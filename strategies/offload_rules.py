@@ -45,13 +45,12 @@ def offload_rules(offload: Offloading, around: Around) -> Iterator[tuple[str, st
         return
     if not around.flushes:
         yield from _unflushed_rules(offload, around.schedule)
-    for name in ("parameters", "activations"):
-        if any(getattr(offload, name)) and not around.whole_backward:
-            yield (
-                f"offload.{name}",
-                f"{name} on the host move with whole passes, one after another: {around.schedule} splits backward "
-                "or runs passes in pairs; nearest: 1f1b",
-            )
+    if any(offload.activations) and not around.whole_backward:
+        yield (
+            "offload.activations",
+            f"activations on the host move with whole passes, one after another: {around.schedule} splits backward "
+            "or runs passes in pairs; nearest: 1f1b",
+        )
     if any(offload.activations) and not any(block.layer for block in around.graph.blocks):
         yield (
             "offload.activations",

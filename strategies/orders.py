@@ -4,8 +4,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strategies.schedule import Order, rank_order
+from strategies.schedule import Order, rank_order, rule_of
 
 
 class Orders(NamedTuple):
@@ -33,11 +34,16 @@ def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 class Actions(NamedTuple):
-    """The actions of all pipeline ranks, rank after rank: stage and number of the kind, and where each rank starts."""
+    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``.
+
+    ``kind`` is a number of `KINDS`, ``together`` says whether an action runs as one with the next.
+    """
 
     stage: Order
     kind: Order
+    microbatch: Order
     start: Order
+    together: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=512)
@@ -48,5 +54,9 @@ def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Action
     [0, 2, 3]
     """
     rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
-    stage, kind, _ = np.concatenate(rows).T
-    return Actions(np.ascontiguousarray(stage), np.ascontiguousarray(kind), np.cumsum([0, *map(len, rows)]))
+    stage, kind, microbatch = map(np.ascontiguousarray, np.concatenate(rows).T)
+    start = np.cumsum([0, *map(len, rows)])
+    together = np.zeros(len(stage), np.bool_)
+    for rank, pairs in enumerate(rule_of(name).pairs(rank, ranks, microbatches, chunks) for rank in range(ranks)):
+        together[start[rank] + np.array(pairs, np.int64)] = True
+    return Actions(stage, kind, microbatch, start, together)

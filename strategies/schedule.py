@@ -47,6 +47,9 @@ class ActionKind(StrEnum):
 KINDS = tuple(ActionKind)
 """The kinds by their numbers in an `Order`."""
 
+MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
+"""The kinds that make gradients of weights whole."""
+
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
@@ -144,8 +147,8 @@ class Schedule:
     @property
     def last_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that makes the last gradients of its weights."""
-        kinds = (ActionKind.BACKWARD, ActionKind.WEIGHT)
-        last = {action.stage: action for order in self.orders for action in order if action.kind in kinds}
+        makes = (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS)
+        last = {action.stage: action for action in makes}
         return tuple(last[stage] for stage in range(self.num_stages))
 
     def in_flight(self, rank: int) -> int:

@@ -12,7 +12,7 @@ from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, Moments, moments, with_recompute
 from strategies.lowering.replicated import replicated_elements
-from strategies.lowering.split import Split, split
+from strategies.lowering.split import Split, split, undeferred_elements
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import Axis
@@ -26,8 +26,9 @@ from strategies.sharding import OperatorSharding
 class BlockCost(NamedTuple):
     """One block on one rank: its steps, their idle ticks, memory and local parameters, those of experts among them.
 
-    ``split`` is its backward in two, where the schedule runs it so; ``away`` are the bytes of one microbatch that
-    are in host memory from forward to backward.
+    ``split`` is its backward in two, where the schedule runs it so, and ``undeferred`` the parameters whose gradients
+    come with those of inputs then; ``away`` are the bytes of one microbatch that are in host memory from forward to
+    backward.
     """
 
     steps: BlockSteps
@@ -39,6 +40,7 @@ class BlockCost(NamedTuple):
     parameter_tensors: int
     split: Split | None = None
     away: int = 0
+    undeferred: int = 0
 
     def offloaded(self) -> "BlockCost":
         """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
@@ -138,6 +140,7 @@ class BlockCosts:
                 self.experts(plan, name),
                 len(self.blocks[name].parameters),
                 split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
+                undeferred=self.undeferred(plan, name),
             )
         return self._costs[key]
 
@@ -196,6 +199,10 @@ class BlockCosts:
             framework = self.problem.training.conventions
             self._replicated[key] = replicated_elements(self.layout(plan, name), framework) if plan.tensor > 1 else 0
         return self._replicated[key]
+
+    def undeferred(self, plan: Plan, name: str) -> int:
+        """Return the elements on a rank whose gradients come with those of inputs where backward is split."""
+        return undeferred_elements(self.layout(plan, name)) if plan.splits_backward else 0
 
     def factored(self, plan: Plan, name: str) -> tuple[int, int]:
         """Return the rows and columns of a block's matrices on a rank and the elements of its vectors: all, experts'.

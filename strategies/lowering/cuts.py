@@ -17,7 +17,7 @@ from strategies.lowering.step import Step, communication
 from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
 from strategies.mesh import TENSOR
 from strategies.plan import Plan
-from strategies.schedule import ActionKind
+from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 
 class Cuts:
@@ -64,12 +64,13 @@ class Cuts:
         last, backward = which in (LAST_BACKWARD, LAST_WEIGHTS), which != FORWARD_PASS
         meets = plan.chunks > 1 or plan.splits_backward or shared.gradients
         away = self.plan_costs.stages[stage].away
-        beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous
-        every = self.cluster.overlap_slowdown > 1 and self.overlaps and beneath
+        in_turns = plan.overlaps_passes and shared.gradients  # either pass computes beneath what the other reduces
+        beneath = last or (backward and meets) or shared.parameters or away or plan.asynchronous or in_turns
+        every = self.cluster.overlap_slowdown > 1 and (self.overlaps or in_turns) and beneath
         ends: frozenset[str] = frozenset()
         if shared.parameters or away:
             ends = frozenset(plan.stages[stage].blocks)
-        elif self.in_buckets and (last or (backward and shared.gradients)):
+        elif self.in_buckets and (last or (shared.gradients and kind_of(which) in MAKES_GRADIENTS)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
         apart = self.passes[self.positions[stage]] is Passes.APART
         return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
@@ -105,8 +106,10 @@ class Cuts:
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(self.plan))
         shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
         shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
+        undeferred = [*(block.undeferred for block in moving), *still]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        return changes(self.sharing, self.training, variant, elements[::turn], filled, shards[::turn])
+        of_pass = elements[::turn], filled, shards[::turn], undeferred[::-1]
+        return changes(self.sharing, self.training, variant, *of_pass)
 
     def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""

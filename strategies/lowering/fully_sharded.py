@@ -9,6 +9,12 @@ The reduction of a bucket runs beneath the backward of the next one, and ends be
 that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
 and two buckets' gradients, whatever time communication takes.
 
+Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
+comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
+inputs, not for those of weights, which read activations and gradients alone. Of passes that run in pairs each gathers
+its own units, the second when the rank turns to it, and waits for its own communication alone: a rank then holds at
+most two units of each, and computes in one beneath what the other moves, whether gradients overlap or not.
+
 With hybrid sharding states are shared by groups of neighbouring data ranks: gradients are
 reduced inside a group for every microbatch, and summed over the groups' replicas once a step.
 
@@ -22,6 +28,7 @@ PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a 
 for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all.
 Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5 (shards come from host memory before the gather, and
 gradients go there after the reduction).
+Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (a backward in two: what either part reads).
 Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud", VLDB 2022
 (gradients are summed over replicas once, after the last microbatch).
 """
@@ -39,15 +46,15 @@ from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.variant import (
     FORWARD_PASS,
     JOINED,
-    LAST_BACKWARD,
+    first_and_last,
     joined,
     kind_of,
-    opening,
     variants,
 )
-from strategies.orders import Orders, orders
+from strategies.mesh import DATA
+from strategies.orders import Actions, actions
 from strategies.plan import Plan
-from strategies.schedule import ActionKind
+from strategies.schedule import MAKES_GRADIENTS, ActionKind
 from strategies.training import Training
 
 
@@ -71,25 +78,26 @@ class Sharing(NamedTuple):
     reshard: bool = True
     ahead: int = 1
 
-    def joins(self, rows: Orders) -> NDArray[np.bool_]:
+    def joins(self, rows: Actions) -> NDArray[np.bool_]:
         """Return the actions that find or leave other parameters gathered than most of their kind.
 
         Resharded: a forward's last unit is kept where the backward that begins with it follows at
-        once. Not resharded: the first forward of a stage gathers.
+        once. Not resharded: the first forward of a stage gathers, and its last backward gives up.
         """
         if not self.parameters:
-            return np.zeros(len(rows.passes), np.bool_)
-        return joined(rows) if self.reshard else opening(rows)
+            return np.zeros(len(rows.kind), np.bool_)
+        return joined(rows) if self.reshard else first_and_last(rows)
 
     def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return for every unit of a pass, in order, whether it is gathered for it.
 
-        >>> Sharing(True, True).gathered(LAST_BACKWARD + JOINED, 3)
+        >>> from strategies.lowering.variant import INPUTS
+        >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
         (False, True, True)
         """
         joins, which = divmod(variant, JOINED)
         if not self.reshard:
-            return (joins > 0,) * units
+            return (joins > 0 and which == FORWARD_PASS,) * units
         return tuple(unit > 0 or which == FORWARD_PASS or not joins for unit in range(units))
 
     def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
@@ -100,7 +108,7 @@ class Sharing(NamedTuple):
         """
         joins, which = divmod(variant, JOINED)
         if not self.reshard:
-            return (which == LAST_BACKWARD,) * units
+            return (joins > 0 and which != FORWARD_PASS,) * units
         return tuple(unit < units - 1 or which != FORWARD_PASS or not joins for unit in range(units))
 
 
@@ -132,6 +140,7 @@ def changes(
     parameters: Sequence[int],
     gradients: Sequence[Filling],
     shards: Sequence[int] = (),
+    undeferred: Sequence[int] = (),
 ) -> tuple[Changes, ...]:
     """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
 
@@ -144,10 +153,14 @@ def changes(
     shards
         Elements of every block whose shard comes from the host before it is gathered, and goes there after its
         gradients are reduced; none where nothing does.
+    undeferred
+        Elements of every block, in the order of backward, whose gradients those of inputs bring with them where
+        backward is split: they wait for the rest of their bucket.
     """
+    kind = kind_of(variant)
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
-    if shared.parameters:
+    if shared.parameters and kind is not ActionKind.WEIGHT:
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
@@ -159,12 +172,16 @@ def changes(
                     released[max(unit - shared.ahead, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
-    if shared.gradients and kind_of(variant) is not ActionKind.FORWARD:
+    if shared.gradients and kind is ActionKind.INPUT:
+        for block, elements in enumerate(undeferred):
+            acquired[block].append(Change(Category.GRADIENTS, elements * training.gradient_bytes))
+    if shared.gradients and kind in MAKES_GRADIENTS:
         ends = sorted({end for filling in gradients for end in filling.leaves})
         for filling in gradients:
             for block, (elements, end) in enumerate(zip(filling.elements, filling.leaves, strict=True)):
+                there = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
+                acquired[block].append(Change(Category.GRADIENTS, (elements - there) * training.gradient_bytes))
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
-                acquired[block].append(change)
                 released[ends[min(ends.index(end) + shared.ahead, len(ends) - 1)] - 1].append(change)
         for block, shard in enumerate(shards):  # every block is a bucket
             change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
@@ -215,11 +232,11 @@ def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, Pa
     stages
         For every stage, its passes by variant.
     """
-    rows = orders(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+    rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
     table = np.zeros((len(stages), 2 * JOINED, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())
-    chosen = table[rows.passes // 2, variants(rows, shared.joins(rows))]
+    chosen = table[rows.stage, variants(rows, shared.joins(rows))]
     held = np.cumsum(chosen[:, 0]) - chosen[:, 0] + chosen[:, 1]  # a rank gives back all that it takes
     result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
     return result

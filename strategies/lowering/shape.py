@@ -1,7 +1,6 @@
 """The shape of a plan's step: what its skeleton depends on, and no more."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 
 from strategies.lowering.clipping import SQUARES
 from strategies.lowering.contention import Passes
@@ -13,7 +12,7 @@ from strategies.lowering.on_host import blocks_on_host
 from strategies.lowering.pieces import Part
 from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.skeleton import Leaving, PartShape, StageShape, StepShape, UnitShape
-from strategies.lowering.variant import FORWARD_PASS, LAST_BACKWARD, SPLIT, WHOLE, variant_of
+from strategies.lowering.variant import FORWARD_PASS, INPUTS, LAST_BACKWARD, LAST_WEIGHTS, SPLIT, WHOLE
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR
 
@@ -65,25 +64,25 @@ class _Shape:
         for rank_class in others:
             more = [self._pass_shape(stage, self.cuts.parts(stage, variant, rank_class)) for variant in used]
             shapes = [_longest(*rows) for rows in zip(shapes, more, strict=True)]
-        final = variants[self.last_gradients[stage]]
+        makes = [LAST_BACKWARD, LAST_WEIGHTS] if self.plan.splits_backward else [LAST_BACKWARD]
         leaving: list[Leaving] = []
         away = blocks_on_host(self.plan, stage)
         names = self.plan.stages[stage].blocks
         if self.cuts.in_buckets:
-            ends = {part.completes: index for index, part in enumerate(final)}
+            ends = [{part.completes: index for index, part in enumerate(variants[each])} for each in makes]
             for number, bucket in enumerate(self.cuts.buckets(stage)):
                 legs = self._legs(bucket.kind, self.cuts.positions[stage], self.volumes.gradients(stage, number))
                 over = self._replica_legs(bucket.kind, self.cuts.positions[stage], bucket.parameters)
                 copied = bucket.last in names[:away]
                 if legs or over or copied:
-                    leaving.append(Leaving(number, ends[bucket.last], bucket.kind, legs, over, copied))
+                    parts = tuple(each[bucket.last] for each in ends)
+                    leaving.append(Leaving(number, parts, bucket.kind, legs, over, copied))
         forward, backward, last, *split = shapes
         ways = variants[FORWARD_PASS], variants[LAST_BACKWARD]
-        forward_units, backward_units = (self._units(stage, each) for each in ways)
+        reading = (FORWARD_PASS, LAST_BACKWARD, INPUTS)
+        units = tuple(self._units(stage, variants[each]) for each in reading if each in used)
         kept = [self._kept(stage, each) for each in ways]
-        return StageShape(
-            forward, backward, last, tuple(leaving), tuple(split), forward_units, backward_units, kept[0], kept[1]
-        )
+        return StageShape(forward, backward, last, tuple(leaving), tuple(split), units, kept[0], kept[1])
 
     def _sized(self, position: int) -> tuple[int, ...]:
         """Return one rank class at a position for every size of microbatches that ranks there run."""
@@ -126,13 +125,6 @@ class _Shape:
         )
         first = ((FROM_HOST, 1),) if block < blocks_on_host(self.plan, stage) else ()
         return (*first, *((kind, legs) for kind, legs in found if legs))
-
-    @cached_property
-    def last_gradients(self) -> tuple[int, ...]:
-        """For every stage the variant of the pass that makes its last gradients."""
-        if not self.plan.splits_backward:
-            return (LAST_BACKWARD,) * len(self.plan.stages)
-        return tuple(variant_of(action, final=True) for action in self.plan.schedule.last_gradients)
 
     def _part_shape(self, stage: int, part: Part) -> PartShape:
         step, legs = part.collective, 0

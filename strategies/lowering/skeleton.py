@@ -33,8 +33,8 @@ from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
 from strategies.lowering.variant import JOINED, variant_of
 from strategies.mesh import REPLICA, TENSOR
-from strategies.orders import orders
-from strategies.schedule import KINDS, Action, ActionKind, rule_of, schedule
+from strategies.orders import actions
+from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
 from strategies.schedules.rule import Placement
 
 RANK = "rank"
@@ -75,18 +75,23 @@ class PartShape(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """A bucket of gradients by its number: the part of a pass after which it leaves, and how it is reduced.
+    """A bucket of gradients by its number: after which part it leaves of a pass of each kind, and how it is reduced.
 
-    First by groups of a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many;
-    then it may be ``copied`` to the host.
+    ``parts`` are those of a whole backward, and of the gradients of weights where they are apart. First by groups of
+    a ``kind``, in ``legs`` phases, and of the last gradients then over ``replicas``, in as many; then it may be
+    ``copied`` to the host.
     """
 
     number: int
-    part: int
+    parts: tuple[int, ...]
     kind: str
     legs: int
     replicas: int
     copied: bool = False
+
+    def after(self, kind: ActionKind) -> int:
+        """Return the part of a pass of a kind after which it leaves."""
+        return self.parts[MAKES_GRADIENTS.index(kind)]
 
 
 class UnitShape(NamedTuple):
@@ -105,7 +110,8 @@ class StageShape(NamedTuple):
     """The parts of a stage's passes; those of the last gradients may be cut more finely than the others of their kind.
 
     ``split`` are the parts of `SPLIT` variants, where the schedule has such. Units are those whose parameters are
-    gathered, in the order of the pass, and kept those whose activations go to the host; none without ZeRO 3 or offload.
+    gathered for a forward, a backward and the gradients of inputs, in the order of the pass, and kept those whose
+    activations go to the host; none without ZeRO 3 or offload.
     """
 
     forward: tuple[PartShape, ...]
@@ -113,14 +119,17 @@ class StageShape(NamedTuple):
     last: tuple[PartShape, ...]
     buckets: tuple[Leaving, ...]
     split: tuple[tuple[PartShape, ...], ...] = ()
-    forward_units: tuple[UnitShape, ...] = ()
-    backward_units: tuple[UnitShape, ...] = ()
+    units: tuple[tuple[UnitShape, ...], ...] = ()
     forward_kept: tuple[KeptShape, ...] = ()
     backward_kept: tuple[KeptShape, ...] = ()
 
     def parts(self, variant: int) -> tuple[PartShape, ...]:
         """Return the parts of one of the variants of a pass."""
         return (self.forward, self.backward, self.last, *self.split)[variant % JOINED]
+
+    def gathered(self, kind: ActionKind) -> tuple[UnitShape, ...]:
+        """Return the units that a pass of a kind reads: gradients of weights need no parameters."""
+        return () if kind is ActionKind.WEIGHT else self.units[KINDS.index(kind)]
 
 
 class StepShape(NamedTuple):
@@ -222,7 +231,7 @@ class Builder:
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
     a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
-    joined, ``on_host`` the buckets that hosts have gradients of.
+    joined, ``on_host`` the buckets that hosts have gradients of, ``computed`` each position's last task that computes.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -243,11 +252,12 @@ class Builder:
         self.activations = Activations(self.order, self._copy)
         self.summed: list[int | None] = [None] * shape.ranks
         self.on_host: set[tuple[int, int]] = set()
+        self.computed: list[int | None] = [None] * shape.ranks
 
     def build(self) -> Skeleton:
         """Return the abstract tasks of the whole step."""
-        for actions in in_order(self.order):
-            self._actions(actions)
+        for together in in_order(self.order):
+            self._actions(together)
         for position in range(self.shape.ranks):
             self._sum(position)
         for number, (first, second, legs) in enumerate(self.shape.tied):
@@ -374,7 +384,7 @@ class Builder:
         waits = self._awaited(action)
         if shared.gradients:
             waits.append(self.leaving[position])
-        leaves = final or (shared.gradients and action.kind is not ActionKind.FORWARD)
+        leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
         for index, part in enumerate(stage.parts(variant)):
             waits += [*kept.before(index), *units.before(index)]
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
@@ -412,6 +422,8 @@ class Builder:
         for slot in slots.legs:
             number = self._task(slot, microbatch, waits)
             waits = []
+        if StreamKind.COMPUTE in slots.held:
+            self.computed[position] = number
         if part.launched:
             self._task(slots.rest, microbatch, [])
         if part.beside:
@@ -436,7 +448,8 @@ class Builder:
     def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
-        found = [leaving for leaving in self.shape.stages[action.stage].buckets if leaving.part == part]
+        buckets = self.shape.stages[action.stage].buckets
+        found = [leaving for leaving in buckets if leaving.after(action.kind) == part]
         for leaving in found:
             self._leave(chain, position, action, leaving)
         if not found or not shared.gradients:
@@ -506,12 +519,12 @@ class _Units:
     def __init__(self, builder: Builder, chain: Chain, action: Action, variant: int) -> None:
         self.builder, self.chain, self.action = builder, chain, action
         self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
-        self.units = stage.forward_units if action.kind is ActionKind.FORWARD else stage.backward_units
+        self.units = stage.gathered(action.kind)
         self.gathered = builder.shape.sharing.gathered(variant, len(self.units))
         self.ready: dict[int, int] = {}
         self.ended = 0
         for unit in range(min(builder.shape.sharing.ahead + 1, len(self.units))):
-            self._gather(unit)
+            self._gather(unit, builder.computed[self.position])
 
     def before(self, part: int) -> list[int | None]:
         """Return what a part waits for: the gather of the unit that begins with it."""
@@ -525,10 +538,14 @@ class _Units:
             if following < len(self.units):
                 self._gather(following)
 
-    def _gather(self, unit: int) -> None:
-        """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order."""
+    def _gather(self, unit: int, computed: int | None = None) -> None:
+        """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order.
+
+        The first of a pass wait for all that was ``computed`` before, of which some may be another pass's in turns.
+        """
         shape, position, builder = self.units[unit], self.position, self.builder
-        after = [*self.chain.ends, *([] if builder.shape.sharing.ahead else [builder.leaving[position]])]
+        reduced = None if builder.shape.sharing.ahead else builder.leaving[position]
+        after = [*dict.fromkeys((*self.chain.ends, computed, reduced))]
         legs = [(kind, leg) for kind, count in shape.gathers for leg in range(count)]
         for kind, leg in legs if self.gathered[unit] else ():
             waits, after = [(task, position) for task in after], []
@@ -546,10 +563,10 @@ def _joins(shape: StepShape) -> frozenset[Action]:
     """Return the actions whose passes find or leave other parameters gathered than most of their kind."""
     if not shape.sharing.parameters:
         return frozenset()
-    rows = orders(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+    rows = actions(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
     chosen = shape.sharing.joins(rows)
-    found = zip(rows.passes[chosen].tolist(), rows.microbatch[chosen].tolist(), strict=True)
-    return frozenset(Action(code // 2, KINDS[code % 2], microbatch) for code, microbatch in found)
+    found = zip(*(column[chosen].tolist() for column in rows[:3]), strict=True)
+    return frozenset(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in found)
 
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}

@@ -27,7 +27,8 @@ class Split(NamedTuple):
 def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step]) -> Split:
     """Return the steps of a backward in two; together they take the same ticks.
 
-    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred.
+    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred. Either part of a
+    block that has nothing to do in it is one step of no time.
     """
     operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
     inputs: list[Step] = []
@@ -46,4 +47,12 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
             inputs.append(step._replace(ticks=step.ticks - ticks, launches=step.launches - 1))
         elif step.ticks > ticks:
             inputs.append(step._replace(ticks=step.ticks - ticks))
-    return Split(tuple(inputs), tuple(weights))
+    nothing = Step(TaskKind.BACKWARD, 0, "nothing", 0)
+    return Split(tuple(inputs) or (nothing,), tuple(weights) or (nothing._replace(kind=TaskKind.WEIGHT_GRADIENT),))
+
+
+def undeferred_elements(layout: BlockLayout) -> int:
+    """Return the elements of a rank's parameters whose gradients are made with those of inputs: of norms."""
+    block = layout.block
+    later = {name for operator in block.operators if defers(operator) for name in operator.parameters}
+    return sum(layout.parameter_share(tensor) for tensor in block.parameters if tensor.name not in later)

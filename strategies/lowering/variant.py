@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.program import IntArray
-from strategies.orders import Orders
-from strategies.schedule import Action, ActionKind
+from strategies.orders import Actions
+from strategies.schedule import KINDS, Action, ActionKind
 
 FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD, INPUTS, WEIGHTS, LAST_WEIGHTS = range(6)
 """What makes a stage's last gradients is apart from others of its kind."""
@@ -47,39 +47,60 @@ def variant_of(action: Action, final: bool) -> int:
             return LAST_WEIGHTS if final else WEIGHTS
 
 
-def variants(rows: Orders, joins: NDArray[np.bool_]) -> IntArray:
-    """Return the variant of every action of all pipeline ranks, of a schedule that does not split backward.
+def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
+    """Return the variant of every action of all pipeline ranks.
 
-    >>> from strategies.orders import orders
-    >>> rows = orders("1f1b", 1, 2)
+    >>> from strategies.orders import actions
+    >>> rows = actions("1f1b", 1, 2)
     >>> (variants(rows, joined(rows)) - JOINED).tolist() == [FORWARD_PASS, BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD]
     True
     """
-    _, from_end = np.unique(rows.passes[::-1], return_index=True)
-    last = np.zeros(len(rows.passes), np.bool_)
-    last[len(last) - 1 - from_end] = True
-    result: IntArray = np.array((FORWARD_PASS, BACKWARD_PASS))[rows.passes % 2]
-    result[last & (rows.passes % 2 == 1)] = LAST_BACKWARD
-    return result + JOINED * joins
+    makes = (rows.kind == _BACKWARD) | (rows.kind == _WEIGHT)
+    result: IntArray = np.array((FORWARD_PASS, BACKWARD_PASS, INPUTS, WEIGHTS))[rows.kind]
+    return result + _last(rows, makes) + JOINED * joins
 
 
-def joined(rows: Orders) -> NDArray[np.bool_]:
+def joined(rows: Actions) -> NDArray[np.bool_]:
     """Return for every action whether it is a forward that a backward of its stage follows at once, or that backward.
 
-    >>> from strategies.orders import orders
-    >>> joined(orders("gpipe", 1, 2)).tolist()
+    Of a backward in two it is that of the inputs, which alone reads parameters. Two that run as one do not follow.
+
+    >>> from strategies.orders import actions
+    >>> joined(actions("gpipe", 1, 2)).tolist()
     [False, True, True, False]
     """
-    follows = (rows.passes[:-1] % 2 == 0) & (rows.passes[1:] == rows.passes[:-1] + 1)
-    follows[rows.start[1:-1] - 1] = False  # the next rank's first action
+    begins, reads = rows.kind[:-1] == _FORWARD, _goes_back(rows)[1:]
+    follows = begins & reads & (rows.stage[1:] == rows.stage[:-1]) & ~rows.together[:-1]
     result: NDArray[np.bool_] = np.append(follows, False) | np.append(False, follows)
     return result
 
 
-def opening(rows: Orders) -> NDArray[np.bool_]:
-    """Return for every action whether it is the first forward of its stage."""
-    _, first = np.unique(rows.passes, return_index=True)
-    result: NDArray[np.bool_] = np.zeros(len(rows.passes), np.bool_)
-    result[first] = True
-    result &= rows.passes % 2 == 0
+def first_and_last(rows: Actions) -> NDArray[np.bool_]:
+    """Return for every action whether it is the first of its stage that reads parameters, or the last.
+
+    >>> from strategies.orders import actions
+    >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
+    [True, False, False, False, True, False]
+    """
+    reads = np.flatnonzero(rows.kind != _WEIGHT)
+    result: NDArray[np.bool_] = np.zeros(len(rows.kind), np.bool_)
+    result[reads[np.unique(rows.stage[reads], return_index=True)[1]]] = True
+    return result | _last(rows, _goes_back(rows))
+
+
+def _goes_back(rows: Actions) -> NDArray[np.bool_]:
+    """Return for every action whether it makes gradients of inputs."""
+    result: NDArray[np.bool_] = (rows.kind == _BACKWARD) | (rows.kind == _INPUT)
     return result
+
+
+def _last(rows: Actions, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for every action whether it is the last of some of its stage."""
+    places = np.flatnonzero(among)[::-1]
+    _, found = np.unique(rows.stage[places], return_index=True)
+    result = np.zeros(len(among), np.bool_)
+    result[places[found]] = True
+    return result
+
+
+_FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(len(KINDS))

@@ -101,6 +101,7 @@ QUIET = [
 FASTER: list[tuple[str, dict[str, Any]]] = [
     ("data-parallel-buckets", {"plan.overlap_gradients": False}),
     ("zero-1-optimizer", {"plan.zero": 0}),
+    ("zero-3-zero-bubble", {"plan.schedule": "1f1b"}),
     ("sequence-parallel", {"plan.sequence_parallel": False}),
     ("pipeline-gpipe", {"plan.schedule": "naive"}),
     ("pipeline-1f1b", {"plan.schedule": "naive"}),
@@ -137,6 +138,7 @@ SLOWER: list[tuple[str, dict[str, Any]]] = [
     ("optimizer-offload", {"plan.offload": []}),
     ("partial-optimizer-offload", {"plan.offload": []}),
     ("parameter-offload", {"plan.offload": []}),
+    ("zero-3-zero-bubble", {"plan.zero": 1}),
     ("expert-imbalance", {"model.transformer.experts.imbalance": 1.0}),
 ]
 """A scenario, and fields without which its step is shorter: a hindrance, or the price of memory."""
@@ -146,6 +148,8 @@ LEANER: list[tuple[str, dict[str, Any]]] = [
     ("tensor-parallel-2d", ONE_ROW),
     ("sequence-parallel", {"plan.sequence_parallel": False}),
     ("zero-1-optimizer", {"plan.zero": 0}),
+    ("zero-3-zero-bubble", {"plan.zero": 1}),
+    ("zero-3-zero-bubble", {"plan.schedule": "1f1b"}),
     ("recompute-selective", {"plan.recompute": "none"}),
     ("recompute-full", {"plan.recompute": "selective"}),
     ("optimizer-offload", {"plan.offload": []}),

@@ -38,7 +38,6 @@ from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
-from strategies.schedules.rule import no_pairs
 from strategies.training import Training
 
 from .problems import IDEAL
@@ -154,7 +153,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         chunks=chunks,
         microbatch=_microbatch(choose, degrees),
         stages=stages,
-        **_sharing(choose, schedule, data, degrees["expert"]),
+        **_sharing(choose, data, degrees["expert"]),
         **_choices(choose, kind, degrees),
     )
     machine = _machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
@@ -214,10 +213,9 @@ def _microbatch(choose: Choose, degrees: dict[str, Any]) -> int | tuple[int, ...
     return tuple(size for _ in range(degrees["data"] // expert) for size in [rows * choose([1, 2, 3])] * expert)
 
 
-def _sharing(choose: Choose, schedule: str, data: int, expert: int) -> dict[str, Any]:
+def _sharing(choose: Choose, data: int, expert: int) -> dict[str, Any]:
     """Return what ZeRO shares, and over whom."""
-    rule = SCHEDULES[schedule]
-    zero = choose([0, 1] if rule.splits_backward or rule.pairs is not no_pairs else [0, 1, 2, 3])
+    zero = choose([0, 1, 2, 3])
     groups = [size for size in range(max(expert, 2), data) if data % size == 0 and size % expert == 0]
     return {
         "zero": zero,

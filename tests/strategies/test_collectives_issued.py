@@ -21,6 +21,7 @@ References
 .. [12] Lepikhin et al., "GShard", 2020.
 .. [13] NVIDIA/Megatron-LM, ``megatron/core``: ``distributed/finalize_model_grads.py``, ``optimizer/clip_grads.py``,
    ``models/common/embeddings/language_model_embedding.py`` and ``transformer/moe/token_dispatcher.py``.
+.. [14] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (the two parts of a backward).
 """
 
 from collections import Counter
@@ -622,6 +623,38 @@ TABLE = (
         Layout(data=2, pipeline=2, zero=3),
         zero_3((2, 3), *[gpt_layer()] * (L // 2)) + zero_3_kept((2, 3), gpt_head()) + boundary(0, 2, TOKENS),
         rank=2,
+    ),
+    Row(
+        "zero 2 x zero bubble, first stage",  # [14] only shards are kept, so each W reduces what it makes
+        GPT,
+        Layout(data=2, pipeline=2, schedule="zb1p", zero=2),
+        zero_2((0, 1), gpt_embedding() + L // 2 * gpt_layer()) + boundary(0, 2, TOKENS),
+    ),
+    Row(
+        # F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3: three times I follows a forward at once; [14] W = x^T dy reads no weights
+        "fully sharded x zero bubble, first stage",
+        GPT,
+        Layout(data=2, pipeline=2, schedule="zb1p", zero=3),
+        zero_3((0, 1), gpt_embedding(), *[gpt_layer()] * (L // 2 - 1))
+        + zero_3_kept((0, 1), gpt_layer(), gathers=2 * M - 3)
+        + boundary(0, 2, TOKENS),
+    ),
+    Row(
+        "fully sharded x zero bubble, last stage",  # F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+        GPT,
+        Layout(data=2, pipeline=2, schedule="zb1p", zero=3),
+        zero_3((2, 3), *[gpt_layer()] * (L // 2)) + zero_3_kept((2, 3), gpt_head()) + boundary(0, 2, TOKENS),
+        rank=2,
+    ),
+    Row(
+        # stages 0 and 3: of all forwards only the first of stage 3 stands before a backward of its stage, and in
+        # pairs forward and backward are of different stages
+        "fully sharded x v of 2 ranks",
+        replace(GPT, layers=8),
+        Layout(data=2, pipeline=2, schedule="dualpipev", chunks=2, zero=3),
+        zero_3((0, 1), gpt_embedding(), *[gpt_layer()] * 4)
+        + zero_3_kept((0, 1), gpt_head(), gathers=2 * M - 1)
+        + boundary(0, 2, TOKENS, 2 * M),
     ),
     Row(
         "data x context x tensor x pipeline, first stage",  # [10] section 3.3.2

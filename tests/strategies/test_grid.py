@@ -532,8 +532,6 @@ def test_every_way_to_the_step_time_agrees(
 ) -> None:
     rows, columns = shape
     schedule, chunks = scheduled if pipeline > 1 else ("1f1b", 1)
-    if schedule in ("zb1p", "zbv", "dualpipev"):
-        zero = min(zero, 1)
     ranks = rows * columns * data * pipeline * context
     small = problem(
         nodes=ranks // min(devices, ranks),

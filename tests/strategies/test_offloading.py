@@ -101,12 +101,6 @@ ACTIVATIONS = Offloading(activations=(1.0,))
         ),
         (
             {},
-            Layout(pipeline=8, schedule="zb1p", offload=ALL),
-            "parameters",
-            "zb1p splits backward or runs passes in pairs; nearest: 1f1b",
-        ),
-        (
-            {},
             Layout(pipeline=8, offload=Offloading(parameters=(1.0,))),
             "parameters",
             "met optimizer: 0 with parameters: 1; nearest: optimizer: 1.0",

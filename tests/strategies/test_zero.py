@@ -24,7 +24,6 @@ from strategies.lowering.parameters import Parameters
 from strategies.mesh import DATA, REPLICA
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.schedule import SCHEDULES
 from strategies.search import Space, layouts
 
 from .problems import problem
@@ -185,17 +184,6 @@ def test_replicas_lie_where_the_order_says() -> None:
     assert [axis.name for axis in left_out.mesh.axes] == ["replica", "data", "pipeline", "tensor"]
 
 
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("name", [name for name, rule in SCHEDULES.items() if rule.splits_backward])
-def test_backward_in_two_is_refused_where_gradients_are_shared(zero: int, name: str) -> None:
-    layout = Layout(data=2, pipeline=2, schedule=name, chunks=SCHEDULES[name].chunks[1] or 2, zero=zero)
-    small = problem(devices=4, batch=32)
-    why = f"{name} splits backward or runs passes in pairs; nearest: 1f1b"
-    expected = f"zero {zero} reduces gradients where they are made whole: {why}"
-    assert list(violations(small, layout)) == [("schedule", expected)]
-    assert not list(violations(small, replace(layout, zero=1)))
-
-
 def test_ranks_that_share_experts_share_states() -> None:
     layout = Layout(data=8, expert=4, zero=3, zero_shards=2)
     expected = "expert(4) divides zero_shards(2): ranks that share experts share states; nearest: 4"
@@ -297,6 +285,8 @@ LAYOUTS = (
     {"data": 4, "tensor": 2},
     {"data": 4, "pipeline": 2, "schedule": "gpipe"},
     {"data": 4, "pipeline": 2, "schedule": "interleaved", "chunks": 2},
+    {"data": 4, "pipeline": 2, "schedule": "zb2p"},
+    {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "dualpipev", "chunks": 2},
 )
 STAGES = (
     {"zero": 2},
