@@ -176,7 +176,8 @@ def _straggler() -> list[Figure]:
     from scenarios.loader import load
     from simulator.catalog import cluster
     from simulator.engine import simulate
-    from strategies.layout import Layout, complete
+    from strategies.completion import complete
+    from strategies.layout import Layout
     from strategies.lowering import lower
     from strategies.problem import Problem
 
@@ -211,7 +212,7 @@ def _unfolded() -> list[Figure]:
 def _plans() -> list[Figure]:
     """Measure plans a second by longest path over the whole space of GPT-3, completing the plans included."""
     from scenarios.loader import load
-    from strategies.layout import complete
+    from strategies.completion import complete
     from strategies.lowering import StageCosts
     from strategies.path_times import LongestPaths
     from strategies.search.space import layouts

@@ -12,7 +12,9 @@ from simulator.catalog import cluster
 from simulator.engine import step_time
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
-from strategies.layout import ZERO_STAGES, Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import ZERO_STAGES, Layout
+from strategies.layout_rules import violations
 from strategies.lowering import lower
 from strategies.offloading import OFFLOADS, Offloading, offloading
 from strategies.parallelism import Attention

@@ -33,13 +33,16 @@ from simulator.models.experts import Experts
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
-from strategies.layout import Layout, Violation, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import recomputation
 from strategies.schedule import SCHEDULES
 from strategies.training import Training
+from strategies.violation import Violation
 
 if TYPE_CHECKING:
     from scenarios.long_run import RunSettings

@@ -6,7 +6,8 @@ from scenarios.scenario import layout_of
 from scenarios.simulation import Simulation
 from simulator.program import Category
 from simulator.units import format_size
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import ClassVar, Protocol
 
+from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
-from strategies.layout import complete
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.space import EVERYTHING, Space, layouts

@@ -6,8 +6,9 @@ from math import inf
 from operator import itemgetter
 from typing import ClassVar
 
+from strategies.completion import complete
 from strategies.cost_model import CostModel
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.search.driver import OutOfTime, Proof, Proposals
 from strategies.search.space import Space, layouts

@@ -14,9 +14,10 @@ from math import exp, log
 from random import Random
 from typing import ClassVar, NamedTuple
 
+from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.driver import Proposals

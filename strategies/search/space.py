@@ -11,7 +11,8 @@ from functools import lru_cache
 from itertools import permutations, product
 from math import isqrt
 
-from strategies.layout import ZERO_STAGES, Layout, violations
+from strategies.layout import ZERO_STAGES, Layout
+from strategies.layout_rules import violations
 from strategies.partition import num_layers
 from strategies.plan import Recompute
 from strategies.problem import Problem

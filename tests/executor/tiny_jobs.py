@@ -11,7 +11,8 @@ from simulator.cluster import Cluster, homogeneous
 from simulator.host import Host
 from simulator.link import Link
 from simulator.models.transformer import Transformer, build
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.training import Training

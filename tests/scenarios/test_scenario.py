@@ -9,7 +9,9 @@ from scenarios.nearest import nearest_that_fits, reason
 from scenarios.scenario import Scenario, layout_of
 from scenarios.schema import PlanDocument, PlanTable
 from scenarios.simulation import simulation
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 

@@ -29,8 +29,10 @@ from simulator.interconnect.kinds import (
 from simulator.link import Link
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
+from strategies.completion import complete
 from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.mesh import AXES, DATA, PIPELINE, TENSOR
 from strategies.offloading import NOTHING, WHOLE, Offloading, StepPlace
 from strategies.parallelism import Attention

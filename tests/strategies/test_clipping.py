@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from simulator.engine import simulate, step_time
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.mesh import AXES
 from strategies.path_times import path_times

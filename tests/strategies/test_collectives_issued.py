@@ -33,7 +33,8 @@ import pytest
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import Granularity, lower
 from strategies.parallelism import Attention
 from strategies.problem import Problem

@@ -7,7 +7,9 @@ import pytest
 from simulator.collective_kinds import Collective
 from simulator.engine import simulate, step_time
 from simulator.program import TaskKind
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.step import Step, chain_ticks
 from strategies.parallelism import Attention

@@ -5,7 +5,9 @@ import pytest
 from simulator.collective_kinds import Collective
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import StageCosts
 from strategies.lowering.optimizer import updated_parameters
 from strategies.problem import Problem

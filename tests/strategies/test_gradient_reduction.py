@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.engine import simulate, step_time
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.problem import Problem
 

@@ -23,9 +23,11 @@ from simulator.models.transformer import Transformer, build
 from simulator.models.vit import VisionTransformer
 from simulator.operator_graph import OperatorGraph, Tensor
 from simulator.program import Category, TaskKind
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout

@@ -19,7 +19,7 @@ from simulator.interconnect.interconnect import interconnect
 from simulator.program import Program
 from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
-from strategies.layout import violations
+from strategies.layout_rules import violations
 from strategies.lowering import Granularity, lower
 
 from .plans import Case, any_cases

@@ -2,7 +2,9 @@
 
 import pytest
 
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.schedule import SCHEDULES
 
 from .problems import problem

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from simulator.models.builder import BlockBuilder
 from simulator.models.layers import cross_entropy, linear, residual
 from simulator.operator_graph import Block
+from strategies.completion import complete
 from strategies.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.lowering.buffers import Boundary
 from strategies.lowering.liveness import Liveness

@@ -13,8 +13,10 @@ from simulator.engine import simulate, step_time
 from simulator.interconnect.kinds import Mesh
 from simulator.link import Link
 from simulator.program import Program, TaskKind
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.local_batches import data_ranks
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.mesh import DATA, PIPELINE, TENSOR

@@ -12,9 +12,10 @@ from simulator.engine import simulate, step_time
 from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine
 from simulator.program import Program, StreamKind, TaskKind
 from simulator.units import to_seconds
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.stage import StageCost

@@ -14,8 +14,9 @@ from simulator.host import Pcie
 from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
 from simulator.link import Link
 from simulator.program import StreamKind, TaskKind
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.offloading import NOTHING, Offloading
 from strategies.problem import Problem

@@ -13,7 +13,8 @@ from simulator.catalog import cluster
 from simulator.models.experts import Experts
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.transformer import Transformer, build
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.needs import Needs
 from strategies.parallelism import Attention

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.memory import StageMemory, peak_activations, stage_memory
 from strategies.lowering.recompute import BlockMemory

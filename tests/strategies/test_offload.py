@@ -18,8 +18,9 @@ from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
 from simulator.timeline import Timeline
 from simulator.units import to_seconds
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete
+from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.offload import CHUNKS
 from strategies.offloading import NOTHING, Offloading, StepPlace

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
 from strategies.plan import Plan
 from strategies.problem import Problem

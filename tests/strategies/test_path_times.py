@@ -11,8 +11,10 @@ from simulator.engine.compiled import installed
 from simulator.engine.longest_path import finish_times
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies import path_times as module
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
 from strategies.mesh import Axis, Mesh
 from strategies.offloading import Offloading

@@ -11,7 +11,9 @@ from simulator.engine import simulate, step_time
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
 from simulator.program import TaskKind
-from strategies.layout import Layout, complete, violations
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
 from strategies.needs import Needs
 from strategies.parallelism import Attention

@@ -4,7 +4,8 @@ import pytest
 
 from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.mesh import TENSOR
 from strategies.sharding import REPLICATED, ShardingSpec, redistribute

@@ -7,7 +7,8 @@ import pytest
 
 from simulator.engine import step_time
 from simulator.program import TaskKind
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem

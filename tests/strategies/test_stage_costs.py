@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.collective_kinds import Collective
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.lowering.classes import BACKWARD, FORWARD
 from strategies.lowering.liveness import Liveness

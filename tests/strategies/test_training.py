@@ -11,7 +11,8 @@ from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, Operator, OperatorKind, Tensor
 from simulator.program import Category
 from simulator.units import to_ticks
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.optimizer import optimizer_ticks, state_bytes
 from strategies.lowering.parameters import Parameters

@@ -14,8 +14,10 @@ from simulator.collective_kinds import Collective
 from simulator.engine import longest_path, simulate, step_ticks, step_time
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.mesh import DATA

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from simulator.engine import simulate, step_time
 from simulator.engine.longest_path import finish_times
 from simulator.program import StreamKind, TaskKind
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
 from strategies.needs import Needs
 from strategies.path_times import path_times

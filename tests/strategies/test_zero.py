@@ -16,8 +16,10 @@ from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKin
 from simulator.program import Category, Program, StreamKind, TaskKind
 from simulator.timeline import Timeline
 from simulator.units import to_ticks
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.memory import resident
 from strategies.lowering.parameters import Parameters

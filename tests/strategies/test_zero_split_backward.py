@@ -14,8 +14,10 @@ from simulator.engine import simulate
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from simulator.program import Category, StreamKind, TaskKind
 from simulator.timeline import Timeline
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout, complete, violations
+from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.offloading import Offloading
 from strategies.parallelism import Attention

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.layout import complete
+from strategies.completion import complete
 from strategies.problem import Problem
 from strategies.search import ALGORITHMS, Progress, SearchAlgorithm, SearchResult, Space, layouts, search
 

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import pytest
 
+from strategies.completion import complete
 from strategies.evaluation import Evaluation
-from strategies.layout import complete
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search import Progress, Proof, SearchResult, Space, layouts, search

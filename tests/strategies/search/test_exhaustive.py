@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.models.transformer import Transformer, build
+from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import complete
 from strategies.plan import Plan
 from strategies.search import Exhaustive, layouts, search
 from strategies.training import Training

@@ -4,7 +4,8 @@ from math import exp
 
 import pytest
 
-from strategies.layout import Layout, complete
+from strategies.completion import complete
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.search import MCMC, Space, layouts, neighbours, search
 from strategies.search.mcmc import _Place
