@@ -71,7 +71,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
@@ -79,8 +79,8 @@ class BlockCosts:
         self._replicated: dict[tuple[str, int], int] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
         self._liveness: dict[tuple[str, int, int], Liveness] = {}
-        self._moments: dict[tuple[str, int, int, OfLayer], Moments] = {}
-        self._memories: dict[tuple[str, int, int, OfLayer], BlockMemory] = {}
+        self._moments: dict[tuple[str, int, int, OfLayer, int], Moments] = {}
+        self._memories: dict[tuple[str, int, int, OfLayer, int], BlockMemory] = {}
         self._buffers: dict[tuple[str, int, int], BlockBuffers] = {}
         self._steps: dict[tuple[object, ...], BlockSteps] = {}
         self._costs: dict[tuple[str, int, bool, object], BlockCost] = {}
@@ -99,7 +99,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, plan.splits_backward))
+            how = (cut, plan.microbatch, plan.recompute, plan.splits_backward, self._leaves_whole(plan))
+            self._latest = plan, cut, self._hows.of(how)
         return self._latest
 
     def seen(self, plan: Plan, batch: int) -> Plan:
@@ -149,14 +150,20 @@ class BlockCosts:
         layer = again and self.blocks[name].layer  # others keep all
         recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
         size = plan.sequences
-        key = (name, self.cut(plan), size, recompute)
+        apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
+        key = (name, self.cut(plan), size, recompute, apart)
         if key not in self._memories:
             sequences = 1 if self._scales(plan, name) else size
-            which = (name, self.cut(plan), sequences, recompute)
+            which = (name, self.cut(plan), sequences, recompute, apart)
             if which not in self._moments:
-                self._moments[which] = moments(self._live(plan, name, sequences), recompute)
+                live = self._live(plan, name, sequences)
+                self._moments[which] = moments(live, recompute, apart_gradients=apart)
             self._memories[key] = self._moments[which].memory(size // sequences)
         return self._memories[key]
+
+    def _leaves_whole(self, plan: Plan) -> bool:
+        """Return whether gradients are reduced as each block has made them, and counted apart."""
+        return plan.zero >= 2 and plan.shards > 1
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
         key = (name, self.cut(plan), sequences)

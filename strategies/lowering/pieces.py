@@ -152,15 +152,17 @@ known_parts = lru_cache(maxsize=1024)(parts)
 def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> Iterator[_Item]:
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
-    working = memory.working(kind)
-    acquired, released = _changes(taken, working) + besides.acquired, _changes(given, working) + besides.released
+    working, unmade = memory.working(kind), min(taken, 0)
+    acquired = _changes(taken - unmade, working, unmade) + besides.acquired
+    released = _changes(given - unmade, working, unmade) + besides.released
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
         yield _Item(step, name, acquired if index == 0 else (), released if last else (), name if last else None)
 
 
-def _changes(activations: int, buffers: int) -> tuple[Change, ...]:
-    sizes = ((Category.ACTIVATIONS, activations), (Category.BUFFERS, buffers))
+def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
+    """Return what a block takes or gives back; ``gradients``, below 0, are those that count already but come later."""
+    sizes = ((Category.ACTIVATIONS, activations), (Category.BUFFERS, buffers), (Category.GRADIENTS, gradients))
     return tuple(Change(category, size) for category, size in sizes if size)
 
 

@@ -17,6 +17,8 @@ al. 2022, "Reducing activation recomputation in large transformer models" (selec
 Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from simulator.collective_kinds import Collective
@@ -43,7 +45,8 @@ class BlockMemory(NamedTuple):
     kept
         Held from forward to backward.
     recomputed
-        Made again at the start of backward and held until its end.
+        Made again at the start of backward and held until its end; below 0 where gradients count from the start on
+        that only come when activations have gone.
     forward, backward
         Held beyond those at the fullest moment of each pass.
     deferred
@@ -165,8 +168,12 @@ class Moments(NamedTuple):
         )
 
 
-def moments(live: Liveness, how: OfLayer) -> Moments:
-    """Return what a block holds, moment by moment."""
+def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moments:
+    """Return what a block holds, moment by moment.
+
+    ``apart_gradients`` are the bytes of an element of gradients that are counted as they leave their block, whole: then
+    those that backward has not made yet are left out here.
+    """
     operators = live.operators
     again = set(recomputed_operators(live.block, how))
     held, saved = _kept(live, again), _saved(live)
@@ -174,7 +181,9 @@ def moments(live: Liveness, how: OfLayer) -> Moments:
     last = max((saved[name][1] for name in remade), default=-1)
     where = [index for index, operator in enumerate(operators) if operator in again]
     backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
-    gradients = (live.weight_gradient(operator) for operator in operators)
+    gradients = [live.weight_gradient(operator) for operator in operators]
+    if apart_gradients:
+        gradients = _not_made(live, gradients, apart_gradients)
     apart = [operator for operator in operators if defers(operator)]
     return Moments(
         sum(each.size for each in held.values()),
@@ -184,6 +193,15 @@ def moments(live: Liveness, how: OfLayer) -> Moments:
         *_deferred(live, apart),
         tuple((live.gathered_apart(operator), live.weight_gradient(operator)) for operator in apart),
     )
+
+
+def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
+    """Return for every operator the bytes of gradients that it makes and nothing keeps, less those still to be made."""
+    kept = [
+        sum(map(live.layout.parameter_share, map(live.block.tensor.__getitem__, o.parameters))) for o in live.operators
+    ]
+    later = accumulate((count * each for count in kept), initial=0)
+    return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
 
 
 def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:

@@ -155,8 +155,8 @@ class FakeTrainer(Trainer):
 class ShardedTrainer(FakeTrainer):
     """The executor's network with parameters, gradients and optimizer states cut over the data axis.
 
-    Every layer is gathered by itself, so that the passes run one after another: torch's pipeline
-    runtime gathers a whole stage before its first pass.
+    Embedding, layers and head are gathered each by itself, so that the passes run one after another: torch's
+    pipeline runtime gathers a whole stage before its first pass.
 
     Parameters
     ----------
@@ -170,14 +170,12 @@ class ShardedTrainer(FakeTrainer):
         super().__init__(job)
 
     def _replicate(self, network: Network) -> nn.Module:
-        for layer in network.decoder_layers():
-            fully_shard(layer, mesh=self.mesh[DATA], reshard_after_forward=self.reshard)
+        units = [network.embedding, *network.decoder_layers(), network.head]
+        for unit in units:
+            assert unit is not None
+            kept = unit is network.head  # its backward comes next
+            fully_shard(unit, mesh=self.mesh[DATA], reshard_after_forward=self.reshard and not kept)
         return fully_shard(network, mesh=self.mesh[DATA], reshard_after_forward=self.reshard)
-
-    def prepare(self) -> None:
-        """Make optimizer states; gradients come with backward."""
-        super().prepare()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def run(self) -> None:
         """Run one step; gradients are reduced after every microbatch."""

@@ -10,7 +10,8 @@ from simulator.cluster import homogeneous  # noqa: E402
 from simulator.host import Host  # noqa: E402
 from simulator.link import Link  # noqa: E402
 from simulator.models.transformer import Transformer, build  # noqa: E402
-from strategies.layout import Layout, complete  # noqa: E402
+from strategies.completion import complete  # noqa: E402
+from strategies.layout import Layout  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
 from strategies.problem import Problem  # noqa: E402
 from strategies.training import Training  # noqa: E402
