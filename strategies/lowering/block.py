@@ -162,7 +162,7 @@ class BlockCosts:
         return self._memories[key]
 
     def _leaves_whole(self, plan: Plan) -> bool:
-        """Return whether gradients are reduced as the backward of each block has made all of them, and counted apart."""
+        """Return whether gradients are reduced when a block's backward has made all of them, and counted apart."""
         return plan.zero >= 2 and plan.shards > 1 and not plan.splits_backward
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
