@@ -58,6 +58,8 @@ CASES = (
     Case("tensor", 4, layout={"microbatch": 4, "tensor": 4}),
     Case("tensor-sequence", 4, layout={"microbatch": 4, "tensor": 4, "sequence_parallel": True}),
     Case("tensor-full", 16, layout={"microbatch": 4, "tensor": 8, "data": 4, "recompute": Recompute.FULL}),
+    Case("thousand", 512, rank=700, layout={"microbatch": 2, "tensor": 4, "data": 256}),
+    Case("thousand-pipeline", 512, rank=1023, layout={"data": 128, "tensor": 2, "pipeline": 4}),
     Case("1f1b-first", 4, layout={"pipeline": 4}),
     Case("1f1b-middle", 8, rank=1, layout={"pipeline": 4}),
     Case("1f1b-last", 4, rank=3, layout={"pipeline": 4}),
