@@ -120,6 +120,18 @@ def test_fully_sharded_ranks_hold_their_share_and_the_peak_within_3_percent(
     assert simulated(case)["peak"] == pytest.approx(held.peak, rel=0.03)
 
 
+@pytest.mark.parametrize(("microbatch", "count"), [(4, 1), (2, 2)])
+def test_where_the_loss_is_fullest_one_layer_too_much_counts(microbatch: int, count: int) -> None:
+    # torch gathers the layer before the head after the loss's backward, the simulator as that begins: a peak is up to
+    # 7 % too high here
+    layout = {"data": 8, "microbatch": microbatch}
+    case = Case("zero-3", 8 * microbatch * count, 3, layout | {"zero": 3})
+    plain = Case("plain", case.global_batch, 3, layout)
+    held = sharded_rank_memory(plain.job(plain.problem()), rank=3, reshard=True)
+    layer = 4 * (12 * 1024**2 + 13 * 1024)  # matrices, biases and norms in fp32
+    assert simulated(case)["peak"] - held.peak == pytest.approx(layer, rel=0.01)
+
+
 def resident(case: Case) -> dict[Category, float]:
     """Return the bytes of states that a rank keeps all the time."""
     problem = case.problem()
