@@ -56,13 +56,12 @@ class Clock(Protocol):
         """Ticks."""
         ...
 
-    @property
-    def instant_over(self) -> bool:
-        """Whether no other call is to come at this tick."""
+    def call(self, delay: int, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after ``delay`` ticks."""
         ...
 
-    def call(self, delay: int, action: Callable[[T], None], argument: T, *, last: bool = False) -> None:
-        """Call ``action(argument)`` after ``delay`` ticks; ``last`` puts it after all others of that instant."""
+    def call_last(self, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after all other calls of this instant."""
         ...
 
 
@@ -120,24 +119,19 @@ class _Bottleneck:
             if flow.bottleneck is self and flow.goal == goal:
                 break
             heappop(queue)
-        self.progress = self.progress + self.pace * (now - self.since) if queue else 0
-        self.rate, self.pace, self.since = rate, pace(rate), now
+        self.progress = progress = self.progress + self.pace * (now - self.since) if queue else 0
+        self.pace = speed = pace(rate)
+        self.rate, self.since = rate, now
         for flow in flows:
             if flow.bottleneck is not self:
-                goal = self.progress + flow.left(now)
+                goal = progress + flow.left(now)
                 flow.bottleneck, flow.goal = self, goal
                 heappush(queue, (goal, next(self.network.numbers), flow))
-        self._call_for(queue[0][0], now)
-
-    def _call_for(self, goal: int, now: int) -> None:
-        """Be called at the first tick at which ``goal`` is reached."""
-        tick = self.since - (self.progress - goal) // self.pace
-        if tick < now:
-            tick = now
-        self.due = tick
-        if self.alarm is None or tick < self.alarm:
-            self.alarm = tick
-            self.network.clock.call(tick - now, self.ring, tick)
+        due = now - (progress - queue[0][0]) // speed
+        self.due = due = due if due > now else now
+        if self.alarm is None or due < self.alarm:
+            self.alarm = due
+            self.network.clock.call(due - now, self.ring, due)
 
     def ring(self, now: int) -> None:
         """End the flows that have reached their goal."""
@@ -161,7 +155,7 @@ class _Bottleneck:
         if ended:
             self.network.end(ended, self.rate, now)
         elif queue:
-            self._call_for(goal, now)
+            self.hold((), self.rate, now)
 
 
 class _Link(_Bottleneck):
@@ -201,12 +195,12 @@ class _Link(_Bottleneck):
 
     def settle(self, now: int) -> bool:
         """Let all users go at one rate, if this link alone decides that; say if it does."""
-        rate = self.capacity / (self.parts / _PARTS)
-        if not (self.steady and self._even(self.fresh, self.least, rate)):
-            self.fresh = list(self.users)
-            self.steady = self._even(self.fresh, inf, rate)
+        rate, fresh = self.capacity / (self.parts / _PARTS), self.fresh
+        if not self.steady or not (self._even(fresh, self.least, rate) if fresh else self.least >= rate):
+            fresh = list(self.users)
+            self.steady = self._even(fresh, inf, rate)
         if self.steady:
-            self.hold(self.fresh, rate, now)
+            self.hold(fresh, rate, now)
         self.fresh.clear()
         return self.steady
 
@@ -300,11 +294,9 @@ class Network:
 
     def _solve_soon(self, now: int) -> None:
         """Solve when all starts and ends of this instant are known."""
-        if self.clock.instant_over:
-            self._solve(now)
-        elif not self._called:
+        if not self._called:
             self._called = True
-            self.clock.call(0, self._solve, now, last=True)
+            self.clock.call_last(self._solve, now)
 
     def _solve(self, now: int) -> None:
         """Give new rates to the flows that a change can reach."""
@@ -319,7 +311,6 @@ class Network:
                     seeds[next(other for other, _ in flow.bundle.shares if len(self._users[other]) > 1)] = None
                 else:
                     self._let_go(flow, now)
-        seeds = {index: None for index in seeds if not self._links[index].steady}  # settled after it became one
         if seeds:
             self._share(seeds, now)
         self._dirty.clear()
@@ -336,6 +327,9 @@ class Network:
 
     def _share(self, seeds: dict[int, None], now: int) -> None:
         """Give new rates to the flows that share a link with ``seeds``, directly or through others."""
+        seeds = {index: None for index in seeds if not self._links[index].steady}  # settled after it became one
+        if not seeds:
+            return
         links, limits = self._reached(seeds, 0.0, _FEW)
         kept: dict[_Flow, float] = {}
         if len(limits) > _FEW:

@@ -29,7 +29,7 @@ from simulator.program import IntArray, Program
 class Launch(Protocol):
     """Begins what a task does after its latency; ``done`` is called with it when that has ended."""
 
-    def __call__(self, task: int, done: Done) -> None:  # noqa: D102
+    def __call__(self, done: Done, task: int) -> None:  # noqa: D102
         ...
 
 
@@ -90,7 +90,7 @@ def _transfers(graph: StepGraph, network: Network) -> Launch:
     """Return what begins the transfer of a task."""
     bundles, flow, start = graph.bundles, graph.flow.tolist(), network.start
 
-    def launch(task: int, done: Done) -> None:
+    def launch(done: Done, task: int) -> None:
         start(bundles[flow[task]], done, task)
 
     return launch
@@ -126,7 +126,7 @@ def _begin(
                 event = (actions[successor], successor)
                 heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 
-    transfer = partial(launch, done=finish)
+    transfer = partial(launch, finish)
     actions = [transfer if other else finish for other in special]
     for task, due in zip(head.ready.tolist(), head.due.tolist(), strict=True):
         environment.call(due - head.time, actions[task], task)

@@ -24,15 +24,17 @@ class Environment(simpy.Environment):
     queue = property(attrgetter("_queue"), doc="What is to happen: time, priority, number, event.")
     numbers = property(attrgetter("_eid"), doc="By which events of one time and priority come in turn.")
 
-    @property
-    def instant_over(self) -> bool:
-        """Whether no other event is to happen at this tick."""
-        return not self._queue or self._queue[0][0] > self._now
+    def call(self, delay: int, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after ``delay`` ticks."""
+        heappush(self.queue, (self._now + delay, NORMAL, next(self._eid), (action, argument)))
 
-    def call(self, delay: int, action: Callable[[T], None], argument: T, *, last: bool = False) -> None:
-        """Call ``action(argument)`` after ``delay`` ticks; ``last`` puts it after all others of that instant."""
-        priority = LAST if last else NORMAL
-        heappush(self.queue, (self._now + delay, priority, next(self._eid), (action, argument)))
+    def call_last(self, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after all other events of this instant: now, where none is left."""
+        queue: list[Any] = self._queue
+        if not queue or queue[0][0] > self._now:
+            action(argument)
+        else:
+            heappush(queue, (self._now, LAST, next(self._eid), (action, argument)))
 
     def step(self) -> None:
         """Let the next event happen."""

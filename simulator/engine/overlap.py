@@ -52,7 +52,7 @@ class Overlap:
         self.special: NDArray[np.bool_] = chosen | (graph.flow >= 0)
         self.latencies: IntArray = np.where(chosen & (graph.flow < 0), 0, graph.latencies)
 
-    def launch(self, task: int, done: Done) -> None:
+    def launch(self, done: Done, task: int) -> None:
         """Begin what a task does after its latency; ``done`` is called with it when that has ended."""
         if self._class_of[task] >= 0:
             self._compute(task, done)

@@ -42,14 +42,16 @@ class HeapClock:
         self._queue: list[tuple[int, bool, int, Callable[[Any], None], Any]] = []
         self._count = 0
 
-    @property
-    def instant_over(self) -> bool:
-        return not self._queue or self._queue[0][0] > self.now
-
-    def call(self, delay: int, action: Callable[[Any], None], argument: Any, *, last: bool = False) -> None:
+    def call(self, delay: int, action: Callable[[Any], None], argument: Any) -> None:
         assert isinstance(delay, int) and delay >= 0
+        self._push(self.now + delay, False, action, argument)
+
+    def call_last(self, action: Callable[[Any], None], argument: Any) -> None:
+        self._push(self.now, True, action, argument)
+
+    def _push(self, tick: int, last: bool, action: Callable[[Any], None], argument: Any) -> None:
         self._count += 1
-        heappush(self._queue, (self.now + delay, last, self._count, action, argument))
+        heappush(self._queue, (tick, last, self._count, action, argument))
 
     def run(self) -> None:
         while self._queue:

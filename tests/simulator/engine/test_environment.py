@@ -13,20 +13,18 @@ from simulator.engine.environment import Environment
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20))
 def test_calls_come_by_tick_then_those_that_are_last_then_by_turn(calls: list[tuple[int, bool]]) -> None:
-    environment, met = Environment(), list[tuple[int, int]]()
-    for turn, (delay, last) in enumerate(calls):
-        environment.call(delay, lambda turn: met.append((environment.now, turn)), turn, last=last)
-    environment.run()
-    order = sorted(range(len(calls)), key=lambda turn: (*calls[turn], turn))
-    assert met == [(calls[turn][0], turn) for turn in order]
+    environment, met = Environment(), list[tuple[int, bool, int]]()
 
+    def happen(turn: int) -> None:
+        met.append((environment.now, False, turn))
+        if calls[turn][1]:
+            environment.call_last(lambda turn: met.append((environment.now, True, turn)), turn)
 
-def test_an_instant_is_over_when_nothing_more_happens_at_its_tick() -> None:
-    environment, met = Environment(), list[bool]()
-    for delay in (1, 1, 2):
-        environment.call(delay, lambda _: met.append(environment.instant_over), 0)
+    for turn, (delay, _) in enumerate(calls):
+        environment.call(delay, happen, turn)
     environment.run()
-    assert met == [False, True, True]
+    first = [(delay, False, turn) for turn, (delay, _) in enumerate(calls)]
+    assert met == sorted(first + [(delay, True, turn) for turn, (delay, last) in enumerate(calls) if last])
 
 
 @pytest.mark.parametrize("until", [None, 10])
