@@ -73,7 +73,7 @@ class Cuts:
         elif self.in_buckets and (last or (shared.gradients and kind_of(which) in MAKES_GRADIENTS)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
         apart = self.passes[self.positions[stage]] is Passes.APART
-        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
+        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends, shared.parameters)
 
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """Return the buckets of a stage's gradients."""

@@ -4,7 +4,9 @@ With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, 
 shards of them are kept. With ZeRO 3 a unit, one block of the network, is gathered before its
 forward and again before its backward, and its gradients are reduced after it; its experts by the
 ranks that hold the same ones, after the rest of it. A unit is gathered
-while the one before it in the same pass computes; the first of a pass when the rank turns to it.
+while the one before it in the same pass computes; the first of a pass when the rank turns to it. A
+loss reads no parameters and is no part of a unit: what is gathered at the start of the backward that begins
+with it comes when its own backward has ended.
 The reduction of a bucket runs beneath the backward of the next one, and ends before the one after
 that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
 and two buckets' gradients, whatever time communication takes.
@@ -124,10 +126,14 @@ def sharing(cluster: Cluster, plan: Plan) -> Sharing:
 
 
 class Changes(NamedTuple):
-    """What one block of a pass takes as it begins and gives back as it ends."""
+    """What one block of a pass takes as it begins, gives back as it ends, and takes before it first reads parameters.
+
+    That is as it begins too, but where it begins with the backward of a loss.
+    """
 
     acquired: tuple[Change, ...] = ()
     released: tuple[Change, ...] = ()
+    gathered: tuple[Change, ...] = ()
 
 
 NOTHING = Changes()
@@ -160,15 +166,16 @@ def changes(
     kind = kind_of(variant)
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
+    gathered: list[list[Change]] = [[] for _ in parameters]
     if shared.parameters and kind is not ActionKind.WEIGHT:
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
             if comes[unit]:
-                acquired[max(unit - shared.ahead, 0)].append(change)
+                gathered[max(unit - shared.ahead, 0)].append(change)
                 for shard in shards[unit : unit + 1]:
                     change_of_shard = Change(Category.PARAMETERS, shard * training.parameter_bytes)
-                    acquired[max(unit - shared.ahead, 0)].append(change_of_shard)
+                    gathered[max(unit - shared.ahead, 0)].append(change_of_shard)
                     released[max(unit - shared.ahead, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
@@ -187,9 +194,9 @@ def changes(
             change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
             acquired[block].append(change)
             released[min(block + shared.ahead, len(shards) - 1)].append(change)
-    if not any(acquired) and not any(released):
+    if not any(acquired) and not any(released) and not any(gathered):
         return ()
-    return tuple(Changes(_some(a), _some(r)) for a, r in zip(acquired, released, strict=True))
+    return tuple(Changes(*map(_some, each)) for each in zip(acquired, released, gathered, strict=True))
 
 
 def _some(found: Sequence[Change]) -> tuple[Change, ...]:
@@ -207,16 +214,21 @@ def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: Ac
     """Return what a pass holds whose blocks, in its order, keep activations and also take and give back ``held``.
 
     >>> block = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
-    >>> gathered = Changes((Change(Category.PARAMETERS, 7),), (Change(Category.PARAMETERS, 7),))
-    >>> pass_memory([block, block], [gathered] * 2, ActionKind.FORWARD)
+    >>> unit = (Change(Category.PARAMETERS, 7),)
+    >>> pass_memory([block, block], [Changes((), unit, unit)] * 2, ActionKind.FORWARD)
     PassMemory(change=20, peak=47)
+    >>> head = BlockMemory(kept=10, recomputed=0, forward=20, backward=30, loss=5)
+    >>> pass_memory([head], [Changes((), unit, unit)], ActionKind.BACKWARD)
+    PassMemory(change=-10, peak=32)
     """
     level = peak = 0
     for memory, each in zip(blocks, held or (NOTHING,) * len(blocks), strict=True):
         taken, given = memory.changes(kind)
         level += taken + memory.working(kind) + _size(each.acquired)
         peak = max(peak, level)
-        level -= given + memory.working(kind) + _size(each.released)
+        level += _size(each.gathered) - memory.of_loss(kind)
+        peak = max(peak, level)
+        level -= given + memory.working(kind) - memory.of_loss(kind) + _size(each.released)
     return PassMemory(level, peak)
 
 
