@@ -92,6 +92,7 @@ class _Item(NamedTuple):
     released: tuple[Change, ...]
     completes: str | None
     ends_loss: bool = False
+    copies: bool = False
 
     @property
     def label(self) -> str:
@@ -99,8 +100,8 @@ class _Item(NamedTuple):
         return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
 
 
-_Block = tuple[str, BlockCost, Changes]
-"""A block of a stage by name, its cost, and what it takes and gives back besides activations."""
+_Block = tuple[str, BlockCost, Changes, int]
+"""A block of a stage by name, its cost, what it takes and gives back besides activations, and the ticks of copying."""
 
 
 def parts(
@@ -112,6 +113,7 @@ def parts(
     launch: float,
     before: tuple[Step, ...] = (),
     held: tuple[Changes, ...] = (),
+    copies: tuple[int, ...] = (),
 ) -> tuple[Part, ...]:
     """Return one pass of stage number ``index`` in parts, in order.
 
@@ -125,9 +127,12 @@ def parts(
         Collectives that run first, on what arrives from another stage.
     held
         What the blocks, in the order of the pass, take and give back besides activations.
+    copies
+        Ticks in which gradients are copied after each of them.
     """
     turn = 1 if kind is ActionKind.FORWARD else -1
-    blocks = list(zip(names[::turn], stage.blocks[::turn], held or (NOTHING,) * len(names), strict=True))
+    besides = held or (NOTHING,) * len(names), copies or (0,) * len(names)
+    blocks = list(zip(names[::turn], stage.blocks[::turn], *besides, strict=True))
     if launch or cut.every or cut.collectives:
         return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
@@ -135,7 +140,7 @@ def parts(
     found: list[Part] = []
     for place, row in enumerate(rows):
         first = () if place else before
-        if cut.losses and any(cost.first_reading(kind) for _, cost, _ in row):
+        if any(copy or (cut.losses and cost.first_reading(kind)) for _, cost, _, copy in row):
             found += (_part(items, index, kind, launch) for items in _chains(_items(row, kind, first), cut))
         else:
             found.append(_whole(row, index, kind, first))
@@ -144,9 +149,9 @@ def parts(
 
 def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
     """Return a part of whole blocks, whose steps are looked at when its pieces are asked for."""
-    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, _ in blocks)
+    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
     work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
-    steps = chain(before, *(cost.steps_of(kind) for _, cost, _ in blocks))
+    steps = chain(before, *(cost.steps_of(kind) for _, cost, *_ in blocks))
     communicates = any(step.collective is not None for step in steps)
     return Part(
         work, None, blocks[-1][0] if blocks else None, ends_loss=False, lead=0, rest=0, communicates=communicates
@@ -165,7 +170,7 @@ known_parts = lru_cache(maxsize=1024)(parts)
 """The same, kept: plans that differ elsewhere share their passes."""
 
 
-def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> Iterator[_Item]:
+def _block(name: str, cost: BlockCost, besides: Changes, copy: int, kind: ActionKind) -> Iterator[_Item]:
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
     working, of_loss, unmade = memory.working(kind), memory.of_loss(kind), min(taken, 0)
@@ -176,7 +181,11 @@ def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> It
         acquired = (begins if index == 0 else ()) + (besides.gathered if index == reading else ())
         ends_loss, last = index == reading - 1, index == len(steps) - 1
         released = (_changes(0, of_loss, 0) if ends_loss else ()) + (ends if last else ())
-        yield _Item(step, name, acquired, released, name if last else None, ends_loss)
+        yield _Item(step, name, acquired, released, name if last and not copy else None, ends_loss)
+    if copy:
+        step = Step(_TASK_KIND[kind], copy, "copy of gradients")
+        copied = (Change(Category.BUFFERS, besides.copied),)
+        yield _Item(step, name, copied, copied + besides.left, name, copies=True)
 
 
 def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
@@ -190,7 +199,7 @@ def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
     meets = False  # whether the next step meets one beside it
     for item in items:
         joint = item.step.collective is not None and (cut.collectives or cut.every)
-        if found and (cut.every or joint):
+        if found and (cut.every or joint or item.copies):
             yield found
             found = []
         found.append(item)

@@ -386,6 +386,8 @@ class Builder:
         leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
         for index, part in enumerate(stage.parts(variant)):
             waits += [*kept.before(index), *units.before(index)]
+            if shared.copies and leaves and self._leaving_after(action, index):
+                waits.append(self.scattered[position])
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
             waits = self._reduce(chain, position, action, index) if leaves else []
             kept.after(index)
@@ -447,13 +449,16 @@ class Builder:
     def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
-        buckets = self.shape.stages[action.stage].buckets
-        found = [leaving for leaving in buckets if leaving.after(action.kind) == part]
+        found = self._leaving_after(action, part)
         for leaving in found:
             self._leave(chain, position, action, leaving)
         if not found or not shared.gradients:
             return []
         return [before if shared.ahead else self.leaving[position]]
+
+    def _leaving_after(self, action: Action, part: int) -> list[Leaving]:
+        """Return the buckets that leave after a part of an action."""
+        return [each for each in self.shape.stages[action.stage].buckets if each.after(action.kind) == part]
 
     def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
         """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_rank import RankMemory, rank_memory, sharded_rank_memory  # noqa: E402
+from fake_zero_two import zero_two_memory  # noqa: E402
 from tiny_jobs import cluster  # noqa: E402
 
 from executor.job import Job  # noqa: E402
@@ -152,6 +153,33 @@ def test_where_the_loss_is_fullest_the_layer_before_the_head_is_not_gathered_yet
     plain = Case("plain", 8 * plan.microbatch * plan.count, 3, layout, vocabulary=plan.vocabulary)
     held = sharded_rank_memory(plain.job(plain.problem()), rank=3, reshard=plan.reshard)
     assert simulated(replace(plain, layout=sharded))["peak"] == pytest.approx(held.peak, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("dense", 8, layout={"data": 8}),
+        Case("full", 8, layout={"data": 8, "recompute": Recompute.FULL}),
+        Case("two-ranks", 8, layout={"data": 2, "microbatch": 4}),
+        Case("accumulation", 256, layout={"data": 64, "microbatch": 2}),
+        Case("accumulation-full", 64, layout={"data": 16, "microbatch": 2, "recompute": Recompute.FULL}),
+        Case("accumulation-selective", 256, layout={"data": 64, "recompute": Recompute.SELECTIVE}, vocabulary=65536),
+        Case("small-table", 8, layout={"data": 8}, vocabulary=1024, layers=12),  # a bucket of a head and a layer
+        Case("small-table-full", 16, layout={"data": 8, "recompute": Recompute.FULL}, vocabulary=1024, layers=12),
+        Case("late", 8, layout={"data": 8, "overlap_gradients": False}),
+        Case("late-full", 16, layout={"data": 8, "overlap_gradients": False, "recompute": Recompute.FULL}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_with_zero_2_states_are_exact_and_the_peak_within_1_percent(case: Case) -> None:
+    held = zero_two_memory(case.job(case.problem()), rank=1)
+    sharded = replace(case, layout=case.layout | {"zero": 2})
+    assert resident(sharded) == {
+        Category.PARAMETERS: held.parameters,
+        Category.GRADIENTS: held.gradients,
+        Category.OPTIMIZER: held.optimizer,
+    }
+    assert simulated(sharded)["peak"] == pytest.approx(held.peak, rel=0.01)
 
 
 def resident(case: Case) -> dict[Category, float]:
