@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.catalog.records import STATUSES, Record, names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
 from simulator.cluster import Cluster, Node
@@ -21,6 +21,8 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
 from simulator.link import Link
 from simulator.units import Dimension, parse
 
@@ -72,19 +74,26 @@ def _any(name: str) -> Record:
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
     figures = record("accelerators", name).figures
-    matmul = figures["matmul"]
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
         memory=parse(figures["memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures["launch"], Dimension.TIME),
-        matmul=MatmulModel(matmul["fraction"], matmul["half_k"], tuple(matmul["tile"]), matmul["units"]),
+        matmul=matmul_model(figures["matmul"]),
+        attention=AttentionModel(**figures.get("attention", {})),
+        sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
         reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
         computes_collectives=figures.get("computes_collectives", False),
     )
+
+
+def matmul_model(figures: dict[str, Any]) -> MatmulModel:
+    """Return the model of matrix products that a data file holds: tiles and dtypes as lists and tables."""
+    lists = {"tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),))))}
+    return MatmulModel(**figures | lists | {"fractions": tuple(figures.get("fractions", {}).items())})
 
 
 @lru_cache(maxsize=256)
