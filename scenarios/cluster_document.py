@@ -82,9 +82,10 @@ def _accelerator(device: Accelerator) -> Data:
 
 
 def _matmul(model: MatmulModel) -> Data:
-    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "grouped")
+    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient")
     return {
         **{name: getattr(model, name) for name in plain},
+        "product_launch": exact(model.product_launch, Dimension.TIME),
         "tiles": [list(tile) for tile in model.tiles],
         **({"sharpness": model.sharpness} if math.isfinite(model.sharpness) else {}),
         "fractions": dict(model.fractions),

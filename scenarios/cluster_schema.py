@@ -70,7 +70,7 @@ class MatmulTable(Table):
     sharpness: Annotated[float, Field(ge=1, le=1e6)] | None = None
     data_gradient: RateShare = 1.0
     weight_gradient: RateShare = 1.0
-    grouped: RateShare = 1.0
+    product_launch: Delay = 0.0
     fractions: dict[DtypeName, Fraction] = Field(default={})
 
 
@@ -82,6 +82,7 @@ class AttentionTable(Table):
     half_sequence: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     half_head: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     tail: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    backward_tail: Annotated[float, Field(ge=0, le=1000)] = 0.0
     block: Annotated[int, Count(1_000_000)] = 1
     launch: Delay = 0.0
 

@@ -31,32 +31,37 @@ class Pass(StrEnum):
     BACKWARD = "backward"
 
 
-def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: float | None = None) -> float:
+def matmul_time(
+    accelerator: Accelerator, dtype: str, product: Matmul, traffic: float | None = None, *, grouped: bool = False
+) -> float:
     """Return seconds of a batch of matrix products, without launch.
 
     Parameters
     ----------
     traffic
         Bytes read and written; by default both operands and the result once.
+    grouped
+        Whether the products are those of experts.
 
     >>> from simulator.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
     >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
     0.002
     """
-    compute = compute_time(accelerator.matmul, accelerator.peak(dtype), product, dtype) * accelerator.sustained
+    compute = compute_time(accelerator.matmul, accelerator.peak(dtype), product, dtype)
     if traffic is None:
         elements = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
         traffic = elements * ITEMSIZE[dtype]
     memory = traffic / accelerator.bandwidth(OperatorKind.MATMUL)
-    return soft_roofline(compute, memory, accelerator.matmul.sharpness)
+    launches = product.count * accelerator.matmul.product_launch if grouped else 0.0
+    return launches + soft_roofline(compute * accelerator.sustained, memory, accelerator.matmul.sharpness)
 
 
 def attention_time(
     accelerator: Accelerator, dtype: str, shape: AttentionShape, direction: Pass, traffic: float = 0.0
 ) -> float:
     """Return seconds of fused attention that moves ``traffic`` bytes, without launch."""
-    rate = accelerator.peak(dtype) * accelerator.matmul.fraction / accelerator.sustained
+    rate = accelerator.peak(dtype) * accelerator.matmul.fraction
     model, backward = accelerator.attention, direction is Pass.BACKWARD
     compute = attention_compute_time(model, rate, accelerator.matmul.units, shape, backward=backward)
     return model.launch + max(compute, traffic / accelerator.bandwidth(OperatorKind.ATTENTION))
@@ -185,7 +190,9 @@ def _matmul_operator_time(
     if direction is Pass.BACKWARD:
         return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised))
     dtype, traffic = _multiplied(block, operator, quantised), _moved(block, operator, sizes, quantised)
-    return seconds + matmul_time(accelerator, dtype, _product(block, operator, sizes), traffic.result)
+    return seconds + matmul_time(
+        accelerator, dtype, _product(block, operator, sizes), traffic.result, grouped=_grouped(operator)
+    )
 
 
 def _gradient_times(
@@ -196,9 +203,13 @@ def _gradient_times(
     dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    first = matmul_time(accelerator, dtype, left, traffic.image)
-    second = matmul_time(accelerator, dtype, right, traffic.weight)
+    first = matmul_time(accelerator, dtype, left, traffic.image, grouped=_grouped(operator))
+    second = matmul_time(accelerator, dtype, right, traffic.weight, grouped=_grouped(operator))
     return first / model.data_gradient, second / model.weight_gradient
+
+
+def _grouped(operator: Operator) -> bool:
+    return operator.kind is OperatorKind.GROUPED_MATMUL
 
 
 def _cast_time(
@@ -280,6 +291,8 @@ def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Att
     query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
     heads = prod(sizes[dim] for dim in query.dims[:-1] if dim != "sequence")
     attended = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
-    width = (query.shape[-1] + context.shape[-1]) / 2
+    widths = query.shape[-1], context.shape[-1]
+    width = sum(widths) / 2
     flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
-    return AttentionShape(heads, sizes["sequence"], attended, width, flops / (4.0 * heads * sizes["sequence"] * width))
+    seen = flops / (4.0 * heads * sizes["sequence"] * width)
+    return AttentionShape(heads, sizes["sequence"], attended, width, seen, float(max(widths)))

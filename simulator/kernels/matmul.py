@@ -58,8 +58,8 @@ class MatmulModel:
         ``p`` of the soft roofline ``(compute**p + memory**p)**(1/p)``; infinite for the larger of both.
     data_gradient, weight_gradient
         Rate of the product that makes gradients of inputs, and of weights (added to a wider sum), over forward.
-    grouped
-        Rate of a batch of products in one kernel, as experts are, over that of one product as large.
+    product_launch
+        Seconds that each product of a group of experts takes besides: libraries launch them on several streams.
     fractions
         ``fraction`` of dtypes that differ, as ``(("fp8", 0.6),)``.
 
@@ -80,17 +80,21 @@ class MatmulModel:
     sharpness: float = inf
     data_gradient: float = 1.0
     weight_gradient: float = 1.0
-    grouped: float = 1.0
+    product_launch: float = 0.0
     fractions: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         shares = self.fraction, *(share for _, share in self.fractions)
         if not all(0 < share <= 1 for share in shares):
             raise ValueError(f"matmul fraction lies in (0, 1], met {min(shares)} to {max(shares)}")
-        for name in ("data_gradient", "weight_gradient", "grouped"):
+        for name in ("data_gradient", "weight_gradient"):
             if not 0 < getattr(self, name) <= 2:
                 raise ValueError(f"matmul {name} lies in (0, 2], met {getattr(self, name)}")
-        if min(self.half_k, self.units, self.edge) < 0 or not self.tiles or min(map(min, self.tiles)) < 1:
+        if (
+            min(self.half_k, self.units, self.edge, self.product_launch) < 0
+            or not self.tiles
+            or min(map(min, self.tiles)) < 1
+        ):
             raise ValueError(f"matmul half_k, edge, units and tiles are not negative, met {self}")
         if not 0 <= self.waves <= 1 or self.sharpness < 1:
             raise ValueError(f"matmul waves lie in [0, 1] and sharpness is at least 1, met {self}")
@@ -110,7 +114,7 @@ def compute_time(model: MatmulModel, peak: float, product: Matmul, dtype: str = 
     >>> compute_time(MatmulModel(), 1e12, Matmul(count=1, m=1000, n=1000, k=1000))
     0.002
     """
-    rate = peak * model.share(dtype) * (model.grouped if product.count > 1 else 1.0)
+    rate = peak * model.share(dtype)
     if not model.units:
         return 2.0 * product.count * product.m * product.n * (product.k + model.half_k) / rate
     return _tiled(model.tiles, model.edge, model.units, model.waves, model.half_k, product) / rate
