@@ -33,6 +33,7 @@ __all__ = [
     "assumed",
     "cluster",
     "cluster_names",
+    "data_sheet",
     "sources",
     "statuses",
 ]
@@ -73,15 +74,23 @@ def _any(name: str) -> Record:
 @lru_cache(maxsize=64)
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
-    figures = record("accelerators", name).figures
+    return _accelerator(record("accelerators", name).figures)
+
+
+def data_sheet(name: str) -> Accelerator:
+    """Return an accelerator without what was fitted to published kernels."""
+    return _accelerator(record("accelerators", name, calibrated=False).figures)
+
+
+def _accelerator(figures: dict[str, Any]) -> Accelerator:
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
         memory=parse(figures["memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures["launch"], Dimension.TIME),
-        matmul=matmul_model(figures["matmul"]),
-        attention=AttentionModel(**figures.get("attention", {})),
+        matmul=_matmul(figures["matmul"]),
+        attention=_attention(figures.get("attention", {})),
         sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
@@ -90,10 +99,18 @@ def accelerator(name: str) -> Accelerator:
     )
 
 
-def matmul_model(figures: dict[str, Any]) -> MatmulModel:
-    """Return the model of matrix products that a data file holds: tiles and dtypes as lists and tables."""
-    lists = {"tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),))))}
-    return MatmulModel(**figures | lists | {"fractions": tuple(figures.get("fractions", {}).items())})
+def _matmul(figures: dict[str, Any]) -> MatmulModel:
+    values: dict[str, Any] = figures | {
+        "tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),)))),
+        "fractions": tuple(figures.get("fractions", {}).items()),
+        "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
+    }
+    return MatmulModel(**values)
+
+
+def _attention(figures: dict[str, Any]) -> AttentionModel:
+    values: dict[str, Any] = figures | {"launch": parse(figures.get("launch", "0 us"), Dimension.TIME)}
+    return AttentionModel(**values)
 
 
 @lru_cache(maxsize=256)
