@@ -82,7 +82,7 @@ def _accelerator(device: Accelerator) -> Data:
 
 
 def _matmul(model: MatmulModel) -> Data:
-    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient")
+    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "batched")
     return {
         **{name: getattr(model, name) for name in plain},
         "product_launch": exact(model.product_launch, Dimension.TIME),

@@ -41,8 +41,14 @@ def _accelerator_names() -> list[str]:
     return list(accelerator_names())
 
 
+def _kinds() -> list[str]:
+    """Return the kinds that have a bandwidth: some reach another backward, or where they add."""
+    kinds = [*OperatorKind, *(f"{kind}_add" for kind in OperatorKind)]
+    return [*kinds, *(f"{kind}_backward" for kind in kinds), "optimizer"]
+
+
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-KindName = Annotated[str, OneOf(lambda: [*OperatorKind, *(f"{kind}_backward" for kind in OperatorKind), "optimizer"])]
+KindName = Annotated[str, OneOf(lambda: _kinds())]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
 """A measured curve needs no choice: it holds for its own collective and group size."""
@@ -70,6 +76,7 @@ class MatmulTable(Table):
     sharpness: Annotated[float, Field(ge=1, le=1e6)] | None = None
     data_gradient: RateShare = 1.0
     weight_gradient: RateShare = 1.0
+    batched: RateShare = 1.0
     product_launch: Delay = 0.0
     fractions: dict[DtypeName, Fraction] = Field(default={})
 

@@ -54,6 +54,8 @@ def matmul_time(
         traffic = elements * ITEMSIZE[dtype]
     memory = traffic / accelerator.bandwidth(OperatorKind.MATMUL)
     launches = product.count * accelerator.matmul.product_launch if grouped else 0.0
+    if product.count > 1 and not grouped:
+        compute /= accelerator.matmul.batched
     return launches + soft_roofline(compute * accelerator.sustained, memory, accelerator.matmul.sharpness)
 
 
@@ -92,7 +94,8 @@ def operator_time(
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
-    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD)
+    adds = len(operator.inputs) > 1
+    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD, adds=adds)
     return streaming_time(_traffic(block, operator, sizes, direction), bandwidth, accelerator.launch)
 
 

@@ -227,7 +227,6 @@ def _bandwidths(device: Accelerator, rows: Iterable[Row]) -> dict[str, float]:
         if isinstance(row.kernel, Stream):
             bandwidth = row.bandwidth or device.memory_bandwidth
             reached = row.kernel.traffic / max(row.seconds - device.launch, row.seconds / 2) / bandwidth
-            kind = f"{row.kernel.kind}_backward" if row.kernel.backward else row.kernel.kind
-            found[kind][row.publisher].append(min(reached, 1.0))
+            found[row.kernel.name][row.publisher].append(min(reached, 1.0))
     medians = {kind: [float(np.median(each)) for each in by.values()] for kind, by in found.items()}
     return {kind: float(np.median(each)) for kind, each in sorted(medians.items())}

@@ -52,7 +52,7 @@ def _source(found: Evidence) -> str:
 
 def _figures(device: Accelerator, kinds: Mapping[str, float]) -> Data:
     matmul, attention = device.matmul, device.attention
-    rates = ("fraction", "half_k", "edge", "units", "waves", "sharpness", "data_gradient", "weight_gradient")
+    rates = ("fraction", "half_k", "edge", "units", "waves", "sharpness", "data_gradient", "weight_gradient", "batched")
     ramps = ("forward", "backward", "half_sequence", "half_head", "tail", "backward_tail", "block")
     kernel_bandwidth = {"matmul": dict(device.kernel_bandwidth)["matmul"], **kinds}
     return {

@@ -153,5 +153,5 @@ def _known(row: Row, others: Sequence[Row]) -> bool:
     """Return whether other publishers have kernels that fix the parameters a row is predicted with."""
     own = [other.kernel for other in others if other.device == row.device]
     if isinstance(row.kernel, Stream):
-        return any(isinstance(kernel, Stream) and kernel.kind == row.kernel.kind for kernel in own)
+        return any(isinstance(kernel, Stream) and kernel.name == row.kernel.name for kernel in own)
     return any(type(kernel) is type(row.kernel) for kernel in own)

@@ -55,6 +55,7 @@ def matmul_parameters(*, waves: bool) -> tuple[Parameter, ...]:
         Parameter("launch", 0.5e-6, 10e-6, 3.5e-6),
         Parameter("data_gradient", 0.5, 1.2, 0.98, 0.1),
         Parameter("weight_gradient", 0.5, 1.2, 0.93, 0.1),
+        Parameter("batched", 0.5, 1.2, 0.95, 0.3),
         Parameter("product_launch", 0.0, 20e-6, 3e-6, 0.1),
     )
 
@@ -86,7 +87,7 @@ def with_matmul(device: Accelerator, values: Values) -> Accelerator:
     """Return ``device`` with fitted matrix products."""
     own = {
         name: values[name]
-        for name in ("fraction", "half_k", "edge", "data_gradient", "weight_gradient", "product_launch")
+        for name in ("fraction", "half_k", "edge", "data_gradient", "weight_gradient", "batched", "product_launch")
     }
     fractions = tuple((name.removeprefix("fraction_"), values[name]) for name in values if name.startswith("fraction_"))
     model = MatmulModel(

@@ -284,13 +284,16 @@ _STREAMS = {
     "add_rmsnorm": ("norm", 4.0, 4.0),
     "softmax": ("softmax", 2.0, 3.0),
     "dropout": ("dropout", 2.5, 2.5),
-    "bias_dropout_add": ("dropout", 3.5, 2.5),
+    "bias_dropout_add": ("dropout", 3.5, 3.5),
     "gelu": ("elementwise", 2.0, 3.0),
     "activation": ("elementwise", 3.0, 5.0),
-    "add": ("elementwise", 3.0, 2.0),
+    "add": ("elementwise", 3.0, 3.0),
     "rope": ("elementwise", 2.0, 2.0),
 }
-"""Kinds, and how many tensors forward and backward read and write; a mask of dropout is half of one in 16 bits."""
+"""Kinds, and how many tensors forward and backward read and write as the simulator counts them.
+
+A mask of dropout is half of one in 16 bits.
+"""
 
 
 def _stream(fields: _Fields) -> tuple[str, Kernel]:
@@ -304,7 +307,9 @@ def _stream(fields: _Fields) -> tuple[str, Kernel]:
     tensors = (backward if what == "bwd" else forward) + copied
     traffic = tensors * fields.size("elements") * ITEMSIZE[_dtype(fields)]
     _check_large(traffic)
-    return f"{kind} {'backward' if what == 'bwd' else 'forward'}", Stream(kind, traffic, what == "bwd")
+    adds = fields.text("kernel") == "bias_dropout_add"
+    words = (kind, "and add" if adds else "", "backward" if what == "bwd" else "forward")
+    return " ".join(filter(None, words)), Stream(kind, traffic, what == "bwd", adds)
 
 
 def _check_large(traffic: float) -> None:

@@ -58,6 +58,8 @@ class MatmulModel:
         ``p`` of the soft roofline ``(compute**p + memory**p)**(1/p)``; infinite for the larger of both.
     data_gradient, weight_gradient
         Rate of the product that makes gradients of inputs, and of weights (added to a wider sum), over forward.
+    batched
+        Rate of a batch of products of activations, as unfused attention's, over that of one product.
     product_launch
         Seconds that each product of a group of experts takes besides: libraries launch them on several streams.
     fractions
@@ -80,6 +82,7 @@ class MatmulModel:
     sharpness: float = inf
     data_gradient: float = 1.0
     weight_gradient: float = 1.0
+    batched: float = 1.0
     product_launch: float = 0.0
     fractions: tuple[tuple[str, float], ...] = ()
 
@@ -87,7 +90,7 @@ class MatmulModel:
         shares = self.fraction, *(share for _, share in self.fractions)
         if not all(0 < share <= 1 for share in shares):
             raise ValueError(f"matmul fraction lies in (0, 1], met {min(shares)} to {max(shares)}")
-        for name in ("data_gradient", "weight_gradient"):
+        for name in ("data_gradient", "weight_gradient", "batched"):
             if not 0 < getattr(self, name) <= 2:
                 raise ValueError(f"matmul {name} lies in (0, 2], met {getattr(self, name)}")
         if (
