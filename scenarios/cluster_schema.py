@@ -41,14 +41,8 @@ def _accelerator_names() -> list[str]:
     return list(accelerator_names())
 
 
-def _kinds() -> list[str]:
-    """Return the kinds that have a bandwidth: some reach another backward, or where they add."""
-    kinds = [*OperatorKind, *(f"{kind}_add" for kind in OperatorKind)]
-    return [*kinds, *(f"{kind}_backward" for kind in kinds), "optimizer"]
-
-
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-KindName = Annotated[str, OneOf(lambda: _kinds())]
+KindName = Annotated[str, OneOf(lambda: [*OperatorKind, *(f"{kind}_backward" for kind in OperatorKind), "optimizer"])]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
 """A measured curve needs no choice: it holds for its own collective and group size."""

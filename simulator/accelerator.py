@@ -31,8 +31,7 @@ class Accelerator:
     kernel_bandwidth
         Fraction of ``memory_bandwidth`` reached by a kind of operator, as
         ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
-        ``"norm_backward"`` is that of a norm's backward pass where it differs, and ``"dropout_add"`` that of a
-        dropout that adds its residual.
+        ``"norm_backward"`` is that of a norm's backward pass where it differs.
     reserved
         Bytes of memory that the framework takes before the first tensor.
     sharded_launch
@@ -81,20 +80,12 @@ class Accelerator:
         known = ", ".join(name for name, _ in self.peak_flops)
         raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {known}")
 
-    def bandwidth(self, kind: str, *, backward: bool = False, adds: bool = False) -> float:
-        """Return the memory bandwidth in byte/s that operators of ``kind`` reach.
-
-        Parameters
-        ----------
-        adds
-            Whether the operator adds several inputs besides.
-        """
+    def bandwidth(self, kind: str, *, backward: bool = False) -> float:
+        """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""
         known = dict(self.kernel_bandwidth)
         fraction = known.get(kind, self.kernel_bandwidth_default)
         if backward:
             fraction = known.get(f"{kind}_backward", fraction)
-        if adds:
-            fraction = known.get(f"{kind}_add_backward" if backward else f"{kind}_add", fraction)
         return self.memory_bandwidth * fraction
 
     def at_speed(self, factor: float) -> "Accelerator":

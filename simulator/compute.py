@@ -94,8 +94,7 @@ def operator_time(
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
-    adds = len(operator.inputs) > 1
-    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD, adds=adds)
+    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD)
     return streaming_time(_traffic(block, operator, sizes, direction), bandwidth, accelerator.launch)
 
 

@@ -81,16 +81,15 @@ class Stream:
     kind: str
     traffic: float
     backward: bool = False
-    adds: bool = False
 
     @property
     def name(self) -> str:
         """What its fraction of the memory bandwidth is called."""
-        return self.kind + "_add" * self.adds + "_backward" * self.backward
+        return self.kind + "_backward" * self.backward
 
     def seconds(self, device: Accelerator) -> float:
         """Return the predicted seconds, launch included."""
-        bandwidth = device.bandwidth(self.kind, backward=self.backward, adds=self.adds)
+        bandwidth = device.bandwidth(self.kind, backward=self.backward)
         return streaming_time(self.traffic, bandwidth, device.launch)
 
 

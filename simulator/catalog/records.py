@@ -21,6 +21,9 @@ published measurements or the figure of a relative, as its source says; ``chosen
 of the model; ``assumed``: no document read states it.
 """
 
+FITTED = ("launch", "matmul", "attention", "sustained", "kernel_bandwidth")
+"""Figures of kernels, which a calibration states."""
+
 _NOT_FIGURES = ("like", "sources", "assumed", "name")
 
 
@@ -84,10 +87,22 @@ def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
 def _stated(own: dict[str, Any], base: Record) -> Record:
     """Return what a record states, and what it has from ``base``."""
     figures = {key: value for key, value in own.items() if key not in ("like", "sources", "assumed")}
-    kept = {path: origin for path, origin in base.origins.items() if path.split(".")[0] not in figures}
+    kept = {
+        path: _inherited(path, origin, own["like"])
+        for path, origin in base.origins.items()
+        if path.split(".")[0] not in figures
+    }
     sourced = {path: (status, text) for path, (status, text) in own["sources"].items()}
     assumed = {path: ("assumed", text) for path, text in own.get("assumed", {}).items()}
     return Record(base.figures | figures, kept | sourced | assumed)
+
+
+def _inherited(path: str, origin: tuple[str, str], relative: str) -> tuple[str, str]:
+    """Return the origin of a figure that a record has from a relative: fitted ones say so."""
+    status, text = origin
+    if path.split(".")[0] not in FITTED or text.startswith("taken from"):
+        return origin
+    return status, f"taken from {relative}, the nearest relative: {text}"
 
 
 def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
