@@ -34,13 +34,18 @@ def read(path: str) -> tuple[list[Row], list[Skipped]]:
     """Return the rows of a file that can be predicted and the others; `ScenarioError` names the line that is none."""
     try:
         with open(path, "rb") as file:
-            return read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
+            used, skipped = read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
     except Refused as error:
         line, _, message = str(error).partition(": ")
         raise ScenarioError((Fault(path, int(line), 1, "", message),)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+    if not used:
+        count, why = len(skipped), skipped[0].reason
+        message = f"a file of kernels has rows that can be used, met none; {count} skipped: {why}"
+        raise ScenarioError((Fault(path, skipped[0].line, 1, "", message),))
+    return used, skipped
 
 
 def fit_accelerators(
