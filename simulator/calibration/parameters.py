@@ -16,7 +16,7 @@ SHARPNESS = 4.0
 QUERY_BLOCK = 128
 """Queries of a block of flash attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 
-PROCESSORS = {"v100": 80, "a100": 108, "h100": 132, "h200": 132, "b200": 148, "gb200": 148}
+PROCESSORS = {"v100": 80, "a100": 108, "l40s": 142, "h100": 132, "h200": 132, "b200": 148, "gb200": 148}
 """Streaming multiprocessors, by the first word of a catalogue name (NVIDIA architecture white papers)."""
 
 WAVES = ("a100",)

@@ -40,6 +40,7 @@ DEVICES: dict[str, tuple[str, float | None]] = {
     "A100 SXM": ("a100-80gb", None),
     "A100 PCIe": ("a100-80gb", 1.935e12),
     "A100 SXM 40GB": ("a100-80gb", 1.555e12),
+    "L40S": ("l40s-48gb", None),
     "H100 SXM": ("h100-80gb", None),
     "H200 SXM": ("h200-141gb", None),
     "B200 SXM": ("b200-180gb", None),

@@ -40,7 +40,7 @@ def test_a_source_left_out_is_predicted_and_not_fitted(capsys) -> None:
         document = json.loads(capsys.readouterr().out)
         found = [each for each in document["errors"] if each["publisher"] == "microsoft/vidur"]
         assert found and not any("fitted" in each for each in found)
-        assert any(each["left_out"]["rows"] > 30 for each in found if "left_out" in each)
+        assert any(each["left_out"]["rows"] >= 20 for each in found if "left_out" in each)
         assert document["rows"].get("vidur_h100", {"used": 0})["used"] == 0
 
 

@@ -196,4 +196,4 @@ def test_what_ships_predicts_the_sample() -> None:
     for name in ("a100-80gb", "h100-80gb"):
         products = [each for each in used if each.device == name and each.family == "matmul forward"]
         found = errors(accelerator(name), [each for each in products if each.publisher != "eth-easl/sailor"])
-        assert found is not None and found.rows > 60 and found.mean < 0.1
+        assert found is not None and found.rows > 45 and found.mean < 0.1
