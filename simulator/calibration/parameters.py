@@ -5,16 +5,19 @@ from dataclasses import dataclass, replace
 
 from simulator.accelerator import Accelerator
 from simulator.calibration.kernels import CACHE
+from simulator.kernels.attention import BACKWARD_PRODUCTS
 from simulator.kernels.matmul import MatmulModel
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Tiles of cuBLAS and CUTLASS on tensor cores (NVIDIA, "Matrix multiplication background user's guide", section 4)."""
+"""Typical tiles of cuBLAS (NVIDIA, "Matrix multiplication background user's guide", section 3.2)."""
 
 SHARPNESS = 4.0
 """Of the soft roofline: free fits to A100, H100 and B200 give 3.4 to 5.2, and lose nothing at 4."""
 
 QUERY_BLOCK = 128
 """Queries of a block of flash attention (Dao 2023, "FlashAttention-2", section 3.3)."""
+
+COMMON_HEAD = 128
 
 PROCESSORS = {"v100": 80, "a100": 108, "l40s": 142, "h100": 132, "h200": 132, "b200": 148, "gb200": 148}
 """Streaming multiprocessors, by the first word of a catalogue name (NVIDIA architecture white papers)."""
@@ -66,11 +69,15 @@ def fraction_of(dtype: str) -> Parameter:
 
 
 def attention_parameters(fraction: float) -> tuple[Parameter, ...]:
-    """Return the parameters of fused attention where matrix products reach ``fraction`` of the peak."""
+    """Return the parameters of fused attention where matrix products reach ``fraction`` of the peak.
+
+    ``backward_forward`` is the ratio of the rates at a head dim of 128; the guess is that of 0.63 and 0.73 of the
+    A100's peak (Dao 2023, "FlashAttention-2", section 1).
+    """
     most = 1.0 / fraction
     return (
         Parameter("forward", 0.1, most, min(0.95, most), 0.2),
-        Parameter("backward_forward", 0.5, 1.1, 0.85, 0.15),
+        Parameter("backward_forward", 0.5, 1.1, 0.86, 0.15),
         Parameter("half_sequence", 0.0, 2000.0, 150.0, 0.2),
         Parameter("half_head", 0.0, 300.0, 30.0, 0.2),
         Parameter("tail", 0.0, 1.5, 0.7, 0.2),
@@ -112,7 +119,9 @@ def with_matmul(device: Accelerator, values: Values) -> Accelerator:
 def with_attention(device: Accelerator, values: Values) -> Accelerator:
     """Return ``device`` with fitted attention."""
     forward = values["forward"]
-    backward = min(forward * values["backward_forward"], 1.0 / device.matmul.fraction)
+    half = values["half_head"] / COMMON_HEAD
+    ramps = (1.0 + half / BACKWARD_PRODUCTS) / (1.0 + half)
+    backward = min(forward * values["backward_forward"] * ramps, 1.0 / device.matmul.fraction)
     plain = {name: values[name] for name in ("half_sequence", "half_head", "tail", "backward_tail")}
     attention = replace(
         device.attention,

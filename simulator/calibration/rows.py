@@ -272,6 +272,8 @@ def _attention(fields: _Fields) -> tuple[str, Kernel]:
 
 def _check_flash(fields: _Fields) -> None:
     """Raise `Skip` where an attention kernel is another than training uses on its accelerator."""
+    if "encoder attention" in str(fields.row.get("note", "")):
+        raise Skip("a serving stack's kernel for images: another than for tokens, and as fast at half the head dim")
     if fields.text("source_repo") != "Dao-AILab/flash-attention":
         return
     name, old = fields.text("impl"), fields.text("accelerator") != "A100 SXM"
