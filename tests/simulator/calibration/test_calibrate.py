@@ -84,12 +84,25 @@ def test_the_fit_recovers_the_parameters_that_made_the_times() -> None:
 
 
 def test_outliers_and_noise_do_not_move_the_fit() -> None:
+    # a row in seven takes five times as long: least squares would be off by about exp(ln 5 / 7), 26 %
     draw = np.random.default_rng(3)
     rows = [
-        row(kernel, kernel.seconds(truth()) * (5.0 if index % 20 == 0 else float(np.exp(draw.normal(0, 0.05)))))
+        row(kernel, kernel.seconds(truth()) * (5.0 if index % 7 == 0 else float(np.exp(draw.normal(0, 0.03)))))
         for index, kernel in enumerate(kernels())
     ]
-    assert calibrate(SHEET, rows, NONE).parameters["fraction"] == pytest.approx(TRUTH["fraction"], rel=0.04)
+    fine = [each for index, each in enumerate(rows) if index % 7]
+    found = errors(calibrate(SHEET, rows, NONE).device, fine)
+    assert found is not None and abs(found.bias) < 0.05
+
+
+def test_a_publisher_of_many_rows_has_no_louder_voice() -> None:
+    # 150 products at the true times and 50 at 1.5 times these: half way in log time, 1.22, for both
+    products = [kernel for kernel in kernels() if isinstance(kernel, Product) and not kernel.gradient]
+    rows = [row(kernel, kernel.seconds(truth()), "many/rows") for kernel in products]
+    rows += [row(kernel, 1.5 * kernel.seconds(truth()), "few/rows") for kernel in products[::3]]
+    device = calibrate(SHEET, rows, NONE).device
+    many = errors(device, [each for each in rows if each.publisher == "many/rows"])
+    assert many is not None and 0.09 < many.bias < 0.35
 
 
 def test_parameters_stay_within_their_bounds() -> None:

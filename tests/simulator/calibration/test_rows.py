@@ -139,6 +139,8 @@ def test_rows_that_are_not_used_say_why(changes: dict[str, Any], words: str) -> 
         (line(source_id="a\x1b[31m"), "source_id is a text"),
         (line(accelerator=None), "accelerator is a text"),
         (line(time_us=-1), "time_us is a positive number, met -1"),
+        (line(time_us=0), "time_us is a positive number, met 0"),
+        (line(time_us=float("inf")), "time_us is a positive number, met inf"),
         (line(time_us=True), "time_us is a positive number"),
         (line(time_us=float("nan")), "time_us is a positive number, met nan"),
         (line(time_us="1"), "time_us is a positive number"),
@@ -147,7 +149,7 @@ def test_rows_that_are_not_used_say_why(changes: dict[str, Any], words: str) -> 
         (line(m=10**30), "m is a whole number from 1"),
         (line(**ATTENTION | {"causal": "yes"}), "causal is true or false"),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_what_is_no_row_is_refused_with_its_line(row: bytes, words: str) -> None:
     with pytest.raises(Refused) as caught:
