@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.catalog.records import STATUSES, Record, names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
 from simulator.cluster import Cluster, Node
@@ -21,6 +21,8 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
 from simulator.link import Link
 from simulator.units import Dimension, parse
 
@@ -31,6 +33,7 @@ __all__ = [
     "assumed",
     "cluster",
     "cluster_names",
+    "data_sheet",
     "sources",
     "statuses",
 ]
@@ -71,20 +74,43 @@ def _any(name: str) -> Record:
 @lru_cache(maxsize=64)
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
-    figures = record("accelerators", name).figures
-    matmul = figures["matmul"]
+    return _accelerator(record("accelerators", name).figures)
+
+
+def data_sheet(name: str) -> Accelerator:
+    """Return an accelerator without what was fitted to published kernels."""
+    return _accelerator(record("accelerators", name, calibrated=False).figures)
+
+
+def _accelerator(figures: dict[str, Any]) -> Accelerator:
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
         memory=parse(figures["memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
-        launch=parse(figures["launch"], Dimension.TIME),
-        matmul=MatmulModel(matmul["fraction"], matmul["half_k"], tuple(matmul["tile"]), matmul["units"]),
+        launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
+        matmul=_matmul(figures.get("matmul", {})),
+        attention=_attention(figures.get("attention", {})),
+        sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
         reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
         computes_collectives=figures.get("computes_collectives", False),
     )
+
+
+def _matmul(figures: dict[str, Any]) -> MatmulModel:
+    values: dict[str, Any] = figures | {
+        "tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),)))),
+        "fractions": tuple(figures.get("fractions", {}).items()),
+        "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
+    }
+    return MatmulModel(**values)
+
+
+def _attention(figures: dict[str, Any]) -> AttentionModel:
+    values: dict[str, Any] = figures | {"launch": parse(figures.get("launch", "0 us"), Dimension.TIME)}
+    return AttentionModel(**values)
 
 
 @lru_cache(maxsize=256)
