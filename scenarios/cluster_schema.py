@@ -86,6 +86,7 @@ class AttentionTable(Table):
     backward_tail: Annotated[float, Field(ge=0, le=1000)] = 0.0
     block: Annotated[int, Count(1_000_000)] = 1
     launch: Delay = 0.0
+    second: Annotated[float, Field(ge=1, le=1000)] = 1.0
 
 
 class AcceleratorTable(Table):

@@ -60,12 +60,13 @@ def matmul_time(
 
 
 def attention_time(
-    accelerator: Accelerator, dtype: str, shape: AttentionShape, direction: Pass, traffic: float = 0.0
+    accelerator: Accelerator, dtype: str, shape: AttentionShape, direction: Pass, traffic: float = 0.0, kernel: str = ""
 ) -> float:
-    """Return seconds of fused attention that moves ``traffic`` bytes, without launch."""
+    """Return seconds of fused attention by ``kernel`` that moves ``traffic`` bytes, without launch."""
     rate = accelerator.peak(dtype) * accelerator.matmul.fraction
     model, backward = accelerator.attention, direction is Pass.BACKWARD
     compute = attention_compute_time(model, rate, accelerator.matmul.units, shape, backward=backward)
+    compute *= model.slowdown(kernel, backward=backward)
     return model.launch + max(compute, traffic / accelerator.bandwidth(OperatorKind.ATTENTION))
 
 
@@ -284,7 +285,7 @@ def _attention_time(
     traffic = _traffic(block, operator, sizes, direction)
     dtype = block.tensor[operator.inputs[0]].dtype
     return accelerator.launch + attention_time(
-        accelerator, dtype, _attended(block, operator, sizes), direction, traffic
+        accelerator, dtype, _attended(block, operator, sizes), direction, traffic, operator.kernel
     )
 
 

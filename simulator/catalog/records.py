@@ -109,7 +109,7 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
     """Return a record with fitted figures; of a table, those that were fitted."""
     figures, origins = dict(stated.figures), dict(stated.origins)
     for name, value in calibration.get("figures", {}).items():
-        if name == "kernel_bandwidth":
+        if name in ("kernel_bandwidth", "attention"):
             figures[name] = figures.get(name, {}) | value
             origins |= {f"{name}.{kind}": ("derived", calibration["source"]) for kind in value}
         else:

@@ -7,6 +7,11 @@ BACKWARD_PRODUCTS = 2.5
 """Backward does 5 matrix products for forward's 2 (Dao et al. 2022, "FlashAttention", section 3.1)."""
 
 
+SECOND = {"flash_2": (1.0, 1.0), "flash_1": (2.0, 2.0), "flash_triton": (1.4, 2.0)}
+"""How many times as long as FlashAttention-2 other fused kernels take, forward and backward (Dao 2023,
+"FlashAttention-2", section 4.1, on the A100: the first one 2, that in Triton 1.3 to 1.5 and 2)."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What a kernel of fused attention computes.
@@ -68,6 +73,8 @@ class AttentionModel:
         Queries and keys of one block; 1 for none.
     launch
         Seconds besides a kernel's launch: the kernels around the main one.
+    second
+        How many times as long FlashAttention-2 takes, where a later kernel is the device's best.
     """
 
     forward: float = 0.75
@@ -78,12 +85,23 @@ class AttentionModel:
     backward_tail: float = 0.0
     block: int = 1
     launch: float = 0.0
+    second: float = 1.0
 
     def __post_init__(self) -> None:
         if min(self.forward, self.backward) <= 0:
             raise ValueError(f"attention forward and backward are positive, met {self.forward} and {self.backward}")
         if min(self.half_sequence, self.half_head, self.tail, self.backward_tail, self.launch) < 0 or self.block < 1:
             raise ValueError(f"attention half_sequence, half_head, tail, launch are not negative, met {self}")
+        if self.second < 1:
+            raise ValueError(f"attention second is at least 1, met {self.second}")
+
+    def slowdown(self, kernel: str, *, backward: bool) -> float:
+        """Return how many times as long a kernel takes as the device's best: one of `SECOND`, or any other name.
+
+        >>> AttentionModel(second=1.5).slowdown("flash_triton", backward=True)
+        3.0
+        """
+        return self.second * SECOND[kernel][backward] if kernel in SECOND else 1.0
 
 
 def attention_compute_time(
