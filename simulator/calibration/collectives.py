@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,10 +69,10 @@ _LIBRARY = {
 _REDUCTION = {"reduction": _Knob(0.85, 0.5, 1.0), "reduction launch": _Knob(2e-5, 1e-6, 3e-4)}
 _SMALL = 4 * 2**20
 """Bytes up to which a host's clock mostly reads what is beside the collective."""
-_DRAWN = 10.0
-"""The logarithm of a parameter's ratio to the relative's that weighs as an error of the same size in a row."""
-_STARTS = 2
-"""Points from which each search starts; the best end counts."""
+_DRAWN = {False: 10.0, True: 100.0}
+"""For links inside nodes and between them: a parameter is drawn to the relative's as a row would draw it whose
+error is the logarithm of their ratio over this. Networks differ too much to be drawn more than at all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,12 @@ def _rows_of(technology: Technology, rows: Iterable[CollectiveRow]) -> list[Coll
 
 
 def _best_timed(rows: list[CollectiveRow]) -> list[CollectiveRow]:
-    """Return the rows timed by the best clock that any of them was timed by."""
-    best = min((_CLOCKS.index(row.timing) for row in rows), default=0)
-    return [row for row in rows if row.timing is _CLOCKS[best]]
+    """Return the rows of every decade of sizes that were timed by the best clock which any of it was timed by."""
+    best: dict[int, int] = {}
+    for row in rows:
+        decade, clock = int(log10(row.size)), _CLOCKS.index(row.timing)
+        best[decade] = min(best.get(decade, clock), clock)
+    return [row for row in rows if row.timing is _CLOCKS[best[int(log10(row.size))]]]
 
 
 def _fit(name: str, rows: list[CollectiveRow], found: Mapping[str, LinkFit], lost: float) -> LinkFit:
@@ -154,7 +158,7 @@ def _fit(name: str, rows: list[CollectiveRow], found: Mapping[str, LinkFit], los
 
     def residuals(values: FloatArray) -> FloatArray:
         seconds = predict(held, len(rows), figures(values)) + beside
-        return np.concatenate([np.log(seconds / measured), (values - drawn) / _DRAWN])
+        return np.concatenate([np.log(seconds / measured), (values - drawn) / _DRAWN[inside is not None]])
 
     best = _search(residuals, drawn, list(knobs.values()), weight)
     error = float(np.mean(np.abs(np.expm1(residuals(best)[: len(rows)])))) if rows else 0.0
@@ -181,13 +185,11 @@ def _values(figures: Figures, link: Link, rate: float) -> Mapping[str, float]:
 
 
 def _search(
-    residuals: Callable[[FloatArray], FloatArray], start: FloatArray, knobs: list[_Knob], weight: FloatArray
+    residuals: Callable[[FloatArray], FloatArray], drawn: FloatArray, knobs: list[_Knob], weight: FloatArray
 ) -> FloatArray:
-    low, high = (np.log([getattr(knob, each) for knob in knobs]) for each in ("low", "high"))
-    ends = []
-    for number in range(_STARTS):
-        moved = np.random.default_rng(number).normal(0.0, 0.3, len(start)) * (number > 0)
-        ends.append(least_squares(residuals, start + moved, (low, high), weight))
+    """Return the best end of two searches: from the relative's parameters, and from those that any link starts at."""
+    start, low, high = (np.log([getattr(knob, each) for knob in knobs]) for each in ("start", "low", "high"))
+    ends = [least_squares(residuals, each, (low, high), weight) for each in (drawn, start)]
     return min(ends, key=lambda end: end[1])[0]
 
 
@@ -314,3 +316,42 @@ def _entry(fit: LinkFit) -> dict[str, Any]:
         }
     fitted = {"rows": fit.rows, "sources": list(fit.sources), "error": round(fit.error, 3)}
     return entry | {"fit": fitted | ({"relative": fit.relative} if fit.relative else {})}
+
+
+class Disagreement(NamedTuple):
+    """How two sources differ on the same collective, machine, ranks and size: median and range of their ratios."""
+
+    first: str
+    second: str
+    size: str
+    rows: int
+    ratio: float
+    least: float
+    most: float
+
+
+_SAME_SIZE = 1.15
+"""The ratio up to which two sizes are taken for the same."""
+
+
+def disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
+    """Return for every two sources how the time of the one relates to that of the other, the alphabet's first."""
+    places: dict[object, list[CollectiveRow]] = {}
+    for row in rows:
+        places.setdefault((_technology(row), row.nodes, row.ranks, row.collective, row.algorithm), []).append(row)
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for alike in places.values():
+        for first in alike:
+            others = (row for row in alike if first.source < row.source)
+            for second in others:
+                if 1 / _SAME_SIZE <= first.size / second.size <= _SAME_SIZE:
+                    rate = first.seconds / first.size * second.size / second.seconds
+                    found.setdefault((first.source, second.source, _range(first.size)), []).append(rate)
+    return tuple(
+        Disagreement(*key, len(ratios), float(np.median(ratios)), min(ratios), max(ratios))
+        for key, ratios in sorted(found.items())
+    )
+
+
+def _technology(row: CollectiveRow) -> str | None:
+    return next((name for name, technology in TECHNOLOGIES.items() if _rows_of(technology, (row,))), None)

@@ -46,7 +46,8 @@ class Term(NamedTuple):
         """Return the seconds of the phase for every size; the ``first`` one pays for what is paid once."""
         library, link, nic = figures.library, figures.link, figures.nic
         launch = max(link.launch if self.inside[1] else 0.0, nic.launch if self.between[1] else 0.0) * first
-        steps = self.inside[0] * link.latency + self.between[0] * nic.latency
+        waits = self.inside[0] * link.latency, self.between[0] * nic.latency
+        steps = max(waits) if self.messages else sum(waits)  # messages are under way together
         inside = (self.inside[1] + self.own * library.own) / link.bandwidth
         moving = max(inside / library.reduction if self.switched else inside, self.between[1] / nic.bandwidth)
         once = library.reduction_launch * (self.switched and first)
