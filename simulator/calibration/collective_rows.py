@@ -16,20 +16,25 @@ _COLLECTIVES = {
     "all_to_all": Collective.ALL_TO_ALL,
     "p2p": Collective.SEND,
 }
-_MACHINES = (
-    ("A100 SXM 80GB (p4de", "EFA v1, 4x100 Gb/s per node", "aws-p4de"),
+_INSIDE = (
     ("A100 SXM", "NVLink3", "dgx-a100-80gb"),
     ("A100", "NVLink3/NVSwitch", "dgx-a100-80gb"),
-    ("H100 SXM", "EFA v2, 32x100 Gb/s per node", "aws-p5"),
-    ("H100 SXM", "GPUDirect-TCPX, 4 x 200 Gb/s per node", "gcp-a3-high"),
     ("H100 SXM", "NVLink4/NVSwitch", "dgx-h100"),
-    ("H200 SXM", "RoCE CX7, 8 x 400 Gb/s per node", "gcp-a3-ultra"),
     ("H200 SXM", "NVLink4/NVSwitch", "dgx-h200"),
     ("B200 SXM", "NVLink5/NVSwitch", "dgx-b200"),
     ("GB200 SXM", "NVLink5/NVSwitch", "gb200-nvl72"),
     ("V100", "NVLink2", "dgx-1-v100-16gb"),
 )
-"""(how the accelerator's name starts, how its link's does, machine of the catalogue): the first that fits holds."""
+"""How names of accelerators and of links inside a node start, and that node in the catalogue; the first holds."""
+_BETWEEN = (
+    ("A100 SXM 80GB (p4de", "EFA v1, 4x100 Gb/s per node", "aws-p4de"),
+    ("H100 SXM", "EFA v2, 32x100 Gb/s per node", "aws-p5"),
+    ("H100 SXM", "GPUDirect-TCPX, 4 x 200 Gb/s per node", "gcp-a3-high"),
+    ("H200 SXM", "RoCE CX7, 8 x 400 Gb/s per node", "gcp-a3-ultra"),
+)
+"""The same for rows of several nodes, with the links between them."""
+_MOST = 4096
+"""Ranks of a row that is read."""
 _LONGEST = 10_000
 """Characters of a line that is read."""
 _LARGEST = 1 << 20
@@ -160,8 +165,9 @@ def _timing(tool: str) -> Timing:
 
 def _machine(fields: Mapping[str, Any], nodes: int) -> str:
     accelerator = _text(fields, "accelerator")
-    link = _text(fields, "intra_node_link" if nodes == 1 else "inter_node_link")
-    for start, wire, name in _MACHINES:
+    place, known = ("intra_node_link", _INSIDE) if nodes == 1 else ("inter_node_link", _BETWEEN)
+    link = _text(fields, place)
+    for start, wire, name in known:
         if accelerator.startswith(start) and link.startswith(wire):
             return name
     raise ValueError(f"no machine of the catalogue: {accelerator[:40]}, {link[:40]}")
@@ -197,8 +203,8 @@ def _text(fields: Mapping[str, Any], key: str, default: str | None = None) -> st
 
 def _whole(fields: Mapping[str, Any], key: str) -> int:
     value = fields.get(key)
-    if type(value) is not int or not 1 <= value <= 1 << 20:
-        raise ValueError(f"{key} is a whole number from 1 to {1 << 20}, met {str(value)[:20]}")
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError(f"{key} is a whole number from 1 to {_MOST}, met {str(value)[:20]}")
     return value
 
 

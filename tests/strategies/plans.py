@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from simulator import library
 from simulator.cluster import Cluster, Node, Tenant
 from simulator.collective_kinds import Collective
 from simulator.host import Host, Pcie
@@ -27,6 +26,8 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.library import LOSSLESS, Library
+from simulator.library import Protocol as LibraryProtocol
 from simulator.link import Link
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
@@ -88,8 +89,8 @@ class Network(NamedTuple):
         return Transformer(*sizes, tied_embeddings=self.tied, attention=attention, experts=experts)
 
 
-NCCL = library.Library(
-    (library.Protocol("ll", 0.5, 0.25, 0.125, True), library.Protocol("ll128", 0.75, 0.5, 0.5)), 0.5, 0.75, 1e-6
+NCCL = Library(
+    (LibraryProtocol("ll", 0.5, 0.25, 0.125, True), LibraryProtocol("ll128", 0.75, 0.5, 0.5)), 0.5, 0.75, 1e-6
 )
 """A library that loses some of its links."""
 
@@ -108,7 +109,7 @@ class Machine(NamedTuple):
     slow_nic: int | None = None
     slowdown: float = 1.0
     tenants: tuple[Tenant, ...] = ()
-    library: library.Library = library.LOSSLESS
+    library: Library = LOSSLESS
 
     def cluster(self) -> Cluster:
         network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth))
@@ -281,7 +282,7 @@ def _machine(choose: Choose, ranks: int) -> Machine:
         slow_nic=None if isinstance(fabric, Torus) else choose([None, None, None, 0]),
         slowdown=choose([1.0, 1.0, 1.2]),
         tenants=tenants,
-        library=choose([library.LOSSLESS, NCCL]),
+        library=choose([LOSSLESS, NCCL]),
     )
 
 
