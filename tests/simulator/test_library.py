@@ -95,7 +95,9 @@ PROTOCOLS = st.builds(Protocol, st.just("p"), st.floats(0, 1), st.floats(0, 1), 
 LIBRARIES = st.builds(
     Library, st.lists(PROTOCOLS, max_size=3).map(tuple), st.floats(0, 1), st.floats(0.5, 1), st.floats(0, 2)
 )
-GROUPS = st.lists(st.integers(0, 31), min_size=2, max_size=16, unique=True)
+GROUPS = st.sampled_from([[*range(3)], [*range(4)], [*range(8)]]) | st.lists(
+    st.integers(0, 31), min_size=2, max_size=16, unique=True
+)
 
 
 @given(LIBRARIES, GROUPS, st.sampled_from([REDUCE, GATHER, Collective.ALL_TO_ALL]), st.lists(st.floats(1e-3, 1e6)))
