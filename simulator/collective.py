@@ -60,11 +60,11 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
 
     Examples
     --------
-    A ring all-reduce of 8 GB over 4 ranks moves 2 * 3/4 * 8 GB = 12 GB over every port.
+    A ring all-reduce of 8 GB over 4 nodes moves 2 * 3/4 * 8 GB = 12 GB over every NIC and its slot.
 
     >>> from simulator.catalog import cluster
     >>> group = np.array([[0, 1, 2, 3]])
-    >>> [phase] = phases(cluster("dgx-a100-80gb"), Collective.ALL_REDUCE, Algorithm.RING, group)
+    >>> [phase] = phases(cluster("dgx-a100-80gb", 4, 1), Collective.ALL_REDUCE, Algorithm.RING, group)
     >>> sorted(set((8e9 * phase.load).tolist()))
     [12000000000.0]
     """
