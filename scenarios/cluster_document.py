@@ -25,6 +25,7 @@ from simulator.interconnect.kinds import (
 )
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
+from simulator.library import LOSSLESS, Library
 from simulator.link import Link
 from simulator.units import Dimension
 
@@ -143,7 +144,21 @@ def _conditions(cluster: Cluster) -> Data:
         data["tenants"] = [_tenant(tenant) for tenant in cluster.tenants]
     if cluster.overlap_slowdown != 1.0:
         data["overlap_slowdown"] = cluster.overlap_slowdown
+    if cluster.library != LOSSLESS:
+        data["library"] = _library(cluster.library)
     return data
+
+
+def _library(library: Library) -> Data:
+    protocols = [
+        {each.name: getattr(protocol, each.name) for each in fields(protocol)} for protocol in library.protocols
+    ]
+    return {
+        "protocols": protocols,
+        "own": library.own,
+        "reduction": library.reduction,
+        "reduction_launch": exact(library.reduction_launch, Dimension.TIME),
+    }
 
 
 _FABRICS = {

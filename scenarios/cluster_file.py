@@ -15,6 +15,7 @@ from scenarios.cluster_schema import (
     ClusterTable,
     ConditionsTable,
     HostTable,
+    LibraryTable,
     MatmulTable,
     MixedClusterTable,
     NodeTypeTable,
@@ -31,6 +32,7 @@ from simulator.host import Host, Pcie
 from simulator.interconnect.kinds import Graph, Mesh, PcieTree
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 
 __all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluster", "to_cluster", "write_cluster"]
 
@@ -115,6 +117,7 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
         cluster,
         algorithms=tuple((dict(cluster.algorithms) | chosen).items()),
         overlap_slowdown=table.overlap_slowdown if given else cluster.overlap_slowdown,
+        library=cluster.library if table.library is None else _library(table.library),
     )
 
 
@@ -198,6 +201,11 @@ def _host(table: HostTable) -> Host:
         numa_nodes=table.numa_nodes,
         pcie=None if table.pcie is None else Pcie(to_link(table.pcie), table.pcie.devices_per_switch),
     )
+
+
+def _library(table: LibraryTable) -> Library:
+    protocols = tuple(Protocol(**dict(protocol)) for protocol in table.protocols)
+    return Library(protocols, table.own, table.reduction, table.reduction_launch)
 
 
 def _curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:

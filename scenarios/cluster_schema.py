@@ -169,6 +169,30 @@ DeviceKey = Annotated[int, PlainValidator(_device), WithJsonSchema({"type": "str
 Speed = Annotated[float, Field(gt=0, le=1000)]
 
 
+Part = Annotated[float, Field(ge=0, le=1000)]
+
+
+class ProtocolTable(Table):
+    """A way of the communication library to move bytes, beside the one that links are described by."""
+
+    name: Text
+    launch: Part = Field(description="Of the links' launch.")
+    step: Part = Field(description="Of the links' latency.")
+    payload: Fraction = Field(description="Of the links' bandwidth.")
+    messages: bool = Field(default=False, description="Sends and all-to-alls may use it too.")
+
+
+class LibraryTable(Table):
+    """What the communication library makes of links."""
+
+    protocols: Annotated[list[ProtocolTable], Field(max_length=16)] = Field(default=[])
+    own: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=0.0, description="Bytes of a port that each byte costs which a rank of a group keeps."
+    )
+    reduction: Fraction = Field(default=1.0, description="Of a port's bandwidth, for collectives in switches.")
+    reduction_launch: Delay = Field(default=0.0, description="What a collective in switches costs once besides.")
+
+
 class ConditionsTable(Table):
     """What holds on top of the nodes: their fabric, what is slower than built, and who else uses it."""
 
@@ -182,6 +206,7 @@ class ConditionsTable(Table):
         description="How much longer computing takes while gradients are exchanged beneath it; "
         "Galvatron measured 1.13 on its machine.",
     )
+    library: LibraryTable | None = Field(default=None, description="Default: nothing of the links is lost.")
 
 
 class ClusterTable(ConditionsTable):

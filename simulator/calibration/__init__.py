@@ -1,1 +1,1 @@
-"""Fits the kernel models of an accelerator to published measurements, and says how well they hold."""
+"""Figures of the model fitted to published measurements of kernels and collectives, and how well they hold."""

@@ -23,6 +23,7 @@ from simulator.interconnect.kinds import (
 )
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 from simulator.link import Link
 from simulator.units import Dimension, parse
 
@@ -147,7 +148,8 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
         nic=_link(figures["inter_node"]),
         hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )
-    return Cluster(name, ((node, nodes),), _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices))
+    fabric = _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices)
+    return Cluster(name, ((node, nodes),), fabric, library=_library(figures.get("library", {})))
 
 
 def _host(figures: dict[str, Any]) -> Host:
@@ -163,6 +165,14 @@ def _link(figures: dict[str, Any]) -> Link:
     delays = (parse(figures[key], Dimension.TIME) if key in figures else 0.0 for key in ("latency", "launch"))
     latency, launch = delays
     return Link(latency, parse(figures["bandwidth"], Dimension.BANDWIDTH), launch)
+
+
+def _library(figures: dict[str, Any]) -> Library:
+    protocols = tuple(Protocol(**each) for each in figures.get("protocols", ()))
+    options: dict[str, Any] = {key: figures[key] for key in ("own", "reduction") if key in figures}
+    if "reduction_launch" in figures:
+        options["reduction_launch"] = parse(figures["reduction_launch"], Dimension.TIME)
+    return Library(protocols, **options)
 
 
 def _network(name: str, figures: dict[str, Any], devices: int, full: int) -> NodeNetwork:

@@ -5,6 +5,9 @@ A record may say ``like``: it then has what it does not state from the record of
 before the record's own.
 ``sources`` gives a figure, or a group of figures, by its path a status and a text; ``assumed``
 lists those that no document read states. The entry of the longest path holds.
+
+A link of a cluster may be named instead: it then has the figures fitted to published collectives
+(`simulator.calibration`), ``links`` times its bandwidth, and inside a node their library too.
 """
 
 import json
@@ -12,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
+
+from simulator.units import Dimension, parse
 
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
 """How far a figure can be trusted.
@@ -128,5 +133,29 @@ def _calibration(name: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _table(kind: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(files(__package__).joinpath(f"{kind}.json").read_text("utf-8"))
+    table: dict[str, Any] = _json(f"{kind}.json")
+    fitted = _json("calibration/links.json")
+    for own in table.values():
+        for place in ("intra_node", "inter_node"):
+            if "link" in own.get(place, {}):
+                _link(own, place, fitted)
     return table
+
+
+def _json(name: str) -> Any:
+    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+def _link(own: dict[str, Any], place: str, fitted: dict[str, Any]) -> None:
+    """Put the figures of a fitted link, and where they come from, where its name stands."""
+    figures = own[place]
+    name, links = figures.pop("link"), figures.pop("links", 1)
+    entry, fit = fitted[name], fitted[name]["fit"]
+    bandwidth = parse(entry["bandwidth"], Dimension.BANDWIDTH)
+    figures |= {key: entry[key] for key in ("latency", "launch")} | {"bandwidth": f"{links * bandwidth * 1e-9:g} GB/s"}
+    text = f"{name}: fitted to {fit['rows']} published collectives of {', '.join(fit['sources'])}"
+    fresh = [f"{place}.{key}" for key in ("latency", "bandwidth", "launch")]
+    if "library" in entry:
+        own["library"] = entry["library"]
+        fresh.append("library")
+    own["sources"] |= {path: ["derived", text] for path in fresh}

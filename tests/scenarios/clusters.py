@@ -25,6 +25,7 @@ from simulator.interconnect.kinds import (
 )
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 from simulator.link import Link
 
 POSITIVE = st.floats(1e-12, 1e15)
@@ -32,6 +33,10 @@ FACTORS = st.floats(0.001, 1000)
 SMALL = st.integers(1, 64)
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1, max_size=12)
 LINKS = st.builds(Link, latency=st.floats(0, 1), bandwidth=POSITIVE, launch=st.floats(0, 1))
+PROTOCOLS = st.builds(Protocol, NAMES, st.floats(0, 1000), st.floats(0, 1000), st.floats(0.001, 1), st.booleans())
+LIBRARIES = st.builds(
+    Library, st.lists(PROTOCOLS, max_size=2).map(tuple), st.floats(0, 2), st.floats(0.001, 1), st.floats(0, 1)
+)
 CURVES = st.builds(
     CollectiveCurve,
     collective=st.sampled_from(Collective),
@@ -174,4 +179,5 @@ def clusters(draw: st.DrawFn) -> Cluster:
         algorithms=tuple(draw(st.dictionaries(st.sampled_from(Collective), algorithms, max_size=3)).items()),
         tenants=tuple(draw(st.lists(tenants, max_size=2))) if devices > 1 else (),
         overlap_slowdown=draw(st.floats(1, 2)),
+        library=draw(LIBRARIES),
     )
