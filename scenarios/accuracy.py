@@ -66,17 +66,22 @@ def _scenario_run(file: Path) -> Run:
 
 
 def predict(run: Run) -> Prediction:
-    """Return the prediction for one run; a plan that does not fit has a step time all the same."""
-    from simulator.engine import step_time
-    from strategies.cost_model import SimulatedCost
-    from strategies.lowering import lower
+    """Return the prediction for one run; a plan that does not fit has a step time all the same.
+
+    Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
+    """
+    from scenarios.rows.costs import costs_of, seconds_of
 
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
     problem, plan = run.scenario.problem, run.scenario.chosen()
-    costs = SimulatedCost(problem)
-    seconds = step_time(lower(problem, plan, costs=costs.costs))
-    return Prediction(run, seconds, costs.peak_memory(plan), costs.fits(plan))
+    costs = costs_of(problem)
+    try:
+        seconds = seconds_of(problem, plan)
+    except ValueError as error:
+        return Prediction(run, skipped=str(error))
+    apart = 0.0 if run.with_context else problem.cluster.accelerator.reserved
+    return Prediction(run, seconds, costs.peak_memory(plan) - apart, costs.fits(plan))
 
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:

@@ -1,9 +1,9 @@
 """A row as a scenario."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 from scenarios.rows import words
+from scenarios.rows.costs import costs_of
 from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_sequence, sequence
 from scenarios.rows.machine import machine
 from scenarios.rows.network import network
@@ -16,15 +16,9 @@ from simulator.models.model import build
 from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer
 from strategies.completion import complete
-from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
-
-
-@lru_cache(maxsize=48)
-def costs_of(problem: Problem) -> SimulatedCost:
-    """Return the simulation of a problem, with what rows of the same one have computed."""
-    return SimulatedCost(problem)
 
 
 def scenario_of(row: Row, place: str) -> Scenario:
@@ -81,7 +75,7 @@ def _divided(row: Row, at: Degrees, size: Batch) -> Batch:
     return size._replace(total=total)
 
 
-def _chosen(row: Row, problem: Problem, layouts: tuple) -> Plan:
+def _chosen(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
     """Return the plan of the first layout that fits, or of the last one where none does."""
     if len(layouts) == 1:
         return complete(problem, layouts[0])
