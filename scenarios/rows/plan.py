@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd
+from math import ceil, gcd
 
 from scenarios.loader import rule_violations
 from scenarios.rows import words
@@ -15,7 +15,7 @@ from strategies.offloading import NOTHING
 from strategies.parallelism import Attention
 from strategies.partition import num_layers
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.recomputation import FirstLayers, Recomputation, Recompute
 from strategies.schedule import SCHEDULES
 
 MAX_REPAIRS = 24
@@ -66,9 +66,24 @@ def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
         recompute=words.recompute(row, layers) or Recompute.NONE,
         overlap_gradients=overlaps_gradients(row, zero) if at.data * at.context > 1 else True,
         scatter_gather=_scatter_gather(row, at),
-        stages="even" if num_layers(problem.graph) % stages == 0 else "balanced",
+        stages=_stages(row, num_layers(problem.graph), stages),
         offload=words.offload(row),
     )
+
+
+def _stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
+    """Return the layers of every stage.
+
+    Where they are not equal, Megatron-LM can count the embedding and the loss as a layer each
+    (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split).
+    """
+    if layers % stages == 0:
+        return "even"
+    each, rest = divmod(layers + 2, stages)
+    if rest or stages < 2 or not is_megatron(row):
+        return "balanced"
+    row.assume("embedding and loss each take the place of a layer in their stage (layers a stage not stated)")
+    return (each - 1, *(each,) * (stages - 2), each - 1)
 
 
 def _scatter_gather(row: Row, at: Degrees) -> bool:
@@ -137,13 +152,20 @@ def _shorter(wanted: Layout) -> Layout | None:
     return None
 
 
-def choices(row: Row, wanted: Layout, size: Batch) -> Iterator[Layout]:
+def choices(row: Row, wanted: Layout, size: Batch, layers: int) -> Iterator[Layout]:
     """Yield the layouts that a row leaves open, the one that computes least and in the largest pieces first."""
     open_recompute = words.recompute(row, 1) is None
-    kinds = list(Recompute) if open_recompute else [wanted.recompute]
+    kinds = _recomputations(wanted, layers) if open_recompute else [wanted.recompute]
     for kind in kinds:
         for micro in _microbatches(wanted, size):
             yield replace(wanted, recompute=kind, microbatch=micro)
+
+
+def _recomputations(wanted: Layout, layers: int) -> list[Recomputation]:
+    """Return what may be recomputed, least first: nothing, the attention core, or ever more layers of a stage."""
+    a_stage = -(-layers // (wanted.pipeline * wanted.chunks))
+    parts = sorted({ceil(a_stage * quarters / 4) for quarters in (1, 2, 3)} - {a_stage})
+    return [Recompute.NONE, Recompute.SELECTIVE, *(FirstLayers(Recompute.FULL, n) for n in parts), Recompute.FULL]
 
 
 def _microbatches(wanted: Layout, size: Batch) -> list[int]:
