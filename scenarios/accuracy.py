@@ -2,20 +2,13 @@
 
 import csv
 import io
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
 
 from scenarios.errors import ScenarioError
 from scenarios.loader import load
 from scenarios.published import GIB, Run, read_runs
-
-LEAST_PLANS = 3
-"""Measured plans of one problem from which an order can be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,101 +85,6 @@ def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None
         if progress is not None:
             progress(index + 1, len(runs))
     return tuple(result)
-
-
-def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return errors per source and in all, confusion of fitting, and how plans of one problem are ordered."""
-    sources: dict[str, list[Prediction]] = defaultdict(list)
-    for prediction in predictions:
-        sources[prediction.run.source].append(prediction)
-    return {
-        "sources": {name: _of_source(rows) for name, rows in sorted(sources.items())},
-        "all": _of_source(predictions),
-        "groups": _groups(predictions),
-        "calibrated_on": _calibrated_on(predictions),
-    }
-
-
-def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
-    return {
-        "rows": len(rows),
-        "predicted": sum(not row.skipped for row in rows),
-        "skipped": [{"row_id": row.run.row_id, "reason": row.skipped} for row in rows if row.skipped],
-        "step_time": errors(row.error for row in rows),
-        "memory": errors(row.memory_error for row in rows),
-        "out_of_memory": _confusion(rows),
-    }
-
-
-def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
-    """Return mean, median and largest absolute relative error, and the mean signed one.
-
-    >>> errors([0.1, -0.3, None])
-    {'count': 2, 'mape': 0.2, 'median': 0.2, 'max': 0.3, 'bias': -0.1}
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return {"count": 0, "mape": None, "median": None, "max": None, "bias": None}
-    sizes = [abs(value) for value in known]
-    numbers = {"mape": fmean(sizes), "median": median(sizes), "max": max(sizes), "bias": fmean(known)}
-    return {"count": len(known)} | {name: round(value, 12) for name, value in numbers.items()}
-
-
-def _confusion(rows: Sequence[Prediction]) -> dict[str, int]:
-    judged = [(bool(row.fits), row.run.status) for row in rows if row.fits is not None]
-    return {
-        "true_fit": sum(fits and status == "ok" for fits, status in judged),
-        "false_fit": sum(fits and status == "oom" for fits, status in judged),
-        "true_oom": sum(not fits and status == "oom" for fits, status in judged),
-        "false_oom": sum(not fits and status == "ok" for fits, status in judged),
-    }
-
-
-def _groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for row in predictions:
-        if row.step_time and row.run.step_time:
-            groups[(row.run.source, row.run.group)].append((row.step_time, row.run.step_time))
-    return [
-        {"source": source, "group": group, "plans": len(pairs), "regret": regret(pairs), "tau": kendall_tau(pairs)}
-        for (source, group), pairs in sorted(groups.items())
-        if len(pairs) >= LEAST_PLANS
-    ]
-
-
-def regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return how much longer the plan predicted fastest took than the fastest, from (predicted, measured).
-
-    >>> regret([(1.0, 2.2), (2.0, 2.0)])
-    0.1
-    """
-    chosen = min(pairs)[1]
-    return round(chosen / min(measured for _, measured in pairs) - 1, 12)
-
-
-def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau-a of (predicted, measured): 1 same order, -1 opposite.
-
-    >>> kendall_tau([(1, 1), (2, 3), (3, 2)])
-    0.333333333333
-    """
-    signs = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in combinations(pairs, 2)]
-    return round(fmean(signs), 12) if signs else 0.0
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
-    """Return for each machine that was simulated where its figures come from."""
-    from simulator.catalog import accelerator, accelerator_names, cluster_names, sources
-
-    clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
-    devices = {cluster.accelerator for cluster in clusters}
-    names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]
-    names += [name for name in accelerator_names() if accelerator(name) in devices]
-    return {name: dict(sources(name)) for name in names}
 
 
 COLUMNS = (

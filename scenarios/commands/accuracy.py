@@ -15,7 +15,8 @@ def accuracy(
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
-    from scenarios.accuracy import predict_all, runs_at, summary, to_csv
+    from scenarios.accuracy import predict_all, runs_at, to_csv
+    from scenarios.accuracy_summary import summary
     from scenarios.files import check_output, write
 
     check_output(out, (".csv",))

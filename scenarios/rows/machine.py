@@ -113,7 +113,9 @@ def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
         node = replace(node, network=Switch(link))
         row.assume(f"devices of a node reach each other by PCIe {generation}.0 x16 through an ideal switch")
     elif kind.link and isinstance(node.network, Switch):
-        node = replace(node, network=replace(node.network, link=replace(node.network.link, bandwidth=kind.link * GBYTE)))
+        node = replace(
+            node, network=replace(node.network, link=replace(node.network.link, bandwidth=kind.link * GBYTE))
+        )
     if count == 1:
         return node
     rate = nic_rate(row, node.devices)
@@ -130,5 +132,3 @@ def _wired(row: Row, kind: Device, node: Node, count: int) -> Node:
 def _latency(node: Node) -> float:
     pcie = node.host.pcie
     return pcie.link.latency if pcie is not None else node.nic.latency
-
-

@@ -125,23 +125,27 @@ def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
         return replace(wanted, attention=Attention.RING)
     if field in ("tensor", "sequence_parallel") and wanted.sequence_parallel:
         return replace(wanted, sequence_parallel=False)
-    simple = {"offload": {"offload": NOTHING}, "zero_shards": {"zero_shards": 0}, "zero": {"zero": min(wanted.zero, 1)}}
-    return replace(wanted, **simple[field]) if field in simple else None
+    if field == "offload":
+        return replace(wanted, offload=NOTHING)
+    if field == "zero_shards":
+        return replace(wanted, zero_shards=0)
+    return replace(wanted, zero=min(wanted.zero, 1)) if field == "zero" else None
 
 
 def _plainer(problem: Problem, wanted: Layout) -> Layout | None:
     """Return a layout with stages that the layers fill, or with a simpler schedule."""
-    stages, layers = wanted.pipeline * wanted.chunks, num_layers(problem.graph)
-    if wanted.stages == "even" and layers % stages and stages <= layers:
+    number, layers = wanted.pipeline * wanted.chunks, num_layers(problem.graph)
+    if wanted.stages == "even" and layers % number and number <= layers:
         return replace(wanted, stages="balanced")
-    if stages > layers >= wanted.pipeline * 2:
+    if number > layers >= wanted.pipeline * 2:
         return replace(wanted, chunks=layers // wanted.pipeline, stages="balanced")
     simpler = _PLAINER.get(wanted.schedule)
     if simpler is None:
         return None
     fewest, most = SCHEDULES[simpler].chunks
     chunks = max(fewest, min(wanted.chunks, most or wanted.chunks))
-    return replace(wanted, schedule=simpler, chunks=chunks, stages="balanced" if layers % (wanted.pipeline * chunks) else "even")
+    stages = "balanced" if layers % (wanted.pipeline * chunks) else "even"
+    return replace(wanted, schedule=simpler, chunks=chunks, stages=stages)
 
 
 def _shorter(wanted: Layout) -> Layout | None:

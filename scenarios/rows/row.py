@@ -49,7 +49,7 @@ class Row:
 
     def number(self, name: str) -> float | None:
         """Return a number above 0; text such as ``"80 GB"`` is read up to its unit."""
-        value = self.fields.get(name)
+        value: Any = self.fields.get(name)
         if not self.states(name) or value == 0:
             return None
         if isinstance(value, str) and (found := re.match(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)", value)):

@@ -17,7 +17,7 @@ _GENERATIONS = (
 """Gb/s of four lanes of InfiniBand by generation."""
 
 _COUNTED = re.compile(
-    r"(\d+)\s*(?:x|×|\*|ports? of|nics? of|hcas? of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
+    r"(\d+)\s*(?:x|\*|ports? of|nics? of|hcas? of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
 )
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*([TtGg])(b|B|[Bb]its?)?(?:/s|ps|E|e)?\b")
 _BIT = 1e9 / 8

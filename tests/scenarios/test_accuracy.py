@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.accuracy import errors, kendall_tau, predict, predict_all, regret, runs_at, summary, to_csv
+from scenarios.accuracy import predict, predict_all, runs_at, to_csv
+from scenarios.accuracy_summary import errors, kendall_tau, regret, summary
 from scenarios.errors import ScenarioError
 from scenarios.library import root
 from scenarios.published import read_runs, run_of
