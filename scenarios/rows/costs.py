@@ -9,8 +9,8 @@ from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
 
-MANY_PASSES = 1500
-"""Passes through layers of one step beyond which the effect of shared links is taken from a shorter step."""
+MANY_PASSES = 1200
+"""Passes through layers of one step beyond which it is extrapolated from shorter ones."""
 
 
 def costs_of(problem: Problem) -> SimulatedCost:
@@ -26,13 +26,14 @@ def _costs(problem: Problem) -> SimulatedCost:
 def seconds_of(problem: Problem, plan: Plan) -> float:
     """Return the seconds of one step.
 
-    A long step takes its longest path, times what transfers that share links cost a step of the same plan
-    with so few microbatches that all its events can be simulated.
+    Once its stages are full, a pipeline takes as long for every further round of microbatches. A long step
+    is a short one of the same plan, and as many times what one more round adds to it as it has more.
     """
-    costs, fewer = costs_of(problem), _fewest(problem, plan)
-    if plan.asynchronous or plan.offload or fewer >= plan.num_microbatches:
+    costs, few = costs_of(problem), _fewest(problem, plan)
+    if plan.asynchronous or plan.num_microbatches <= 2 * few:
         return _simulated(costs, plan)
-    return costs.longest_paths([plan])[0] * _slowdown(costs, replace(plan, num_microbatches=fewer))
+    short, longer = (_simulated(costs, replace(plan, num_microbatches=count)) for count in (few, 2 * few))
+    return longer + (plan.num_microbatches / few - 2) * (longer - short)
 
 
 @lru_cache(maxsize=4096)
@@ -40,12 +41,7 @@ def _simulated(costs: SimulatedCost, plan: Plan) -> float:
     return step_time(lower(costs.problem, plan, costs=costs.costs))
 
 
-def _slowdown(costs: SimulatedCost, plan: Plan) -> float:
-    """Return how much longer a step takes than its longest path, for transfers share links."""
-    return max(1.0, _simulated(costs, plan) / costs.longest_paths([plan])[0])
-
-
 def _fewest(problem: Problem, plan: Plan) -> int:
     """Return the microbatches of a step that is short, but fills every stage."""
-    wanted = max(1, MANY_PASSES // len(problem.graph.occurrences))
-    return wanted if plan.pipeline == 1 else plan.pipeline * max(1, wanted // plan.pipeline)
+    wanted = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
+    return wanted if plan.pipeline == 1 else plan.pipeline * max(2, wanted // plan.pipeline)

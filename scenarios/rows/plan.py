@@ -123,6 +123,8 @@ def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
         return replace(wanted, expert=experts if experts < wanted.expert else nearest_divisor(experts, experts // 2))
     if field == "context" and wanted.attention is Attention.ULYSSES:
         return replace(wanted, attention=Attention.RING)
+    if field == "attention":
+        return replace(wanted, attention=Attention.ALL_GATHER if wanted.attention is Attention.RING else Attention.RING)
     if field in ("tensor", "sequence_parallel") and wanted.sequence_parallel:
         return replace(wanted, sequence_parallel=False)
     if field == "offload":
