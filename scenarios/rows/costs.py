@@ -9,7 +9,7 @@ from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
 
-MANY_PASSES = 1200
+MANY_PASSES = 400
 """Passes through layers of one step beyond which it is extrapolated from shorter ones."""
 
 
@@ -44,4 +44,4 @@ def _simulated(costs: SimulatedCost, plan: Plan) -> float:
 def _fewest(problem: Problem, plan: Plan) -> int:
     """Return the microbatches of a step that is short, but fills every stage."""
     wanted = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
-    return wanted if plan.pipeline == 1 else plan.pipeline * max(2, wanted // plan.pipeline)
+    return wanted if plan.pipeline == 1 else plan.pipeline * max(1, wanted // plan.pipeline)
