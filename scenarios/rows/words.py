@@ -58,7 +58,7 @@ def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
 def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     """Return what a row recomputes; None where it does not say."""
     words = row.text("recompute")
-    if not row.states("recompute") and "recompute" in row.fields and row.fields["recompute"] is not None:
+    if str(row.fields.get("recompute", "")).strip().lower() in ("none", "null") and row.fields["recompute"] is not None:
         words = "none"
     if not words:
         return None
