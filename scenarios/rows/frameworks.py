@@ -7,6 +7,10 @@ from scenarios.rows.row import Row
 _MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
 _SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
+_FUSES_LOSS = re.compile(
+    r"llm-?foundry|composer|maxtext|jax|xla|liger|fused[- ]?(linear )?cross|unsloth|levanter|easylm|t5x|pax"
+)
+"""llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -17,9 +21,13 @@ def is_megatron(row: Row) -> bool:
 
 
 def memory_conventions(row: Row) -> str:
-    """Return whose conventions of memory the framework of a row follows: ``megatron`` or ``torch``."""
+    """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
         return "megatron"
+    words = row.text("framework", "plan_note")
+    if _FUSES_LOSS.search(words):
+        row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
+        return "torch_fused_loss"
     row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40] or 'framework not stated'})")
     return "torch"
 

@@ -9,13 +9,14 @@ from scenarios.rows import words
 from scenarios.rows.degrees import Batch, Degrees, shards
 from scenarios.rows.frameworks import default_zero, is_megatron, overlaps_gradients, sequence_parallel
 from scenarios.rows.row import Row, Skip
+from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.divisors import nearest_divisor
 from strategies.layout import Layout
 from strategies.offloading import NOTHING
 from strategies.parallelism import Attention
 from strategies.partition import num_layers
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recomputation, Recompute
+from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
 
 MAX_REPAIRS = 24
@@ -158,20 +159,35 @@ def _shorter(wanted: Layout) -> Layout | None:
     return None
 
 
-def choices(row: Row, wanted: Layout, size: Batch, layers: int) -> Iterator[Layout]:
+def choices(row: Row, wanted: Layout, size: Batch, graph: OperatorGraph) -> Iterator[Layout]:
     """Yield the layouts that a row leaves open, the one that computes least and in the largest pieces first."""
     open_recompute = words.recompute(row, 1) is None
-    kinds = _recomputations(wanted, layers) if open_recompute else [wanted.recompute]
+    kinds = _recomputations(wanted, graph) if open_recompute else [wanted.recompute]
     for kind in kinds:
         for micro in _microbatches(wanted, size):
             yield replace(wanted, recompute=kind, microbatch=micro)
 
 
-def _recomputations(wanted: Layout, layers: int) -> list[Recomputation]:
-    """Return what may be recomputed, least first: nothing, the attention core, or ever more layers of a stage."""
+def _recomputations(wanted: Layout, graph: OperatorGraph) -> list[Recomputation]:
+    """Return what may be recomputed, least first: nothing, what is cheap, or ever more layers of a stage.
+
+    Cheap is an attention core that keeps its scores [1]_, and else norms and activations, which Megatron-LM
+    names by ``--recompute-modules``.
+
+    References
+    ----------
+    .. [1] Korthikanti et al. 2022, section 5.
+    """
+    layers = num_layers(graph)
     a_stage = -(-layers // (wanted.pipeline * wanted.chunks))
     parts = sorted({ceil(a_stage * quarters / 4) for quarters in (1, 2, 3)} - {a_stage})
-    return [Recompute.NONE, Recompute.SELECTIVE, *(FirstLayers(Recompute.FULL, n) for n in parts), Recompute.FULL]
+    operators = {each.name: each.kind for block in graph.blocks if block.layer for each in block.operators}
+    if OperatorKind.ATTENTION not in operators.values():
+        cheap: Recomputation = Recompute.SELECTIVE
+    else:
+        names = (name for name, kind in operators.items() if kind is OperatorKind.NORM or name.endswith("activation"))
+        cheap = SomeOperators(tuple(names))
+    return [Recompute.NONE, cheap, *(FirstLayers(Recompute.FULL, n) for n in parts), Recompute.FULL]
 
 
 def _microbatches(wanted: Layout, size: Batch) -> list[int]:

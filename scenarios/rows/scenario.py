@@ -17,7 +17,6 @@ from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.layout import Layout
-from strategies.partition import num_layers
 from strategies.plan import Plan
 from strategies.problem import Problem
 
@@ -42,7 +41,7 @@ def scenario_of(row: Row, place: str) -> Scenario:
     problem = Problem(graph, cluster, trained)
     cluster.accelerator.peak(trained.precision)
     wanted = nearest(row, problem, layout(row, problem, at, size))
-    plan = _chosen(row, problem, tuple(choices(row, wanted, size, num_layers(graph))))
+    plan = _chosen(row, problem, tuple(choices(row, wanted, size, graph)))
     name = row.text("row_id")[:100] or "row"
     return Scenario(name, place, problem, model, plan, SearchSettings(), None, tuple(row.assumed))
 

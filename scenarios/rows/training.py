@@ -7,8 +7,10 @@ from scenarios.rows.row import Row
 from simulator.accelerator import Accelerator
 from strategies.training import Training
 
+FOUR_BITS = r"fp4|nvfp|mxfp4|int4"
+
 _PRECISIONS = (
-    (r"fp4|nvfp|mxfp4|int4|fp6", "fp8", "the nearest precision that is simulated"),
+    (FOUR_BITS, "fp8", "for 4 bits, at the rate of 4 bits where the device has one"),
     (r"fp8|float8|e4m3|e5m2|8-bit compute|int8", "fp8", ""),
     (r"bf16|bfloat16|brain", "bf16", ""),
     (r"fp16|float16|half|\bamp\b|mixed|o[12]\b|\bf16", "fp16", ""),
@@ -93,5 +95,11 @@ def _gradients(row: Row, precision: str) -> str | None:
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):
         return "fp32"
+    if re.search("nemo|bridge", row.text("framework")):
+        row.assume("gradients summed in bf16, as NeMo's recipes for performance do (grad_reduce_in_fp32 false)")
+        return "same"
+    if re.search("maxtext|jax", row.text("framework")):
+        row.assume("gradients summed in the precision that is computed in, as XLA makes them of weights that are cast")
+        return "same"
     row.assume("gradients summed in fp32 with bf16, in their own precision with fp16 (not stated)")
     return None

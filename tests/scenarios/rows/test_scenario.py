@@ -73,7 +73,7 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"cp": None}, "cp 1 (not stated)"),
         ({"optimizer": "Muon"}, "optimizer lion (Muon: one momentum; its orthogonalisation is not simulated)"),
         ({"optimizer": None}, "optimizer adamw (not stated)"),
-        ({"precision": "NVFP4"}, "precision fp8 (the nearest precision that is simulated)"),
+        ({"precision": "NVFP4"}, "precision fp8 (for 4 bits, at the rate of 4 bits where the device has one)"),
         ({"precision": "fp8", "accelerator": "A100"}, "precision bf16, for A100 SXM 80GB has no fp8"),
         ({"precision": "bf16", "accelerator": "V100"}, "precision fp16, for V100 SXM2 32GB has no bf16"),
         ({"zero_stage": None}, "zero_stage 1 (not stated; from nemo)"),
