@@ -1,8 +1,9 @@
 """What predictions of many runs say of the simulator: errors, fitting, and how plans of one problem are ordered."""
 
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -42,11 +43,14 @@ def size_class(devices: int) -> str:
     """Return the class of sizes that a number of devices is in.
 
     >>> size_class(8), size_class(63), size_class(10000)
-    ('8-63', '8-63', '4096 and more')
+    ('8-63', '8-63', 'over 4095')
     """
-    least = max(size for size in SIZES if size <= max(devices, 1))
-    after = next((size for size in SIZES if size > least), None)
-    return f"{least}-{after - 1}" if after else f"{least} and more"
+    return size_classes()[bisect(SIZES, max(devices, 1)) - 1]
+
+
+def size_classes() -> list[str]:
+    """Return the names of all classes, the smallest first."""
+    return [*(f"{least}-{after - 1}" for least, after in pairwise(SIZES)), f"over {SIZES[-1] - 1}"]
 
 
 def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
@@ -62,16 +66,22 @@ def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
     }
 
 
-def _errors_by(
+def by_class(
     predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
-) -> dict[str, dict[str, float | int | None]]:
-    """Return errors of step time by class; a run may be in several."""
-    found: dict[str, list[float | None]] = defaultdict(list)
+) -> dict[str, list[float]]:
+    """Return errors of step time by class, in order of names; a run may be in several."""
+    found: dict[str, list[float]] = defaultdict(list)
     for row in predictions:
         if row.error is not None:
             for name in classes(row):
                 found[name].append(row.error)
-    return {name: errors(found[name]) for name in sorted(found)}
+    return {name: found[name] for name in sorted(found)}
+
+
+def _errors_by(
+    predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
+) -> dict[str, dict[str, float | int | None]]:
+    return {name: errors(values) for name, values in by_class(predictions, classes).items()}
 
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
