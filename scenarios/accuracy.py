@@ -63,18 +63,17 @@ def predict(run: Run) -> Prediction:
 
     Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
     """
-    from scenarios.rows.costs import costs_of, seconds_of
+    from scenarios.rows.costs import fits, peak_memory_of, seconds_of
 
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
     problem, plan = run.scenario.problem, run.scenario.chosen()
-    costs = costs_of(problem)
     try:
         seconds = seconds_of(problem, plan)
     except ValueError as error:
         return Prediction(run, skipped=str(error))
     apart = 0.0 if run.with_context else problem.cluster.accelerator.reserved
-    return Prediction(run, seconds, costs.peak_memory(plan) - apart, costs.fits(plan))
+    return Prediction(run, seconds, peak_memory_of(problem, plan) - apart, fits(problem, plan))
 
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:

@@ -30,10 +30,28 @@ def seconds_of(problem: Problem, plan: Plan) -> float:
     is a short one of the same plan, and as many times what one more round adds to it as it has more.
     """
     costs, few = costs_of(problem), _fewest(problem, plan)
-    if plan.asynchronous or plan.num_microbatches <= 2 * few:
+    if plan.num_microbatches <= 2 * few:
         return _simulated(costs, plan)
     short, longer = (_simulated(costs, replace(plan, num_microbatches=count)) for count in (few, 2 * few))
     return longer + (plan.num_microbatches / few - 2) * (longer - short)
+
+
+def peak_memory_of(problem: Problem, plan: Plan) -> float:
+    """Return the bytes of the fullest device, which no round of microbatches after the second changes."""
+    return costs_of(problem).peak_memory(_for_memory(problem, plan))
+
+
+def fits(problem: Problem, plan: Plan) -> bool:
+    """Return whether every device has the memory that it needs."""
+    return costs_of(problem).fits(_for_memory(problem, plan))
+
+
+def _for_memory(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan of the same memory with few microbatches, where a stage has no buffer for every one of them."""
+    few = 2 * _fewest(problem, plan)
+    if plan.num_microbatches <= few or (plan.pipeline > 1 and problem.training.conventions.buffers_every_microbatch):
+        return plan
+    return replace(plan, num_microbatches=few)
 
 
 @lru_cache(maxsize=4096)
@@ -44,4 +62,9 @@ def _simulated(costs: SimulatedCost, plan: Plan) -> float:
 def _fewest(problem: Problem, plan: Plan) -> int:
     """Return the microbatches of a step that is short, but fills every stage."""
     wanted = max(2, MANY_PASSES // len(problem.graph.occurrences) // 2)
-    return wanted if plan.pipeline == 1 else plan.pipeline * max(1, wanted // plan.pipeline)
+    if plan.pipeline == 1:
+        return wanted
+    rounds = max(1, wanted // plan.pipeline)
+    while plan.rule.violation(plan.pipeline, rounds * plan.pipeline, plan.chunks) is not None and rounds < 8:
+        rounds += 1
+    return rounds * plan.pipeline

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from scenarios.rows.row import Row, Skip
-from scenarios.schema import MAX_BATCH, MAX_DEVICES
+from scenarios.schema import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE
 
 
 class Degrees(NamedTuple):
@@ -63,9 +63,13 @@ def _chunks(row: Row, pipeline: int) -> int:
 
 def sequence(row: Row, fixed: bool) -> int:
     """Return the tokens of a sequence; ``fixed`` where samples have a size of their own."""
-    length = row.count("seq_len", 10**8)
+    length = row.count("seq_len", MAX_SEQUENCE)
     if length is None and not fixed:
-        raise Skip("seq_len is not stated")
+        tokens, samples = row.number("tokens_per_s_per_device"), row.number("samples_per_s_per_device")
+        if tokens is None or samples is None:
+            raise Skip("seq_len is not stated")
+        length = min(max(1, round(tokens / samples)), MAX_SEQUENCE)
+        row.assume(f"seq_len {length} (not stated; tokens over samples a second)")
     return length or 1
 
 
@@ -114,7 +118,7 @@ def fraction_of_sequence(row: Row) -> int:
 
 def shards(row: Row, at: Degrees, zero: int) -> int:
     """Return over how many neighbouring data ranks states are shared: 0 for all of them."""
-    stated = row.count("fsdp_shards", MAX_DEVICES)
+    stated = row.optional("fsdp_shards", MAX_DEVICES)
     words = row.text("plan_note", "schedule", "framework")
     if stated is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
         stated = min(row.count("devices_per_node") or 8, at.data)

@@ -152,7 +152,7 @@ def _variant(row: Row, found: Device, words: str, memory: float) -> Device:
         return found._replace(preset="dgx-a100-40gb")
     if found.preset == "dgx-1-v100-32gb" and 0 < memory <= 17:
         return found._replace(preset="dgx-1-v100-16gb")
-    if found.preset == "dgx-1-v100-32gb" and (row.count("devices_per_node") or 0) > 8 and not found.name:
+    if found.preset == "dgx-1-v100-32gb" and (row.optional("devices_per_node") or 0) > 8 and not found.name:
         return found._replace(preset="dgx-2-v100-32gb")
     if found.preset == "frontier-mi250x" and memory > 100:
         return Device(found.preset, "MI250X, both dies as one device", 383, 128, 3.28)

@@ -34,7 +34,7 @@ def encoder(row: Row, family: str, known: Model | None) -> Model:
         positions = max(512, row.needed("seq_len", 10**8))
         return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
     row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
-    width = row.count("head_dim", MAX_WIDTH) or (base.head_dim if isinstance(base, T5) else max(1, hidden // heads))
+    width = row.optional("head_dim", MAX_WIDTH) or (base.head_dim if isinstance(base, T5) else max(1, hidden // heads))
     return T5(layers, hidden, heads, width, ffn, vocab)
 
 

@@ -32,15 +32,18 @@ def memory_conventions(row: Row) -> str:
     return "torch"
 
 
-def default_zero(row: Row) -> int:
-    """Return the ZeRO stage of a row that states none; noted as an assumption."""
-    words = row.text("framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
+def zero_stage(row: Row) -> int:
+    """Return the ZeRO stage of a row; where it states none, that of its framework, as an assumption."""
+    stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
+    if stated:
+        return int(stated[1])
+    words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
     named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
     if named:
         stage = int(named[1])
     elif _DDP.search(words):
         stage = 0
-    elif _SHARDS_PARAMETERS.search(words) or (row.count("fsdp_shards") or 1) > 1:
+    elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
         stage = 3
     else:
         stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0

@@ -47,7 +47,7 @@ def _catalogued(preset: str, nodes: int, devices: int | None) -> Cluster:
 
 
 def _nodes(row: Row, kind: Device, devices: int, full: int) -> Cluster:
-    stated = row.count("devices_per_node", 4096)
+    stated = row.optional("devices_per_node", 4096)
     if stated is None and devices > full:
         row.assume(f"devices_per_node {full} (not stated)")
     a_node = stated or full
@@ -77,7 +77,7 @@ def _torus(row: Row, kind: Device, devices: int) -> Cluster:
 def _slices(row: Row, devices: int) -> int:
     named = re.search(r"\b(\d+) ?x? ?slices?\b|\b(\d+) slice", row.text("plan_note", "intra_node_link"))
     count = int(named[1] or named[2]) if named else 1
-    shards = row.count("fsdp_shards") or devices
+    shards = row.optional("fsdp_shards") or devices
     if not named and "dcn" in row.text("inter_node_link") and 1 < shards < devices and devices % shards == 0:
         count = devices // shards
         row.assume(f"{count} slices of {shards}, the devices that share parameters (slices not stated)")

@@ -33,13 +33,13 @@ def experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Ex
         row.assume(f"moe_ffn_hidden {ffn} (not stated)")
     count = count or (base.count if base else 1)
     row.assume("tokens are spread evenly over experts (not stated)")
-    dense = min(row.count("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
+    dense = min(row.optional("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
     bias = base.score_bias if base else False
     return Experts(count, min(top_k, count), ffn or hidden, _shared(row, base, ffn or hidden), dense, bias)
 
 
 def _shared(row: Row, base: Experts | None, ffn: int) -> int:
-    width = row.count("moe_shared_ffn_hidden", MAX_WIDTH)
+    width = row.optional("moe_shared_ffn_hidden", MAX_WIDTH)
     if width is None:
         shared = base.shared if base and "moe_shared_ffn_hidden" not in row.fields else 0
         if shared:

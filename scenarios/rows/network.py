@@ -143,7 +143,7 @@ def _guessed_sizes(row: Row) -> tuple[int, int]:
 
 
 def _heads(row: Row, hidden: int) -> int:
-    width = row.count("head_dim", MAX_WIDTH) or (128 if hidden % 128 == 0 else 64)
+    width = row.optional("head_dim", MAX_WIDTH) or (128 if hidden % 128 == 0 else 64)
     heads = max(1, hidden // width)
     row.assume(f"n_heads {heads} (not stated; heads of {width})")
     return heads
@@ -166,7 +166,7 @@ def _kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
 
 
 def _head_dim(row: Row, hidden: int, heads: int, known: Transformer | None) -> int | None:
-    stated = row.count("head_dim", MAX_WIDTH)
+    stated = row.optional("head_dim", MAX_WIDTH)
     width = stated or (known.kv_channels if known and known.hidden == hidden else None)
     if width is None and hidden % heads:
         width = -(-hidden // heads)

@@ -7,7 +7,7 @@ from math import ceil, gcd
 from scenarios.loader import rule_violations
 from scenarios.rows import words
 from scenarios.rows.degrees import Batch, Degrees, shards
-from scenarios.rows.frameworks import default_zero, is_megatron, overlaps_gradients, sequence_parallel
+from scenarios.rows.frameworks import is_megatron, overlaps_gradients, sequence_parallel, zero_stage
 from scenarios.rows.row import Row, Skip
 from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.divisors import nearest_divisor
@@ -42,13 +42,12 @@ _PLAINER = {
 
 def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
     """Return the layout that a row states, with a microbatch of 1 where it states none."""
-    zero = row.count("zero_stage", 3) if row.states("zero_stage") else default_zero(row)
-    zero = zero or 0
+    zero = zero_stage(row)
     name, chunks = words.schedule(row, at.pipeline, at.chunks)
     layers = max(1, num_layers(problem.graph) // (at.pipeline * chunks))
     stages = at.pipeline * chunks
     shared = shards(row, at, zero)
-    if zero and (row.count("fsdp_shards") or 0) == 1:
+    if zero and (row.optional("fsdp_shards") or 0) == 1:
         zero = 0
         row.assume("zero_stage 0, for states are shared by 1 rank")
     return Layout(

@@ -66,6 +66,14 @@ class Row:
             raise Skip(f"{name} is a whole number of at most {most}, met {shown(self.fields[name])}")
         return None if number is None else int(number)
 
+    def optional(self, name: str, most: int = MOST) -> int | None:
+        """Return a count, or None where the field holds none; that is an assumption."""
+        try:
+            return self.count(name, most)
+        except Skip as skip:
+            self.assume(f"{name} left out, for {skip}")
+            return None
+
     def needed(self, name: str, most: int = MOST) -> int:
         """Return a count that nothing can replace."""
         value = self.count(name, most)

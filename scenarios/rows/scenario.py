@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from scenarios.rows import words
-from scenarios.rows.costs import costs_of
+from scenarios.rows.costs import fits
 from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_sequence, sequence
 from scenarios.rows.machine import machine
 from scenarios.rows.network import network
@@ -66,6 +66,9 @@ def _divided(row: Row, at: Degrees, size: Batch) -> Batch:
         row.assume(f"micro_batch {fitting}, for {micro} does not divide the {own} sequences of a rank")
         return size._replace(micro=fitting)
     each = at.data * micro
+    stated = row.count("grad_accum")
+    if size.micro is not None and stated is not None and size.total != each * stated:
+        row.assume(f"grad_accum {size.total / each:g}, for global_batch({size.total}) is not {each} * {stated}")
     if size.total % each == 0:
         return size
     total = each * max(1, round(size.total / each))
@@ -79,9 +82,8 @@ def _chosen(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
     """Return the plan of the first layout that fits, or of the last one where none does."""
     if len(layouts) == 1:
         return complete(problem, layouts[0])
-    costs = costs_of(problem)
     plans = [complete(problem, each) for each in layouts]
-    found = next((index for index, plan in enumerate(plans) if costs.fits(plan)), len(plans) - 1)
+    found = next((index for index, plan in enumerate(plans) if fits(problem, plan)), len(plans) - 1)
     row.assume(
         f"recompute {layouts[found].recompute}, micro_batch {layouts[found].microbatch}: of what is not stated the "
         f"first that fits"
