@@ -9,6 +9,7 @@ from pathlib import Path
 from scenarios.errors import ScenarioError
 from scenarios.loader import load
 from scenarios.published import GIB, Run, read_runs
+from simulator.collection import no_collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,14 @@ def predict(run: Run) -> Prediction:
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
     """Return the prediction for every run; ``progress`` is told how many of how many are done."""
-    result = []
-    for index, run in enumerate(runs):
-        result.append(predict(run))
-        if progress is not None:
-            progress(index + 1, len(runs))
-    return tuple(result)
+    result: dict[int, Prediction] = {}
+    alike = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
+    with no_collection():
+        for done, index in enumerate(alike, start=1):
+            result[index] = predict(runs[index])
+            if progress is not None:
+                progress(done, len(runs))
+    return tuple(result[index] for index in range(len(runs)))
 
 
 COLUMNS = (

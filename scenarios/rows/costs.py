@@ -18,7 +18,7 @@ def costs_of(problem: Problem) -> SimulatedCost:
     return _costs(replace(problem, training=replace(problem.training, global_batch=1)))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)
 def _costs(problem: Problem) -> SimulatedCost:
     return SimulatedCost(problem)
 
@@ -54,7 +54,7 @@ def _for_memory(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, num_microbatches=few)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _simulated(costs: SimulatedCost, plan: Plan) -> float:
     return step_time(lower(costs.problem, plan, costs=costs.costs))
 
