@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scenarios.accuracy import predict, predict_all, runs_at, to_csv
 from scenarios.accuracy_summary import errors, kendall_tau, regret, summary
+from scenarios.command_line import run
 from scenarios.errors import ScenarioError
 from scenarios.library import root
 from scenarios.published import read_runs, run_of
@@ -163,6 +164,14 @@ def test_no_row_is_lost(tmp_path) -> None:
     assert [line["row_id"] for line in lines] == ["one", "two", "three"]
     assert float(lines[0]["predicted_step_time_s"]) == pytest.approx(predictions[0].step_time, rel=1e-5)
     assert lines[1]["assumptions"] == "skipped: accelerator is not stated"
+
+
+def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in (ROW, ROW | {"dp": 8, "tp": 1})))
+    assert run(["accuracy", str(tmp_path / "rows.jsonl"), "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["all"]["predicted"] == 2
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {"predicted-measured.png", *(f"error-by-{by}.png" for by in ("source", "devices", "technique"))}
 
 
 def test_a_folder_of_scenarios_is_read_like_rows() -> None:
