@@ -153,6 +153,13 @@ class Block:
         names = dict.fromkeys(name for operator in self.operators for name in operator.parameters)
         return tuple(self.tensor[name] for name in names)
 
+    @cached_property
+    def loss(self) -> tuple[Operator, ...]:
+        """The operators of a loss over classes: a cross-entropy and all others after the last one with parameters."""
+        last = max((index for index, operator in enumerate(self.operators) if operator.parameters), default=None)
+        found = () if last is None else self.operators[last + 1 :]
+        return found if any(operator.kind is OperatorKind.CROSS_ENTROPY for operator in found) else ()
+
     @property
     def num_parameters(self) -> int:
         """Elements of the parameters of one occurrence."""

@@ -53,7 +53,8 @@ class Framework:
         Whether the bias of a product whose sum is scattered along the sequence is added to the scattered part, so
         that each tensor rank has its gradient of its own tokens; else it is added to the sum.
     flattens_gradients
-        Whether gradients that are summed after the last backward are first copied into one piece.
+        Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
+        all that are summed after the last backward.
     """
 
     name: str
@@ -112,7 +113,7 @@ TORCH = Framework(
     routing_bytes=0,
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
-    flattens_gradients=True,  # the executor's reducer, where torch's own buckets do not reduce
+    flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
 )
 
 TORCH_FUSED_LOSS = replace(

@@ -93,7 +93,7 @@ class Needs:
 
     def _sharing(self, plan: Plan) -> Sharing:
         """Return what a plan shares; the same value for all that share nothing."""
-        return sharing(self.cluster, plan) if plan.zero >= 2 else Sharing()
+        return sharing(self.cluster, self.training, plan) if plan.zero >= 2 else Sharing()
 
     def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
         """Return what the passes of every stage hold, by variant."""

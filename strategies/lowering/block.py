@@ -55,6 +55,10 @@ class BlockCost(NamedTuple):
         assert self.split is not None
         return self.split.inputs if kind is ActionKind.INPUT else self.split.weights
 
+    def first_reading(self, kind: ActionKind) -> int:
+        """Return the first step of a pass of a kind that is not of a loss: before it no parameters are read."""
+        return self.steps.loss if kind in (ActionKind.BACKWARD, ActionKind.INPUT) else 0
+
     def ticks(self, kind: ActionKind) -> int:
         """Return the idle ticks of a pass of a kind."""
         if kind is ActionKind.FORWARD:

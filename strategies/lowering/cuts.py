@@ -5,7 +5,7 @@ from functools import cached_property
 from simulator.collective_kinds import Collective
 from strategies.lowering.contention import Passes, passes
 from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
-from strategies.lowering.fully_sharded import Changes, changes, sharing
+from strategies.lowering.fully_sharded import Changes, changes, copy_ticks, sharing
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.offload import OnHost
 from strategies.lowering.on_host import blocks_on_host, on_host
@@ -36,7 +36,7 @@ class Cuts:
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
         self.overlaps = overlaps(self.cluster, plan)
         self.in_buckets = reduces_in_buckets(self.cluster, plan) or any(plan.offload.parameters)
-        self.sharing = sharing(self.cluster, plan)
+        self.sharing = sharing(self.cluster, self.training, plan)
         self.tied = costs.tied(plan)
         self.plan_costs = costs.of(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
@@ -73,7 +73,7 @@ class Cuts:
         elif self.in_buckets and (last or (shared.gradients and kind_of(which) in MAKES_GRADIENTS)):
             ends = frozenset(bucket.last for bucket in self.buckets(stage))
         apart = self.passes[self.positions[stage]] is Passes.APART
-        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends)
+        return Cut(every or self.granularity is Granularity.OPERATOR, apart, ends, shared.parameters)
 
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """Return the buckets of a stage's gradients."""
@@ -91,7 +91,8 @@ class Cuts:
             cost = self.costs.stage(self.plan, stage, rank)
             cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
             names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank)
-            self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held)
+            copies = tuple(copy_ticks(rank.accelerator, each.copied) for each in held)
+            self._parts[key] = known_parts(names, cost, stage, kind_of(variant), cut, rank.launch, before, held, copies)
         return self._parts[key]
 
     def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:

@@ -4,10 +4,13 @@ With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, 
 shards of them are kept. With ZeRO 3 a unit, one block of the network, is gathered before its
 forward and again before its backward, and its gradients are reduced after it; its experts by the
 ranks that hold the same ones, after the rest of it. A unit is gathered
-while the one before it in the same pass computes; the first of a pass when the rank turns to it.
+while the one before it in the same pass computes; the first of a pass when the rank turns to it. A
+loss reads no parameters and is no part of a unit: what is gathered at the start of the backward that begins
+with it comes when its own backward has ended.
 The reduction of a bucket runs beneath the backward of the next one, and ends before the one after
 that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
-and two buckets' gradients, whatever time communication takes.
+and two buckets' gradients, whatever time communication takes. Some frameworks copy the gradients of a bucket into
+one piece before they reduce it, when the reduction before it has ended, and free them then.
 
 Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
 comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
@@ -25,7 +28,8 @@ SC 2020, sections 5 and 7 (stages, and the bytes that each moves).
 Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023,
 sections 3.2 and 3.3 (units, hybrid sharding, prefetch, limited gathers).
 PyTorch 2, ``torch.distributed.fsdp.fully_shard``: ``_root_pre_forward`` lets a pass's gathers wait
-for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all.
+for what was computed before, ``post_backward`` for the reduction before, ``finalize_backward`` for all;
+``pre_backward`` of a unit gathers the next one when the gradient of its output is there, and ``foreach_reduce`` copies.
 Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5 (shards come from host memory before the gather, and
 gradients go there after the reduction).
 Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 1 (a backward in two: what either part reads).
@@ -39,8 +43,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.accelerator import Accelerator
 from simulator.cluster import Cluster
+from simulator.operator_graph import OperatorKind
 from simulator.program import Category, Change, IntArray
+from simulator.units import to_ticks
 from strategies.lowering.data import Filling, overlaps
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.variant import (
@@ -71,12 +78,15 @@ class Sharing(NamedTuple):
         Whether they are given up after a forward; else they stay from the first forward to the last backward.
     ahead
         How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
+    copies
+        Whether the gradients of a bucket are copied into one piece before they are reduced.
     """
 
     gradients: bool = False
     parameters: bool = False
     reshard: bool = True
     ahead: int = 1
+    copies: bool = False
 
     def joins(self, rows: Actions) -> NDArray[np.bool_]:
         """Return the actions that find or leave other parameters gathered than most of their kind.
@@ -112,7 +122,7 @@ class Sharing(NamedTuple):
         return tuple(unit < units - 1 or which != FORWARD_PASS or not joins for unit in range(units))
 
 
-def sharing(cluster: Cluster, plan: Plan) -> Sharing:
+def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
     """Return what a plan shares besides the optimizer's states.
 
     Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
@@ -120,14 +130,28 @@ def sharing(cluster: Cluster, plan: Plan) -> Sharing:
     on_host = any(plan.offload.parameters)
     gradients, parameters = ((plan.zero >= least and plan.shards > 1) or on_host for least in (2, 3))
     ahead = overlaps(cluster, plan) or (on_host and plan.shards == 1)
-    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead))
+    copies = gradients and plan.shards > 1 and training.conventions.flattens_gradients
+    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), copies)
 
 
 class Changes(NamedTuple):
-    """What one block of a pass takes as it begins and gives back as it ends."""
+    """What one block of a pass takes and gives back besides activations.
+
+    Parameters
+    ----------
+    acquired, released
+        Taken as it begins, and given back as it ends.
+    gathered
+        Taken as it first reads parameters: as it begins too, but where that is with the backward of a loss.
+    copied, left
+        Bytes of gradients that are copied into one piece when it has ended, and what is given back after that.
+    """
 
     acquired: tuple[Change, ...] = ()
     released: tuple[Change, ...] = ()
+    gathered: tuple[Change, ...] = ()
+    copied: int = 0
+    left: tuple[Change, ...] = ()
 
 
 NOTHING = Changes()
@@ -160,15 +184,18 @@ def changes(
     kind = kind_of(variant)
     acquired: list[list[Change]] = [[] for _ in parameters]
     released: list[list[Change]] = [[] for _ in parameters]
+    gathered: list[list[Change]] = [[] for _ in parameters]
+    left: list[list[Change]] = [[] for _ in parameters]
+    copied = [0] * len(parameters)
     if shared.parameters and kind is not ActionKind.WEIGHT:
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
             if comes[unit]:
-                acquired[max(unit - shared.ahead, 0)].append(change)
+                gathered[max(unit - shared.ahead, 0)].append(change)
                 for shard in shards[unit : unit + 1]:
                     change_of_shard = Change(Category.PARAMETERS, shard * training.parameter_bytes)
-                    acquired[max(unit - shared.ahead, 0)].append(change_of_shard)
+                    gathered[max(unit - shared.ahead, 0)].append(change_of_shard)
                     released[max(unit - shared.ahead, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
@@ -182,14 +209,24 @@ def changes(
                 there = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
                 acquired[block].append(Change(Category.GRADIENTS, (elements - there) * training.gradient_bytes))
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
-                released[ends[min(ends.index(end) + shared.ahead, len(ends) - 1)] - 1].append(change)
+                gone = ends[min(ends.index(end) + shared.ahead, len(ends) - 1)]
+                (left if shared.copies and gone == end else released)[gone - 1].append(change)
+                copied[end - 1] += change.size * shared.copies
         for block, shard in enumerate(shards):  # every block is a bucket
             change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
             acquired[block].append(change)
             released[min(block + shared.ahead, len(shards) - 1)].append(change)
-    if not any(acquired) and not any(released):
+    if not any(map(any, (acquired, released, gathered))):
         return ()
-    return tuple(Changes(_some(a), _some(r)) for a, r in zip(acquired, released, strict=True))
+    rows = zip(acquired, released, gathered, copied, left, strict=True)
+    return tuple(Changes(_some(a), _some(r), _some(g), size, _some(after)) for a, r, g, size, after in rows)
+
+
+def copy_ticks(accelerator: Accelerator, size: int) -> int:
+    """Return the ticks in which so many bytes of gradients are copied into one piece: they are read and written."""
+    if not size:
+        return 0
+    return max(to_ticks(accelerator.launch + 2 * size / accelerator.bandwidth(OperatorKind.ELEMENTWISE)), 1)
 
 
 def _some(found: Sequence[Change]) -> tuple[Change, ...]:
@@ -207,16 +244,23 @@ def pass_memory(blocks: Sequence[BlockMemory], held: Sequence[Changes], kind: Ac
     """Return what a pass holds whose blocks, in its order, keep activations and also take and give back ``held``.
 
     >>> block = BlockMemory(kept=10, recomputed=5, forward=20, backward=20)
-    >>> gathered = Changes((Change(Category.PARAMETERS, 7),), (Change(Category.PARAMETERS, 7),))
-    >>> pass_memory([block, block], [gathered] * 2, ActionKind.FORWARD)
+    >>> unit = (Change(Category.PARAMETERS, 7),)
+    >>> pass_memory([block, block], [Changes((), unit, unit)] * 2, ActionKind.FORWARD)
     PassMemory(change=20, peak=47)
+    >>> head = BlockMemory(kept=10, recomputed=0, forward=20, backward=30, loss=5)
+    >>> pass_memory([head], [Changes((), unit, unit)], ActionKind.BACKWARD)
+    PassMemory(change=-10, peak=32)
     """
     level = peak = 0
     for memory, each in zip(blocks, held or (NOTHING,) * len(blocks), strict=True):
         taken, given = memory.changes(kind)
         level += taken + memory.working(kind) + _size(each.acquired)
         peak = max(peak, level)
-        level -= given + memory.working(kind) + _size(each.released)
+        level += _size(each.gathered) - memory.of_loss(kind)
+        peak = max(peak, level)
+        level -= given + memory.working(kind) - memory.of_loss(kind) + _size(each.released)
+        peak = max(peak, level + each.copied)
+        level -= _size(each.left)
     return PassMemory(level, peak)
 
 

@@ -33,10 +33,11 @@ _ADDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
 
 
 class BlockSteps(NamedTuple):
-    """One block for one microbatch on one rank."""
+    """One block for one microbatch on one rank; of its backward the first steps may be those of a ``loss``."""
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
+    loss: int = 0
 
 
 class BlockLayout:
@@ -213,7 +214,8 @@ def block_steps(
         else:
             forward.append(compute[0])
             backward.append([*around.backward, *regathered, compute[1], *returning])
-    return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps))
+    loss = sum(map(len, backward[len(backward) - len(layout.block.loss) :]))
+    return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps), loss)
 
 
 def _arriving(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:

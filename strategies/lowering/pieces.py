@@ -39,11 +39,14 @@ class Cut(NamedTuple):
         Around every collective: it waits for other rank classes, or shares links.
     blocks
         After these blocks: their gradients leave, or the parameters of the next must have come.
+    losses
+        After the backward of a loss: then parameters begin to come.
     """
 
     every: bool
     collectives: bool
     blocks: frozenset[str] = frozenset()
+    losses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Part:
         The step that is a task of the whole tensor group; ``None`` for a rank's own part.
     completes
         The block whose backward ends with it, if one does.
+    ends_loss
+        Whether the backward of a loss ends with it.
     lead, rest
         Ticks of launching before the part can run, and until the host has launched all of it.
     communicates
@@ -67,6 +72,7 @@ class Part:
     work: Work
     collective: Step | None
     completes: str | None
+    ends_loss: bool
     lead: int
     rest: int
     communicates: bool
@@ -85,6 +91,8 @@ class _Item(NamedTuple):
     acquired: tuple[Change, ...]
     released: tuple[Change, ...]
     completes: str | None
+    ends_loss: bool = False
+    copies: bool = False
 
     @property
     def label(self) -> str:
@@ -92,8 +100,8 @@ class _Item(NamedTuple):
         return f"{self.block}: {self.step.operators}" if self.block is not None else self.step.operators
 
 
-_Block = tuple[str, BlockCost, Changes]
-"""A block of a stage by name, its cost, and what it takes and gives back besides activations."""
+_Block = tuple[str, BlockCost, Changes, int]
+"""A block of a stage by name, its cost, what it takes and gives back besides activations, and the ticks of copying."""
 
 
 def parts(
@@ -105,6 +113,7 @@ def parts(
     launch: float,
     before: tuple[Step, ...] = (),
     held: tuple[Changes, ...] = (),
+    copies: tuple[int, ...] = (),
 ) -> tuple[Part, ...]:
     """Return one pass of stage number ``index`` in parts, in order.
 
@@ -118,23 +127,35 @@ def parts(
         Collectives that run first, on what arrives from another stage.
     held
         What the blocks, in the order of the pass, take and give back besides activations.
+    copies
+        Ticks in which gradients are copied after each of them.
     """
     turn = 1 if kind is ActionKind.FORWARD else -1
-    blocks = list(zip(names[::turn], stage.blocks[::turn], held or (NOTHING,) * len(names), strict=True))
+    besides = held or (NOTHING,) * len(names), copies or (0,) * len(names)
+    blocks = list(zip(names[::turn], stage.blocks[::turn], *besides, strict=True))
     if launch or cut.every or cut.collectives:
         return tuple(_part(items, index, kind, launch) for items in _chains(_items(blocks, kind, before), cut))
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
-    return tuple(_whole(row, index, kind, () if place else before) for place, row in enumerate(rows))
+    found: list[Part] = []
+    for place, row in enumerate(rows):
+        first = () if place else before
+        if any(copy or (cut.losses and cost.first_reading(kind)) for _, cost, _, copy in row):
+            found += (_part(items, index, kind, launch) for items in _chains(_items(row, kind, first), cut))
+        else:
+            found.append(_whole(row, index, kind, first))
+    return tuple(found)
 
 
 def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Step, ...]) -> Part:
     """Return a part of whole blocks, whose steps are looked at when its pieces are asked for."""
-    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, _ in blocks)
+    ticks = chain_ticks(before) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
     work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
-    steps = chain(before, *(cost.steps_of(kind) for _, cost, _ in blocks))
+    steps = chain(before, *(cost.steps_of(kind) for _, cost, *_ in blocks))
     communicates = any(step.collective is not None for step in steps)
-    return Part(work, None, blocks[-1][0] if blocks else None, 0, 0, communicates)
+    return Part(
+        work, None, blocks[-1][0] if blocks else None, ends_loss=False, lead=0, rest=0, communicates=communicates
+    )
 
 
 def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
@@ -149,15 +170,22 @@ known_parts = lru_cache(maxsize=1024)(parts)
 """The same, kept: plans that differ elsewhere share their passes."""
 
 
-def _block(name: str, cost: BlockCost, besides: Changes, kind: ActionKind) -> Iterator[_Item]:
+def _block(name: str, cost: BlockCost, besides: Changes, copy: int, kind: ActionKind) -> Iterator[_Item]:
     memory, steps = cost.memory, cost.steps_of(kind)
     taken, given = memory.changes(kind)
-    working, unmade = memory.working(kind), min(taken, 0)
-    acquired = _changes(taken - unmade, working, unmade) + besides.acquired
-    released = _changes(given - unmade, working, unmade) + besides.released
+    working, of_loss, unmade = memory.working(kind), memory.of_loss(kind), min(taken, 0)
+    begins = _changes(taken - unmade, working, unmade) + besides.acquired
+    ends = _changes(given - unmade, working - of_loss, unmade) + besides.released
+    reading = cost.first_reading(kind)
     for index, step in enumerate(steps):
-        last = index == len(steps) - 1
-        yield _Item(step, name, acquired if index == 0 else (), released if last else (), name if last else None)
+        acquired = (begins if index == 0 else ()) + (besides.gathered if index == reading else ())
+        ends_loss, last = index == reading - 1, index == len(steps) - 1
+        released = (_changes(0, of_loss, 0) if ends_loss else ()) + (ends if last else ())
+        yield _Item(step, name, acquired, released, name if last and not copy else None, ends_loss)
+    if copy:
+        step = Step(_TASK_KIND[kind], copy, "copy of gradients")
+        copied = (Change(Category.BUFFERS, besides.copied),)
+        yield _Item(step, name, copied, copied + besides.left, name, copies=True)
 
 
 def _changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
@@ -171,11 +199,11 @@ def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
     meets = False  # whether the next step meets one beside it
     for item in items:
         joint = item.step.collective is not None and (cut.collectives or cut.every)
-        if found and (cut.every or joint):
+        if found and (cut.every or joint or item.copies):
             yield found
             found = []
         found.append(item)
-        if joint or meets or item.completes in cut.blocks:
+        if joint or meets or item.completes in cut.blocks or (cut.losses and item.ends_loss):
             yield found
             found = []
         meets = joint and item.step.beside
@@ -189,7 +217,8 @@ def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Pa
     work = Work(items[0].step.kind if joint else _TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(items)))
     lead, rest = _launching(items, launch) if launch else (0, 0)
     communicates = any(item.step.collective is not None for item in items)
-    return Part(work, items[0].step if joint else None, items[-1].completes, lead, rest, communicates)
+    step, last = items[0].step if joint else None, items[-1]
+    return Part(work, step, last.completes, last.ends_loss, lead, rest, communicates)
 
 
 def _pieces(items: list[_Item]) -> list[Piece]:

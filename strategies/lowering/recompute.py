@@ -55,6 +55,8 @@ class BlockMemory(NamedTuple):
         The part of it that only then exists: gradients of what operators with weights put out.
     inputs, weights
         Where backward is split, held beyond those at the fullest moment of each part.
+    loss, loss_inputs
+        Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
     """
 
     kept: int
@@ -65,6 +67,8 @@ class BlockMemory(NamedTuple):
     gradients: int = 0
     inputs: int = 0
     weights: int = 0
+    loss: int = 0
+    loss_inputs: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
         """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
@@ -79,11 +83,14 @@ class BlockMemory(NamedTuple):
 
     def within(self, before: int, after: int) -> "BlockMemory":
         """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
+        backward, inputs = max(self.backward - after, 0), max(self.inputs - after, 0)
         return self._replace(
             kept=max(self.kept - before, 0) + after,
             forward=max(self.forward - after, 0),
-            backward=max(self.backward - after, 0),
-            inputs=max(self.inputs - after, 0),
+            backward=backward,
+            inputs=inputs,
+            loss=min(self.loss, backward),
+            loss_inputs=min(self.loss_inputs, inputs),
         )
 
     def working(self, kind: ActionKind) -> int:
@@ -93,6 +100,12 @@ class BlockMemory(NamedTuple):
         if kind is ActionKind.BACKWARD:
             return self.backward
         return self.inputs if kind is ActionKind.INPUT else self.weights
+
+    def of_loss(self, kind: ActionKind) -> int:
+        """Return what of it a pass of a kind gives back before it reads parameters."""
+        if kind is ActionKind.BACKWARD:
+            return self.loss
+        return self.loss_inputs if kind is ActionKind.INPUT else 0
 
 
 def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
@@ -141,6 +154,8 @@ class Moments(NamedTuple):
         As in `BlockMemory`.
     weights
         For every operator with weight gradients of its own, what it holds while they are computed, and them.
+    before_loss
+        How many of the operators are not those of a loss with which backward begins.
     """
 
     kept: int
@@ -150,21 +165,26 @@ class Moments(NamedTuple):
     deferred: int
     gradients: int
     weights: tuple[tuple[int, int], ...]
+    before_loss: int
 
     def memory(self, times: int = 1) -> BlockMemory:
         """Return what ``times`` as many sequences hold."""
         most = max(times * live + gradient for live, gradient in self.backward)
         held = min(times * (self.kept + self.remade), most)
         kept, without = times * self.kept, times * max(live for live, _ in self.backward)
+        rest = self.backward[: self.before_loss]
+        backward, inputs = most - held, max(without - held, 0)
         return BlockMemory(
             kept,
             held - kept,
             max(times * self.forward - kept, 0),
-            most - held,
+            backward,
             times * self.deferred,
             times * self.gradients,
-            max(without - held, 0),
+            inputs,
             max((times * live + gradient for live, gradient in self.weights), default=0),
+            backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
+            inputs - max(times * max(live for live, _ in rest) - held, 0),
         )
 
 
@@ -192,6 +212,7 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
         tuple(zip(backward, gradients, strict=True)),
         *_deferred(live, apart),
         tuple((live.gathered_apart(operator), live.weight_gradient(operator)) for operator in apart),
+        len(operators) - (0 if again else len(live.block.loss)),
     )
 
 

@@ -98,7 +98,12 @@ class _Shape:
         """Return the units whose parameters are gathered, in the order of a pass; none where none are."""
         if not self.cuts.sharing.parameters:
             return ()
-        return tuple(UnitShape(*where, self._gathers(stage, where[2])) for where in self._blocks(stage, parts))
+        ended = [index for index, part in enumerate(parts) if part.ends_loss]
+        units = []
+        for start, end, block in self._blocks(stage, parts):
+            after_loss = (index + 1 for index in ended if start <= index <= end)
+            units.append(UnitShape(max(after_loss, default=start), block, self._gathers(stage, block)))
+        return tuple(units)
 
     def _kept(self, stage: int, parts: tuple[Part, ...]) -> tuple[KeptShape, ...]:
         """Return the blocks of a pass whose activations are on the host in between, in its order."""

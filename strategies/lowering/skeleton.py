@@ -95,13 +95,12 @@ class Leaving(NamedTuple):
 
 
 class UnitShape(NamedTuple):
-    """A unit of a pass whose parameters are gathered: its first and last part, its block, and its gathers.
+    """A unit of a pass whose parameters are gathered: the first part that reads them, its block, and its gathers.
 
     ``gathers`` are kinds of groups and phases of each.
     """
 
     first: int
-    last: int
     block: int
     gathers: tuple[tuple[str, int], ...]
 
@@ -387,6 +386,8 @@ class Builder:
         leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
         for index, part in enumerate(stage.parts(variant)):
             waits += [*kept.before(index), *units.before(index)]
+            if shared.copies and leaves and self._leaving_after(action, index):
+                waits.append(self.scattered[position])
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
             waits = self._reduce(chain, position, action, index) if leaves else []
             kept.after(index)
@@ -448,13 +449,16 @@ class Builder:
     def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
         shared, before = self.shape.sharing, self.scattered[position]
-        buckets = self.shape.stages[action.stage].buckets
-        found = [leaving for leaving in buckets if leaving.after(action.kind) == part]
+        found = self._leaving_after(action, part)
         for leaving in found:
             self._leave(chain, position, action, leaving)
         if not found or not shared.gradients:
             return []
         return [before if shared.ahead else self.leaving[position]]
+
+    def _leaving_after(self, action: Action, part: int) -> list[Leaving]:
+        """Return the buckets that leave after a part of an action."""
+        return [each for each in self.shape.stages[action.stage].buckets if each.after(action.kind) == part]
 
     def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
         """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""
@@ -522,9 +526,8 @@ class _Units:
         self.units = stage.gathered(action.kind)
         self.gathered = builder.shape.sharing.gathered(variant, len(self.units))
         self.ready: dict[int, int] = {}
-        self.ended = 0
-        for unit in range(min(builder.shape.sharing.ahead + 1, len(self.units))):
-            self._gather(unit, builder.computed[self.position])
+        self.begun = 0
+        self._reach(0)
 
     def before(self, part: int) -> list[int | None]:
         """Return what a part waits for: the gather of the unit that begins with it."""
@@ -532,11 +535,17 @@ class _Units:
 
     def after(self, part: int) -> None:
         """Gather the unit that may come now that a part has ended."""
-        if self.ended < len(self.units) and self.units[self.ended].last == part:
-            self.ended += 1
-            following = self.ended + self.builder.shape.sharing.ahead
-            if following < len(self.units):
-                self._gather(following)
+        self._reach(part + 1)
+
+    def _reach(self, part: int) -> None:
+        """Gather the unit that may come as a part begins: ahead of the one that is read from there on."""
+        if self.begun == len(self.units) or self.units[self.begun].first != part:
+            return
+        following = self.begun + self.builder.shape.sharing.ahead
+        first, computed = (following, None) if self.begun else (0, self.builder.computed[self.position])
+        for unit in range(first, min(following + 1, len(self.units))):
+            self._gather(unit, computed)
+        self.begun += 1
 
     def _gather(self, unit: int, computed: int | None = None) -> None:
         """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order.

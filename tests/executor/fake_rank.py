@@ -161,8 +161,7 @@ class ShardedTrainer(FakeTrainer):
     Parameters
     ----------
     reshard
-        Whether a layer's whole parameters are dropped after its forward (ZeRO-3) or stay until
-        its backward (ZeRO-2).
+        Whether a layer's whole parameters are dropped after its forward, or stay until its backward.
     """
 
     def __init__(self, job: Job, reshard: bool) -> None:
@@ -189,15 +188,16 @@ class ShardedTrainer(FakeTrainer):
 
 def rank_memory(job: Job, rank: int) -> RankMemory:
     """Return the memory of ``rank`` in any step but the first."""
-    return _measured(job, rank, FakeTrainer)
+    return measured_rank(job, rank, FakeTrainer)
 
 
 def sharded_rank_memory(job: Job, rank: int, reshard: bool) -> RankMemory:
-    """Return the memory of ``rank`` with ``fully_shard`` over the data axis: ZeRO-3 if ``reshard``, else ZeRO-2."""
-    return _measured(job, rank, partial(ShardedTrainer, reshard=reshard))
+    """Return the memory of ``rank`` with ``fully_shard`` over the data axis (ZeRO 3)."""
+    return measured_rank(job, rank, partial(ShardedTrainer, reshard=reshard))
 
 
-def _measured(job: Job, rank: int, make: Callable[[Job], FakeTrainer]) -> RankMemory:
+def measured_rank(job: Job, rank: int, make: Callable[[Job], FakeTrainer]) -> RankMemory:
+    """Return the memory of ``rank`` in a step of the trainer that ``make`` makes."""
     tracker = Tracker()
     with _fake_group(job, rank, tracker), FakeTensorMode(), tracker:
         trainer = make(job)

@@ -368,13 +368,15 @@ def test_slow_copies_of_parameters_are_what_a_step_waits_for() -> None:
     pcie, memory = 1e6, 1e15
     small = hosted(devices=1, batch=1, layers=2, pcie=pcie, memory=memory)
     forward, backward, _ = passes(small)
-    counts = [block.parameters for block in StageCosts(small).of(complete(small, Layout())).stages[0].blocks]
+    blocks = StageCosts(small).of(complete(small, Layout())).stages[0].blocks
+    counts, head = [block.parameters for block in blocks], blocks[-1].steps
+    loss = sum(step.ticks for step in head.backward[: head.loss])
     come, leave = ([round(count * each / pcie * 1e12) for count in counts] for each in (PARAMETER, GRADIENT))
     assert min(come) > max(forward) + max(backward)
     assert counts[1] == counts[2] > 2 * max(counts[0], counts[3])
-    # everything comes for forward, and the second layer again, while the head's gradients leave; then the gradients
-    # of the second layer, of the first one and of the embedding leave, beneath which the others come and compute
-    down = sum(come) + forward[3] + come[2] + backward[2]
+    # everything comes for forward, and after the loss the second layer again, while the head's gradients leave; those
+    # of the second layer, of the first one and of the embedding leave then, beneath which the others come and compute
+    down = sum(come) + forward[3] + loss + come[2] + backward[2]
     up = leave[2] + leave[1] + leave[0]
     update = (GRADIENT + PARAMETER + 2 * STATES) * sum(counts) / memory * 1e12
     program = lower(small, complete(small, Layout(offload=PARAMETERS)))

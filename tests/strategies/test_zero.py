@@ -233,16 +233,16 @@ class Pair(NamedTuple):
     weights: tuple[int, int]
 
     @classmethod
-    def of(cls, seconds: float, microbatches: int = 1, **choices: Any) -> "Pair":
+    def of(cls, seconds: float, microbatches: int = 1, tokens: int = 32, **choices: Any) -> "Pair":
         """Return the pair where every collective takes about ``seconds``."""
         small = curved(problem(devices=2, batch=2 * microbatches), seconds, 2)
         blocks = []
         for index, size in enumerate((64, 32)):
-            tokens, dims = (("batch", 1), ("sequence", 32)), (("wide", size), ("narrow", size // 2))
-            wide = Tensor("in", ("batch", "sequence", "wide"), (1, 32, size), "fp32")
-            narrow = Tensor("out", ("batch", "sequence", "narrow"), (1, 32, size // 2), "fp32")
+            rows, dims = (("batch", 1), ("sequence", tokens)), (("wide", size), ("narrow", size // 2))
+            wide = Tensor("in", ("batch", "sequence", "wide"), (1, tokens, size), "fp32")
+            narrow = Tensor("out", ("batch", "sequence", "narrow"), (1, tokens, size // 2), "fp32")
             weight = Tensor("weight", ("wide", "narrow"), (size, size // 2), "fp32")
-            what = ("matmul", OperatorKind.MATMUL, tokens + dims, ("in",), ("out",), ("weight",), ("wide",))
+            what = ("matmul", OperatorKind.MATMUL, rows + dims, ("in",), ("out",), ("weight",), ("wide",))
             blocks.append(Block(f"block{index}", (Operator(*what),), (wide, narrow, weight), ("in",), ("out",)))
         small = replace(small, graph=OperatorGraph("pair", tuple(blocks), 32))
         plan = complete(small, Layout(data=2, zero=3, **choices))
@@ -380,6 +380,84 @@ def test_a_rank_holds_no_more_than_two_buckets_of_gradients(zero: int, monkeypat
         assert waits == pytest.approx([0.0] * 4, abs=1e-9)  # reductions are long: all that computing waits for
     forwards = [s.start for s in timeline.spans if s.kind is TaskKind.FORWARD and s.microbatch == 1]
     assert min(forwards) >= max(end for (number, _), end in ended.items() if number == 0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb1p"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_a_backward_gathers_nothing_before_its_loss_has_ended(
+    schedule: str, overlap: bool, granularity: Granularity
+) -> None:
+    small = curved(problem(devices=4, batch=8), 1e-6, 2)
+    layout = Layout(data=2, pipeline=2, zero=3, schedule=schedule, overlap_gradients=overlap)
+    timeline = simulate(lower(small, complete(small, layout), granularity))
+    gathers: dict[int, list[float]] = {}
+    ended: dict[int, float] = {}
+    began: dict[int, float] = {}
+    for span in timeline.spans:
+        if span.stream is StreamKind.GATHER and span.stage == 1:
+            gathers.setdefault(span.microbatch, []).append(span.start)
+        if span.kind is TaskKind.BACKWARD and span.operators == "head: loss":
+            began[span.microbatch] = span.start
+        if span.kind is TaskKind.BACKWARD and span.operators == "head: cross_entropy":
+            ended[span.microbatch] = span.end
+    assert len(ended) == 4
+    for microbatch, starts in gathers.items():
+        later = [start for start in starts if start >= began[microbatch]]
+        assert later and min(later) >= ended[microbatch]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_torch_copies_a_bucket_when_the_reduction_before_it_has_ended(
+    zero: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.lowering.data.BUCKET_BYTES", 0)
+    small = curved(problem(devices=2, batch=4), 1e-3, 2)
+    small = replace(small, training=replace(small.training, framework="torch"))
+    plan = complete(small, Layout(data=2, zero=zero, overlap_gradients=overlap))
+    timeline = simulate(lower(small, plan))
+    copies = [span for span in timeline.spans if span.operators.endswith("copy of gradients")]
+    sums = [span for span in timeline.spans if span.stream is StreamKind.DATA and span.microbatch >= 0]
+    bandwidth = small.cluster.accelerator.bandwidth("elementwise")
+    each = {
+        block.name: 4 * block.num_parameters for block in small.graph.blocks
+    }  # fp32 gradients: each is read and written
+    assert len(copies) == len(sums) == 2 * len(plan.stages[0].blocks)
+    for copy in copies:
+        size = each[copy.operators.split(":")[0].split(".")[0]]
+        assert copy.end - copy.start == pytest.approx(2 * size / bandwidth, abs=1e-12)
+    for number, (copy, reduction) in enumerate(zip(copies, sums, strict=True)):
+        assert copy.end <= reduction.start
+        assert number == 0 or sums[number - 1].end <= copy.start
+    plain = replace(small, training=replace(small.training, framework="megatron"))
+    others = simulate(lower(plain, plan)).spans
+    assert not [span for span in others if span.operators.endswith("copy of gradients")]
+
+
+@pytest.mark.parametrize("framework", ["torch", "megatron"])
+def test_the_copy_of_the_larger_of_two_buckets_is_the_fullest_moment_by_hand(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.lowering.data.BUCKET_BYTES", 0)
+    pair = Pair.of(1e-9, tokens=1)
+    small = replace(pair.small, training=replace(pair.small.training, framework=framework))
+    plan = complete(small, Layout(data=2, zero=2))
+    (first, second), (w0, w1) = StageCosts(small).of(plan).stages[0].blocks, (4 * n for n in pair.weights)
+    a, b = first.memory, second.memory
+    copies = framework == "torch"
+    moments = (
+        a.kept + b.kept + b.backward + w1,
+        a.kept + w1 + w1 * copies,
+        a.kept + a.backward + w0 + w1,  # the reduction of the second's runs
+        w0 + w0 * copies,  # and has ended
+    )
+    assert max(moments) == moments[3 if copies else 2]
+    (buffers,) = StageCosts(small).buffers(plan)
+    # whole parameters, and shards of gradients and of two moments
+    resident_bytes = w0 + w1 + 3 * (w0 + w1) // 2 + buffers
+    assert SimulatedCost(small).peak_memory(plan) == resident_bytes + max(moments)
+    assert simulate(lower(small, plan)).peak_memory == resident_bytes + max(moments)
 
 
 @pytest.mark.parametrize("degrees", [{"data": 8}, *LAYOUTS])
