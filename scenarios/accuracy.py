@@ -12,7 +12,6 @@ from scenarios.loader import load
 from scenarios.published import GIB, Run, read_runs
 from simulator.collection import no_collection
 
-
 ROWS_BETWEEN_COLLECTIONS = 500
 """Runs after which cyclic garbage is collected: often enough for memory, seldom enough for time."""
 
