@@ -9,7 +9,7 @@ PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor
 against its own ``MemTracker``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 2**20
 
@@ -122,5 +122,12 @@ TORCH = Framework(
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH)}
+TORCH_FUSED_LOSS = replace(
+    TORCH,
+    name="torch_fused_loss",
+    logits_in_precision=True,
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
+)
+
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
 """Frameworks by name."""

@@ -1,0 +1,73 @@
+"""What the framework of a row does by default, where the row does not say."""
+
+import re
+
+from scenarios.rows.row import Row
+
+_MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
+_SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
+_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
+_FUSES_LOSS = re.compile(
+    r"llm-?foundry|composer|maxtext|jax|xla|liger|fused[- ]?(linear )?cross|unsloth|levanter|easylm|t5x|pax"
+)
+"""llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+_DDP = re.compile(r"\bddp\b|distributeddataparallel")
+
+
+def is_megatron(row: Row) -> bool:
+    """Return whether a row's framework is Megatron-LM or built on it."""
+    words = row.text("framework")
+    return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
+
+
+def memory_conventions(row: Row) -> str:
+    """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
+    if is_megatron(row):
+        return "megatron"
+    words = row.text("framework", "plan_note")
+    if _FUSES_LOSS.search(words):
+        row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
+        return "torch_fused_loss"
+    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40] or 'framework not stated'})")
+    return "torch"
+
+
+def zero_stage(row: Row) -> int:
+    """Return the ZeRO stage of a row; where it states none, that of its framework, as an assumption."""
+    stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
+    if stated:
+        return int(stated[1])
+    words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
+    named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
+    if named:
+        stage = int(named[1])
+    elif _DDP.search(words):
+        stage = 0
+    elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
+        stage = 3
+    else:
+        stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
+    row.assume(f"zero_stage {stage} (not stated; from {row.text('framework')[:40] or 'no framework named'})")
+    return stage
+
+
+def overlaps_gradients(row: Row, zero: int) -> bool:
+    """Return whether gradients are reduced beneath the backward pass."""
+    stated = row.flag("dp_overlap")
+    if stated is not None:
+        return stated
+    words = row.text("framework")
+    old = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
+    overlaps = zero >= 2 or not (old or "megatron-deepspeed" in words)
+    row.assume(f"gradients {'overlap' if overlaps else 'are reduced after'} backward (dp_overlap not stated)")
+    return overlaps
+
+
+def sequence_parallel(row: Row) -> bool:
+    """Return whether tensor ranks share the tokens between their products."""
+    stated = row.flag("sequence_parallel")
+    if stated is None:
+        words = row.text("framework")
+        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron", words))
+        row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
+    return stated
