@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from scenarios.rows.devices import GBYTE, Device, device
+from scenarios.rows.frameworks import host_launch
 from scenarios.rows.row import Row, Skip
 from scenarios.rows.training import FOUR_BITS
 from scenarios.rows.wires import nic_rate, pcie_generation
@@ -37,6 +38,7 @@ def machine(row: Row, devices: int) -> Cluster:
     node = replace(node, accelerator=_accelerator(row, node.accelerator, kind, memory))
     if not kind.preset.startswith("tpu"):
         node = _wired(row, kind, node, count)
+    node = replace(node, host=replace(node.host, launch=host_launch(row)))
     row.assume(f"hosts, links and fabric of {kind.preset} where the row states none")
     return replace(found, nodes=((node, count),))
 

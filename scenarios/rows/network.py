@@ -6,6 +6,7 @@ from math import ceil, lcm
 
 from scenarios.model_schema import MAX_HEADS
 from scenarios.rows.encoder import ENCODERS, encoder
+from scenarios.rows.frameworks import attention_kernel
 from scenarios.rows.known_models import known_model
 from scenarios.rows.mixture import experts, latent
 from scenarios.rows.row import Row, Skip
@@ -67,7 +68,7 @@ def _decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
         vocab=padded(row, _size(row, "vocab", known, MAX_WIDTH) or of_family(row, words)),
         ffn_kind=kind,
         tied_embeddings=_tied(row, base, known),
-        attention="flash" if flash else "unfused",
+        attention=attention_kernel(row) if flash else "unfused",
         dropout=not flash,
         positions="rotary" if compressed else base.positions,
         kv_channels=head,
