@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
 
+NARROW = ("fp8",)
+"""Dtypes of products that are not slowed under sustained power: no publisher times them both ways, and they draw
+less of it for the same rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
@@ -79,6 +83,10 @@ class Accelerator:
                 return rate
         known = ", ".join(name for name, _ in self.peak_flops)
         raise ValueError(f"accelerator {self.name} has no peak for {dtype}; known: {known}")
+
+    def slowdown(self, dtype: str) -> float:
+        """Return how many times as long products of ``dtype`` take in training as in a short burst."""
+        return 1.0 if dtype in NARROW else self.sustained
 
     def bandwidth(self, kind: str, *, backward: bool = False) -> float:
         """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""

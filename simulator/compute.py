@@ -56,7 +56,7 @@ def matmul_time(
     launches = product.count * accelerator.matmul.product_launch if grouped else 0.0
     if product.count > 1 and not grouped:
         compute /= accelerator.matmul.batched
-    return launches + soft_roofline(compute * accelerator.sustained, memory, accelerator.matmul.sharpness)
+    return launches + soft_roofline(compute * accelerator.slowdown(dtype), memory, accelerator.matmul.sharpness)
 
 
 def attention_time(

@@ -87,6 +87,12 @@ def test_sustained_work_slows_products_that_compute_and_not_those_that_wait_for_
     assert matmul_time(slow, "fp32", Matmul(1, 100, 100, 100)) == pytest.approx(4 * 3e4)
 
 
+def test_products_of_8_bits_are_as_fast_in_training_as_in_a_burst() -> None:
+    device = Accelerator("d", (("fp8", 1e9), ("bf16", 1e9)), 1e9, 1e12, sustained=1.25)
+    wide, narrow = (matmul_time(device, dtype, Matmul(1, 100, 100, 100)) for dtype in ("bf16", "fp8"))
+    assert wide == pytest.approx(1.25 * narrow)
+
+
 def test_a_soft_roofline_is_the_fourth_root_of_fourth_powers() -> None:
     assert soft_roofline(1.0, 1.0, 4.0) == pytest.approx(2**0.25)
     assert soft_roofline(2.0, 0.0, 4.0) == 2.0
