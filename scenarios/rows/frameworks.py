@@ -1,8 +1,10 @@
 """What the framework of a row does by default, where the row does not say."""
 
 import re
+from dataclasses import replace
 
 from scenarios.rows.row import Row
+from simulator.accelerator import Accelerator
 
 _MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
 _SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
@@ -22,6 +24,11 @@ replays it in 1.9 (stas00/ml-engineering, compute/accelerator/benchmarks): 0.5 m
 DEEPSPEED_LAUNCH = 75e-6
 """The same of Megatron-DeepSpeed: the best of steps of 5 us on 14 of vTrain's 131 single-node runs, drawn at random
 (``random.Random(0).sample`` of the sorted row ids); 70 and 80 us are within a quarter of its error."""
+
+FOUNDRY_HOPPER = 1.3
+"""Sustained over burst time of products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet tuned for
+it: the best of steps of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of the sorted row
+ids); published kernels of later libraries give 1.14."""
 
 _KERNELS = (
     (r"triton|llm-?foundry|mosaic", "flash_triton"),
@@ -114,3 +121,11 @@ def host_launch(row: Row) -> float:
     seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
     return seconds
+
+
+def on_stack(row: Row, accelerator: Accelerator) -> Accelerator:
+    """Return an accelerator as the software of a row makes use of it."""
+    if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
+        return accelerator
+    row.assume(f"products take {FOUNDRY_HOPPER} times as long as in a burst (libraries of 2023 on the H100)")
+    return replace(accelerator, sustained=max(accelerator.sustained, FOUNDRY_HOPPER))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from scenarios.rows.devices import GBYTE, Device, device
-from scenarios.rows.frameworks import host_launch
+from scenarios.rows.frameworks import host_launch, on_stack
 from scenarios.rows.row import Row, Skip
 from scenarios.rows.training import FOUR_BITS
 from scenarios.rows.wires import nic_rate, pcie_generation
@@ -35,7 +35,8 @@ def machine(row: Row, devices: int) -> Cluster:
         found = _nodes(row, kind, devices, full.first.devices)
     ((node, count),) = found.nodes
     memory = row.number("accel_mem_gb")
-    node = replace(node, accelerator=_accelerator(row, node.accelerator, kind, memory))
+    accelerator = _accelerator(row, node.accelerator, kind, memory)
+    node = replace(node, accelerator=on_stack(row, accelerator))
     if not kind.preset.startswith("tpu"):
         node = _wired(row, kind, node, count)
     node = replace(node, host=replace(node.host, launch=host_launch(row)))
