@@ -48,14 +48,26 @@ def busiest_link(link: Mapping[str, Any]) -> str:
     return f"{link['name']}{alike}, {percent(link['utilisation'])} of {format_bandwidth(link['bandwidth'])}"
 
 
+def between(formatter: Formatter) -> Formatter:
+    """Return what formats the two ends of an interval.
+
+    >>> between(format_time)((1.5, 2.5))
+    '1.5 s to 2.5 s'
+    """
+    return lambda ends: " to ".join(map(formatter, ends))
+
+
 _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("step_time", "step time", format_time),
+    ("step_time_interval", "90 % of steps like it", between(format_time)),
     ("tokens_per_second", "tokens per second", count),
     ("tokens_per_second_per_device", "tokens per second and device", count),
     ("model_flops_per_second_per_device", "model FLOP/s per device", format_compute_rate),
     ("mfu", "model FLOP utilisation", percent),
     ("fits", "fits in memory", yes_or_no),
+    ("fits_with_margin", "fits with the allocator's margin", yes_or_no),
     ("peak_memory", "peak memory", format_size),
+    ("peak_memory_interval", "90 % of peaks like it", between(format_size)),
     ("memory_capacity", "memory of a device", format_size),
     ("bubble", "pipeline bubble", percent),
     ("bottleneck", "busiest link", busiest_link),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scenarios.errors import ScenarioError
 from scenarios.loader import load
+from scenarios.prediction_interval import Interval, category, peak_memory_interval, step_time_interval
 from scenarios.published import GIB, Run, read_runs
 from simulator.collection import no_collection
 
@@ -35,6 +36,19 @@ class Prediction:
     def memory_error(self) -> float | None:
         """Relative error of the peak memory."""
         return _error(self.peak_memory, self.run.peak_memory)
+
+    @property
+    def step_time_interval(self) -> Interval | None:
+        """Seconds between which 90 % of runs like it take."""
+        if self.step_time is None or self.run.scenario is None:
+            return None
+        scenario = self.run.scenario
+        return step_time_interval(self.step_time, category(scenario.problem.cluster, scenario.assumptions))
+
+    @property
+    def peak_memory_interval(self) -> Interval | None:
+        """Bytes between which 90 % of peaks lie."""
+        return None if self.peak_memory is None else peak_memory_interval(self.peak_memory)
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:
@@ -104,6 +118,10 @@ COLUMNS = (
     "predicted_fits",
     "measured_status",
     "assumptions",
+    "step_time_low_s",
+    "step_time_high_s",
+    "peak_memory_low_gib",
+    "peak_memory_high_gib",
 )
 
 
@@ -124,6 +142,8 @@ def to_csv(predictions: Sequence[Prediction]) -> str:
                 "" if row.fits is None else str(row.fits).lower(),
                 row.run.status,
                 "; ".join(notes),
+                *(_cell(end) for end in row.step_time_interval or (None, None)),
+                *(_cell(end, GIB) for end in row.peak_memory_interval or (None, None)),
             ]
         )
     return text.getvalue()

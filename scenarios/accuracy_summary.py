@@ -4,10 +4,12 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, pairwise
+from math import sqrt
 from statistics import fmean, median
 from typing import Any
 
 from scenarios.accuracy import Prediction
+from scenarios.prediction_interval import Interval
 from scenarios.rows.techniques import techniques
 
 LEAST_PLANS = 3
@@ -63,7 +65,25 @@ def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
         "step_time": errors(row.error for row in rows),
         "memory": errors(row.memory_error for row in rows),
         "out_of_memory": _confusion(rows),
+        "step_time_interval": held((row.step_time_interval, row.run.step_time) for row in rows),
+        "peak_memory_interval": held((row.peak_memory_interval, row.run.peak_memory) for row in rows),
     }
+
+
+def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, float | int | None]:
+    """Return of how many measured values the fraction that their intervals hold, and how wide those are.
+
+    ``factor`` is the median of what an end is over the middle, the square root of high over low.
+
+    >>> held([((1.0, 4.0), 3.0), ((1.0, 4.0), 5.0), (None, 1.0)])
+    {'count': 2, 'inside': 0.5, 'factor': 2.0}
+    """
+    known = [(*interval, measured) for interval, measured in pairs if interval and measured]
+    if not known:
+        return {"count": 0, "inside": None, "factor": None}
+    inside = fmean(low <= measured <= high for low, high, measured in known)
+    factor = median(sqrt(high / low) for low, high, _ in known)
+    return {"count": len(known), "inside": round(inside, 12), "factor": round(factor, 12)}
 
 
 def by_class(

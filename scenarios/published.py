@@ -34,6 +34,8 @@ class Run:
         What the scenario rests on that the row does not state.
     with_context
         Whether ``peak_memory`` counts what the driver and communicators take, beside the framework's tensors.
+    reserved_memory
+        Bytes that the allocator held at the most, where ``peak_memory`` are those that it gave to tensors.
     """
 
     row_id: str
@@ -46,6 +48,7 @@ class Run:
     skipped: str = ""
     assumed: tuple[str, ...] = ()
     with_context: bool = False
+    reserved_memory: float | None = None
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
@@ -87,7 +90,7 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
 def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
     """Return the run that a row states: with its scenario, or the reason why there is none."""
     row = Row(fields)
-    step_time, peak, status, with_context = measured(row)
+    step_time, peak, status, with_context, reserved = measured(row)
     run = Run(
         row_id=str(fields.get("row_id", place))[:200],
         source=str(fields.get("source_id", "unknown"))[:200],
@@ -96,6 +99,7 @@ def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
         peak_memory=peak,
         status=status,
         with_context=with_context,
+        reserved_memory=reserved,
     )
     try:
         scenario = scenario_of(row, place)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scenarios.prediction_interval import Interval, category, peak_memory_interval, step_time_interval, with_margin
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program
 from simulator.reliability.goodput import Goodput
@@ -40,7 +41,11 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions."""
+    """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
+
+    Intervals hold 90 % of measured runs (`scenarios.prediction_interval`); ``fits_with_margin`` says whether the plan
+    fits too where the allocator keeps as much beside tensors as in the worst of them.
+    """
 
     plan: Plan
     timeline: Timeline
@@ -52,6 +57,9 @@ class Simulation:
     fits: bool
     peak_memory: float
     memory_capacity: float
+    step_time_interval: Interval
+    peak_memory_interval: Interval
+    fits_with_margin: bool
     memory: tuple[StageMemory, ...]
     bubble: float
     exposed_communication: tuple[tuple[str, float], ...]
@@ -106,6 +114,10 @@ def _result(
     devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
     rate = model_flops(problem) / timeline.step_time / devices
+    interval = step_time_interval(timeline.step_time, category(problem.cluster, assumptions))
+    reserved = min(device.reserved for device in problem.cluster.accelerators)
+    fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
+    loose = all(with_margin(profile.peak, reserved) <= profile.capacity for profile in timeline.memory)
     return Simulation(
         plan=plan,
         timeline=timeline,
@@ -114,9 +126,12 @@ def _result(
         tokens_per_second_per_device=tokens / devices,
         model_flops_per_second_per_device=rate,
         mfu=rate * devices / _peak(problem, plan),
-        fits=all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory)),
+        fits=fits,
         peak_memory=timeline.peak_memory,
         memory_capacity=min(program.capacity),
+        step_time_interval=interval,
+        peak_memory_interval=peak_memory_interval(timeline.peak_memory),
+        fits_with_margin=fits and loose,
         memory=tuple(_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),

@@ -12,13 +12,15 @@ GB = 1e9
 class Measured(NamedTuple):
     """What a row states of a run: seconds a step, bytes of the fullest device, and how it ended.
 
-    ``with_context`` says that the memory counts what the driver and communicators take.
+    ``with_context`` says that the memory counts what the driver and communicators take; ``reserved_memory`` are the
+    bytes that the allocator held, where those that it gave to tensors are stated too.
     """
 
     step_time: float | None
     peak_memory: float | None
     status: str
     with_context: bool
+    reserved_memory: float | None
 
 
 _OUT_OF_MEMORY = re.compile(r"oom|out[-_ ]of[-_ ]memory|cuda error: out|exceed\w* memory")
@@ -30,7 +32,7 @@ def measured(row: Row) -> Measured:
     memory, outside = _memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
-    return Measured(_step_time(row), memory, status[:40], outside)
+    return Measured(_step_time(row), memory, status[:40], outside, _reserved(row))
 
 
 def _figure(row: Row, name: str) -> float | None:
@@ -54,6 +56,11 @@ def _step_time(row: Row) -> float | None:
         return None
     row.assume("measured step time from the samples or tokens a second that were measured")
     return total / (samples * devices)
+
+
+def _reserved(row: Row) -> float | None:
+    found = _figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
+    return None if found is None else GIB * found
 
 
 def _memory(row: Row) -> tuple[float | None, bool]:

@@ -8,7 +8,7 @@ from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_s
 from scenarios.rows.machine import machine
 from scenarios.rows.network import network
 from scenarios.rows.plan import choices, layout, nearest
-from scenarios.rows.row import Row, Skip
+from scenarios.rows.row import FIRST_THAT_FITS, Row, Skip
 from scenarios.rows.training import training
 from scenarios.scenario import Scenario, SearchSettings
 from simulator.models.bert import Bert
@@ -84,8 +84,5 @@ def _chosen(row: Row, problem: Problem, layouts: tuple[Layout, ...]) -> Plan:
         return complete(problem, layouts[0])
     plans = [complete(problem, each) for each in layouts]
     found = next((index for index, plan in enumerate(plans) if fits(problem, plan)), len(plans) - 1)
-    row.assume(
-        f"recompute {layouts[found].recompute}, micro_batch {layouts[found].microbatch}: of what is not stated the "
-        f"first that fits"
-    )
+    row.assume(f"recompute {layouts[found].recompute}, micro_batch {layouts[found].microbatch}: {FIRST_THAT_FITS}")
     return plans[found]

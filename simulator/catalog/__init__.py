@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any
 
 from simulator.accelerator import Accelerator
-from simulator.catalog.records import STATUSES, Record, names, record
+from simulator.catalog.records import STATUSES, Record, is_calibrated, names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
 from simulator.cluster import Cluster, Node
 from simulator.host import Host, Pcie
@@ -37,6 +37,7 @@ __all__ = [
     "data_sheet",
     "sources",
     "statuses",
+    "timed_products",
 ]
 
 
@@ -76,6 +77,12 @@ def _any(name: str) -> Record:
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
     return _accelerator(record("accelerators", name).figures)
+
+
+@lru_cache(maxsize=1)
+def timed_products() -> frozenset[MatmulModel]:
+    """Return the models of products that were fitted to published timings; relatives have them too."""
+    return frozenset(accelerator(name).matmul for name in accelerator_names() if is_calibrated(name))
 
 
 def data_sheet(name: str) -> Accelerator:

@@ -124,6 +124,11 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
     return Record(figures, origins)
 
 
+def is_calibrated(name: str) -> bool:
+    """Return whether figures of an accelerator's kernels were fitted to published timings of its own."""
+    return bool(_calibration(name))
+
+
 def _calibration(name: str) -> dict[str, Any]:
     """Return what was fitted to published kernels of an accelerator; empty where nothing was."""
     file = files(__package__).joinpath("calibration", f"{name}.json")

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,21 @@ def test_no_row_is_lost(tmp_path) -> None:
     assert [line["row_id"] for line in lines] == ["one", "two", "three"]
     assert float(lines[0]["predicted_step_time_s"]) == pytest.approx(predictions[0].step_time, rel=1e-5)
     assert lines[1]["assumptions"] == "skipped: accelerator is not stated"
+    low, high = predictions[0].step_time_interval or (0.0, 0.0)
+    assert [float(lines[0][f"step_time_{end}_s"]) for end in ("low", "high")] == pytest.approx([low, high], rel=1e-5)
+    assert lines[1]["step_time_low_s"] == lines[1]["peak_memory_high_gib"] == ""
+
+
+def test_intervals_of_a_source_and_in_all() -> None:
+    predicted = predict(run_of(ROW))
+    low, high = predicted.step_time_interval or (0.0, 0.0)
+    rows = [replace(predicted, run=replace(predicted.run, step_time=seconds)) for seconds in (low, high, 1.01 * high)]
+    result = summary(rows)
+    assert result["all"]["step_time_interval"] == result["sources"]["ours"]["step_time_interval"]
+    assert result["all"]["step_time_interval"]["inside"] == pytest.approx(2 / 3)
+    assert result["all"]["step_time_interval"]["factor"] == pytest.approx(high / (predicted.step_time or 0.0))
+    skipped = summary([predict(run_of(ROW | {"accelerator": None}))])["all"]
+    assert skipped["step_time_interval"] == {"count": 0, "inside": None, "factor": None}
 
 
 def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:

@@ -124,6 +124,7 @@ def test_a_search_where_nothing_fits_is_code_3(folder: Path, capsys) -> None:
 
 FIELDS = {
     "step_time", "tokens_per_second", "tokens_per_second_per_device", "model_flops_per_second_per_device", "mfu",
+    "step_time_interval", "peak_memory_interval", "fits_with_margin",
     "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "links",
     "bottleneck", "engine", "tasks", "classes", "ranks", "wall_time", "assumptions",
 }  # fmt: skip

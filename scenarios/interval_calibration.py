@@ -1,0 +1,185 @@
+"""Prediction intervals fitted to measured runs, and how many of the runs left out they hold.
+
+Run ``python -m scenarios.interval_calibration ROWS.jsonl`` for the coverage; a second argument, ``OUT.json``, is where
+the figures are written that `scenarios.prediction_interval` reads.
+"""
+
+import datetime
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from math import log
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from scenarios.accuracy import Prediction, predict_all, runs_at
+from scenarios.commands.output import BAD_INPUT, note, table
+from scenarios.conformal import Residual, half_widths, left_out
+from scenarios.files import write
+from scenarios.prediction_interval import around, category
+from scenarios.scenario import Scenario
+
+COVERAGE = 0.9
+"""Of runs that an interval is to hold."""
+
+
+class Held(NamedTuple):
+    """A run that an interval was not fitted to: its publisher, whether the interval holds it, and how wide it is.
+
+    ``factor`` is the upper end over the prediction.
+    """
+
+    source: str
+    category: str
+    inside: bool
+    factor: float
+
+
+class Coverage(NamedTuple):
+    """Of so many runs the fraction that their intervals hold, and the median of their ``factor``."""
+
+    runs: int
+    inside: float
+    factor: float
+
+
+def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
+    """Return the errors of step time by category and publisher, in natural logarithms of measured over predicted."""
+    return [
+        Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
+        for row in judged(predictions)
+        if row.step_time and row.run.step_time
+    ]
+
+
+def judged(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions of which the step time was measured."""
+    return [row for row in predictions if row.error is not None and row.run.scenario is not None]
+
+
+def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[Held]:
+    """Return for every run whether an interval holds it that was fitted without the runs of the same ``key``.
+
+    Raises
+    ------
+    ValueError
+        Where all runs have one key.
+    """
+    found = residuals(predictions)
+    result = [Held("", "", False, 0.0)] * len(found)
+    for place, width in left_out(map(key, judged(predictions)), found, COVERAGE):
+        size, kind, source = found[place]
+        result[place] = Held(source, kind, size <= width, around(1.0, width)[1])
+    return result
+
+
+def by_source(prediction: Prediction) -> str:
+    """Return who measured a run."""
+    return prediction.run.source
+
+
+def by_network(prediction: Prediction) -> str:
+    """Return the network of a run by its sizes, however it is called."""
+    return str(_scenario(prediction).spec)
+
+
+def coverage(held: Sequence[Held]) -> Coverage:
+    """Return how many of the runs intervals hold."""
+    return Coverage(len(held), fmean(each.inside for each in held), median(each.factor for each in held))
+
+
+def coverage_by(held: Sequence[Held], name: str) -> dict[str, Coverage]:
+    """Return the coverage by ``source`` or ``category``, in order of names."""
+    members: dict[str, list[Held]] = defaultdict(list)
+    for each in held:
+        members[getattr(each, name)].append(each)
+    return {key: coverage(members[key]) for key in sorted(members)}
+
+
+def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
+    """Return the figures of `scenarios.prediction_interval`, fitted to measured runs.
+
+    Raises
+    ------
+    ValueError
+        Where no step time, no peak memory or no reserved memory was measured.
+    """
+    times = residuals(predictions)
+    peaks = [
+        Residual(abs(log(row.run.peak_memory / row.peak_memory)), "peak", row.run.source)
+        for row in predictions
+        if row.peak_memory and row.run.peak_memory
+    ]
+    ratios = [
+        Residual(row.run.reserved_memory / row.run.peak_memory, "peak", row.run.source)
+        for row in predictions
+        if row.run.peak_memory and row.run.reserved_memory
+    ]
+    if not (times and peaks and ratios):
+        met = f"met {len(times)}, {len(peaks)} and {len(ratios)}"
+        raise ValueError(f"intervals need measured step times, peaks and reserved memory, {met}")
+    return {
+        "date": date,
+        "coverage": COVERAGE,
+        "step_time": {
+            name: {"half_width": round(width, 4)} | _rows([each for each in times if each.category == name])
+            for name, width in half_widths(times, COVERAGE).items()
+        },
+        "peak_memory": {"half_width": round(half_widths(peaks, COVERAGE)["peak"], 5)} | _rows(peaks),
+        "reserved_over_allocated": {
+            "least": round(min(ratios).size, 4),
+            "median": round(median(each.size for each in ratios), 4),
+            "largest": round(max(ratios).size, 4),
+        }
+        | _rows(ratios),
+    }
+
+
+def _rows(found: Sequence[Residual]) -> dict[str, Any]:
+    sources = Counter(each.group for each in found)
+    return {"rows": len(found), "sources": {name: sources[name] for name in sorted(sources)}}
+
+
+def _category(row: Prediction) -> str:
+    scenario = _scenario(row)
+    return category(scenario.problem.cluster, scenario.assumptions)
+
+
+def _scenario(row: Prediction) -> Scenario:
+    if row.run.scenario is None:
+        raise ValueError(f"{row.run.row_id} has no scenario: {row.skipped}")
+    return row.run.scenario
+
+
+HEAD = ("left out", "runs", "inside", "factor")
+
+
+def lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield what a table of runs left out has under `HEAD`: by publisher, then in all, then by network."""
+    held = leave_out(predictions, by_source)
+    networks = {"all, each network left out": coverage(leave_out(predictions, by_network))}
+    whole = {"all, each source left out": coverage(held)}
+    for name, (runs, inside, factor) in (coverage_by(held, "source") | whole | networks).items():
+        yield name, runs, f"{inside:.1%}", f"{factor:.3f}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the coverage of the runs in a file, and write the figures to a second one; return the exit code."""
+    if len(arguments) not in (1, 2):
+        note("usage: python -m scenarios.interval_calibration ROWS.jsonl [OUT.json]")
+        return BAD_INPUT
+    try:
+        predictions = predict_all(runs_at(arguments[0]))
+        found = figures(predictions, datetime.date.today().isoformat())
+        table(HEAD, list(lines(predictions)))
+        if len(arguments) == 2:
+            write(arguments[1], json.dumps(found, indent=1) + "\n")
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
