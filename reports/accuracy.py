@@ -10,16 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
 from reports.figure import DPI, GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixels, sheet
-from reports.palette import SERIES
+from reports.palette import SERIES, blend
 from reports.text import plain
 from simulator.units import format_time
 
 _LEFT, _TOP, _BOTTOM, _GAP, _SIDE = 92, 150, 70, 170, 650  # pixels; the scatter is _SIDE wide
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
 _MARKERS = "osD^vPXp"
+_PALER = 0.45  # of the way to white for the colours of every second round
 _MOST_LABELS = 60
 _MOST_NAMED_BARS = 40
-_LINE = 14  # pixels of a line of small type
+_LINE = 16  # pixels of a line of small type
 _CLIP = 1.0  # errors beyond this are drawn as this, with their value
 
 
@@ -79,7 +80,8 @@ def facts(rows: Sequence[AccuracyRow]) -> str:
 def style_of(source: str, sources: Sequence[str]) -> tuple[str, str]:
     """Return colour and marker of a source; no two of the first 64 are alike."""
     index = sources.index(source)
-    return SERIES[index % len(SERIES)], _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
+    colour = blend(SERIES[index % len(SERIES)], "#FFFFFF", _PALER * (index // len(SERIES) % 2))
+    return colour, _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
 
 
 def _draw_scatter(ax: Axes, rows: Sequence[AccuracyRow], sources: Sequence[str]) -> None:
@@ -173,12 +175,13 @@ def _name_bars(ax: Axes, order: Sequence[AccuracyRow]) -> None:
 
 
 def _name_sources(ax: Axes, sources: Sequence[str]) -> None:
-    """Write each source beside the middle of its bars, where that does not touch the name above."""
-    height = pixels(ax)[1] / len(sources)
+    """Write each source beside the middle of its bars, or as far below as the name above it needs."""
+    line = _LINE * len(sources) / pixels(ax)[1]
     marks: dict[float, str] = {}
     for source in dict.fromkeys(sources):
         middle = sources.index(source) + (sources.count(source) - 1) / 2
-        if not marks or (middle - max(marks)) * height >= _LINE:
-            marks[middle] = plain(source, 20)
+        place = max(middle, max(marks, default=-line) + line)
+        if place - middle <= 2 * line:
+            marks[place] = plain(source, 20)
     ax.set_yticks(list(marks), list(marks.values()), fontsize=9)
     ax.tick_params(axis="y", length=0)

@@ -14,8 +14,9 @@ from reports.text import plain
 _LEFT, _TOP, _BOTTOM, _RIGHT = 240, 110, 80, 420  # pixels; to the right stand the figures of each class
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
 _CLIP = 1.0  # errors beyond this are drawn as this
+_LEAST = 0.4  # to which errors the axis reaches at least
 _SPREAD = 0.32  # of a class's height, over which its points lie
-_COLUMNS = ((0.06, "rows"), (0.27, "mean |error|"), (0.56, "median"), (0.77, "bias"))  # of the room on the right
+_COLUMNS = ((0.06, "rows"), (0.22, "mean |error|"), (0.56, "median"), (0.79, "bias"))  # of the room on the right
 _MOST_CLASSES = 24
 
 
@@ -45,16 +46,16 @@ def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | st
             "each point is a measured run; line: the median, bar: the middle half; shaded: within 10 % and within 30 %",
         )
         ax = axes(figure, _LEFT, _TOP, WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM)
-        _frame(ax, names)
+        _frame(ax, names, min(_CLIP, max(_LEAST, *(1.1 * float(np.abs(errors).max()) for errors in drawn.values()))))
         for place, name in enumerate(names):
             _draw_class(ax, place, drawn[name])
 
 
-def _frame(ax: Axes, names: Sequence[str]) -> None:
+def _frame(ax: Axes, names: Sequence[str], limit: float) -> None:
     for width, colour in _BANDS:
         ax.axvspan(-width, width, color=colour, linewidth=0, zorder=0)
     ax.axvline(0.0, color=INK, linewidth=1.2, zorder=1)
-    ax.set(xlim=(-_CLIP, _CLIP), ylim=(len(names) - 0.4, -0.9), xlabel="error of the predicted step time")
+    ax.set(xlim=(-limit, limit), ylim=(len(names) - 0.4, -0.9), xlabel="error of the predicted step time")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}" if value else "0")
     ax.set_yticks(range(len(names)), [plain(name, 26) for name in names], fontsize=13)
     ax.tick_params(axis="y", length=0)

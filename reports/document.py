@@ -54,9 +54,14 @@ def write_report(folder: Path | str, *, title: str, sections: Sequence[Section])
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     markdown, page = folder / "report.md", folder / "report.html"
-    markdown.write_text("\n\n".join(_markdown(title, sections)) + "\n", encoding="utf-8")
+    markdown.write_text(to_markdown(title, sections), encoding="utf-8")
     page.write_text("\n".join(_html(title, sections)) + "\n", encoding="utf-8")
     return markdown, page
+
+
+def to_markdown(title: str, sections: Sequence[Section]) -> str:
+    """Return a report as Markdown; everything that it would read in texts is escaped."""
+    return "\n\n".join(_markdown(title, sections)) + "\n"
 
 
 def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:

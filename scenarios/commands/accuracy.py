@@ -31,44 +31,18 @@ def accuracy(
         write(out, to_csv(predictions))
     if picture is not None:
         from reports.accuracy import draw_accuracy
+        from scenarios.accuracy_pictures import points
 
-        draw_accuracy(_points(predictions), Path(picture))
+        draw_accuracy(points(predictions), Path(picture))
     if place is not None:
-        _draw_all(predictions, place)
+        from scenarios.accuracy_pictures import draw_pictures
+
+        if not draw_pictures(predictions, place):
+            note("no run has a predicted and a measured step time: no pictures")
     if as_json:
         emit(result)
     else:
         _print(predictions, result)
-
-
-def _draw_all(predictions: Any, place: Path) -> None:
-    """Draw errors by source, by number of devices and by technique."""
-    from reports.accuracy import draw_accuracy
-    from reports.accuracy_classes import draw_errors_by_class
-    from scenarios.accuracy_summary import by_class, devices_of, size_class, size_classes
-    from scenarios.rows.techniques import techniques
-
-    points = _points(predictions)
-    if not points:
-        note("no run has a predicted and a measured step time: no pictures")
-        return
-    draw_accuracy(points, place / "predicted-measured.png")
-    sizes = by_class(predictions, lambda row: (size_class(devices_of(row)),))
-    used = by_class(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ())
-    sources = by_class(predictions, lambda row: (row.run.source,))
-    order = [name for name in size_classes() if name in sizes]
-    draw_errors_by_class(
-        {f"{name} devices": sizes[name] for name in order}, place / "error-by-devices.png", title="Error by size of run"
-    )
-    draw_errors_by_class(used, place / "error-by-technique.png", title="Error by technique")
-    draw_errors_by_class(sources, place / "error-by-source.png", title="Error by who measured")
-
-
-def _points(predictions: Any) -> list[Any]:
-    from reports.accuracy import AccuracyRow
-
-    rows = [(p.run, p.step_time, p.run.step_time) for p in predictions if p.error is not None]
-    return [AccuracyRow(run.row_id, run.source, run.group, predicted, measured) for run, predicted, measured in rows]
 
 
 def _print(predictions: Any, result: dict[str, Any]) -> None:

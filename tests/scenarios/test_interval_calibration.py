@@ -77,4 +77,6 @@ def test_figures_are_written_from_rows(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize("arguments", [[], ["a", "b", "c"], ["missing.jsonl"]])
 def test_bad_arguments_are_one_message(arguments: list[str], capsys) -> None:
     assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith("missing.jsonl: " if "missing.jsonl" in arguments else "usage: ")
