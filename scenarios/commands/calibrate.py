@@ -19,9 +19,7 @@ def calibrate(
     seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about.")] = 30.0,
     rows: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="ROWS", help="Fit published timings of kernels or of collectives (.jsonl) instead."
-        ),
+        typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives."),
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,
