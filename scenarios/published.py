@@ -225,6 +225,7 @@ def _plan(row: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
         "zero": _stated(row, "zero_stage", 0, assumed),
         "recompute": _recompute(row),
         "overlap_gradients": "overlapped" in str(row.get("dp_overlap")),
+        "overlap_tensor": sequence_parallel and "--tp-comm-overlap" in str(row.get("tp_overlap")),
         "scatter_gather": _scatter_gather(row, assumed),
         "stages": "even" if _divides(row, chunks) else "balanced",
     }

@@ -31,6 +31,18 @@ def test_a_row_becomes_a_scenario_and_says_what_it_assumes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tp_overlap", "sequence_parallel", "expected"),
+    [("--tp-comm-overlap", True, True), ("off", True, False), (None, True, False), ("--tp-comm-overlap", None, False)],
+)
+def test_a_row_overlaps_tensor_communication_where_it_says_so_and_can(
+    tp_overlap: str | None, sequence_parallel: bool | None, expected: bool
+) -> None:
+    run = run_of(ROW | {"tp_overlap": tp_overlap, "sequence_parallel": sequence_parallel})
+    assert run.scenario is not None
+    assert run.scenario.chosen().overlap_tensor is expected
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"dp": None}, "dp is not stated"),
