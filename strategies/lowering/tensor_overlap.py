@@ -45,7 +45,8 @@ def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockStep
     """Return the steps of a layer with the collectives of its cut products beside them; of other blocks the same."""
     if not layout.block.layer:
         return steps
-    return BlockSteps(*(_overlapped(layout, accelerator, each) for each in (steps.forward, steps.backward)), steps.loss)
+    forward, backward = (_overlapped(layout, accelerator, each) for each in (steps.forward, steps.backward))
+    return BlockSteps(forward, backward, steps.loss)
 
 
 def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step]) -> tuple[Step, ...]:
