@@ -234,7 +234,7 @@ class Plan:
         parts += [f"{self.offload} on the host"] if self.offload else []
         parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
-        parts += ["products over tensor communication"] if self.overlap_tensor else []
+        parts += ["tensor communication beside products"] if self.overlap_tensor else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
         return ", ".join(parts)
 

@@ -50,6 +50,7 @@ def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockStep
 
 
 def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return steps with every gather or scatter that is next to its cut product beside a part of it."""
     products = {operator.name: operator for operator in layout.block.operators if _cut_product(layout, operator)}
     ranks = layout.mesh.size(TENSOR)
     result: list[Step] = []
@@ -61,8 +62,8 @@ def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[S
             result.append(step)
             continue
         backward = step.kind is TaskKind.BACKWARD
-        sources, results = operator.inputs, operator.outputs
-        read, made = (results, sources) if backward else (sources, results)
+        ends = operator.inputs, operator.outputs
+        read, made = ends[::-1] if backward else ends
         weights = _weight_gradient(layout, accelerator, operator, step) if backward else 0
         if result and _moves(result[-1], Collective.ALL_GATHER, read):
             gather = result.pop()
@@ -90,8 +91,8 @@ def _weight_gradient(layout: BlockLayout, accelerator: Accelerator, operator: Op
 
 
 def _moves(step: Step, collective: Collective, tensors: Collection[str]) -> bool:
-    """Return whether a step is a collective along the tensor axis of one of some tensors, with nothing beside it."""
-    return step.collective is collective and step.axis == TENSOR and step.tensor in tensors and not step.beside
+    """Return whether a step is a collective along the tensor axis of one of some tensors."""
+    return step.collective is collective and step.axis == TENSOR and step.tensor in tensors
 
 
 def _gathered(gather: Step, product: Step, last: int) -> list[Step]:
