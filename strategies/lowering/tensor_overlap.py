@@ -16,13 +16,14 @@ whole collectives: that of the gradient of the input the gather of the input, wh
 kept, and that of the gradient of the weight the scatter of the gradient of the input.
 
 Chunks take together what the whole product takes, and as many launches, though small products use a device
-less well; nothing more is kept in memory.
+less well and the processors that move chunks multiply nothing. Memory is as without: the buffers of Transformer
+Engine, one of a whole microbatch's activation for each of its ten collectives, are not counted.
 
 References
 ----------
 Wang et al. 2023, "Overlap communication with dependent computation via decomposition in large deep learning
-models", ASPLOS, section 4 (gathers and scatters in chunks); Chang et al. 2024, "FLUX: fast software-based
-communication overlap on GPUs through kernel fusion", section 3; NVIDIA/TransformerEngine, ``initialize_ub`` of
+models", ASPLOS (gathers and scatters in chunks); Chang et al. 2024, "FLUX: fast software-based
+communication overlap on GPUs through kernel fusion"; NVIDIA/TransformerEngine, ``initialize_ub`` of
 ``pytorch/module/base.py``: ``ring_exchange`` or ``pipeline`` for forward and for gradients of what ``proj`` and
 ``fc2`` read, ``bulk`` for the gradients of ``qkv`` and ``fc1``. Its linear layers alone do so: not the output
 layer (Megatron-LM's own, ``tensor_parallel/layers.py``), and not the products of experts.
