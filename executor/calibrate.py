@@ -16,11 +16,12 @@ from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibrat
 from executor.heartbeat import operation, read
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.cluster import Cluster, homogeneous
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.compute import Pass, operator_launches, operator_time
 from simulator.host import Host
+from simulator.kernels.matmul import MatmulModel
 from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, OperatorGraph, OperatorKind
@@ -91,7 +92,7 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
         memory=memory,
         memory_bandwidth=bandwidth,
         launch=launch_time,
-        matmul=replace(fit_matmul(peak["fp32"], products["fp32"]), gradient=gradient),
+        matmul=fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient),
         kernel_bandwidth=tuple(
             (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
             for kind, seconds in kinds.items()

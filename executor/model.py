@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
 from strategies.recomputation import Recomputation, Recompute
 
@@ -44,7 +45,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden = spec.hidden
         self.head_dim = spec.head_dim
-        self.core: Callable[..., Tensor] = flash_attention if spec.attention == "flash" else unfused_attention
+        self.core: Callable[..., Tensor] = unfused_attention if spec.attention == UNFUSED else flash_attention
         self.input_norm = nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.projection = nn.Linear(hidden, hidden)

@@ -16,6 +16,8 @@ from simulator.program import StreamKind, TaskKind
 
 _TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 _FUNCTIONAL = "_c10d_functional"
+_WRAP = "_wrap_tensor_autograd"
+"""What follows a launch where gradients are recorded; it communicates nothing."""
 _STREAMS = {
     ("SEND", "F"): StreamKind.SEND_FORWARD,
     ("RECV", "F"): StreamKind.RECEIVE_FORWARD,
@@ -117,7 +119,7 @@ def _tensor_windows(events: Sequence[TraceEvent]) -> list[tuple[int, int]]:
     functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
-    launches = [event.start for event in functional if not event.name.endswith("wait_tensor")]
+    launches = [event.start for event in functional if not event.name.endswith(("wait_tensor", _WRAP))]
     return [(launch, waits[index].end) for launch in launches if (index := bisect_left(starts, launch)) < len(waits)]
 
 

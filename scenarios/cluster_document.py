@@ -23,6 +23,9 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
+from simulator.library import LOSSLESS, Library
 from simulator.link import Link
 from simulator.units import Dimension
 
@@ -68,19 +71,31 @@ def _accelerator(device: Accelerator) -> Data:
         "memory_bandwidth": exact(device.memory_bandwidth, Dimension.BANDWIDTH),
         "launch": exact(device.launch, Dimension.TIME),
         "reserved": exact(device.reserved, Dimension.SIZE),
-        "matmul": {
-            "fraction": device.matmul.fraction,
-            "half_k": device.matmul.half_k,
-            "tile": list(device.matmul.tile),
-            "units": device.matmul.units,
-            "gradient": device.matmul.gradient,
-        },
+        "matmul": _matmul(device.matmul),
+        "attention": _attention(device.attention),
+        "sustained": device.sustained,
         "kernel_bandwidth": dict(device.kernel_bandwidth),
         "kernel_bandwidth_default": device.kernel_bandwidth_default,
         "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
         "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
         "computes_collectives": device.computes_collectives,
     }
+
+
+def _matmul(model: MatmulModel) -> Data:
+    plain = ("fraction", "half_k", "edge", "units", "waves", "data_gradient", "weight_gradient", "batched")
+    return {
+        **{name: getattr(model, name) for name in plain},
+        "product_launch": exact(model.product_launch, Dimension.TIME),
+        "tiles": [list(tile) for tile in model.tiles],
+        **({"sharpness": model.sharpness} if math.isfinite(model.sharpness) else {}),
+        "fractions": dict(model.fractions),
+    }
+
+
+def _attention(model: AttentionModel) -> Data:
+    data = {field.name: getattr(model, field.name) for field in fields(AttentionModel)}
+    return data | {"launch": exact(model.launch, Dimension.TIME)}
 
 
 def _host(host: Host) -> Data:
@@ -129,7 +144,21 @@ def _conditions(cluster: Cluster) -> Data:
         data["tenants"] = [_tenant(tenant) for tenant in cluster.tenants]
     if cluster.overlap_slowdown != 1.0:
         data["overlap_slowdown"] = cluster.overlap_slowdown
+    if cluster.library != LOSSLESS:
+        data["library"] = _library(cluster.library)
     return data
+
+
+def _library(library: Library) -> Data:
+    protocols = [
+        {each.name: getattr(protocol, each.name) for each in fields(protocol)} for protocol in library.protocols
+    ]
+    return {
+        "protocols": protocols,
+        "own": library.own,
+        "reduction": library.reduction,
+        "reduction_launch": exact(library.reduction_launch, Dimension.TIME),
+    }
 
 
 _FABRICS = {

@@ -15,6 +15,8 @@ from scenarios.cluster_schema import (
     ClusterTable,
     ConditionsTable,
     HostTable,
+    LibraryTable,
+    MatmulTable,
     MixedClusterTable,
     NodeTypeTable,
 )
@@ -23,11 +25,14 @@ from scenarios.fabric_schema import MAX_DEVICES
 from scenarios.reader import Document, FieldPath, read
 from scenarios.wiring_tables import check_mesh, to_fabric, to_link, to_network
 from scenarios.yaml_text import dump
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.cluster import FULL_BISECTION, Cluster, Node, Tenant
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
 from simulator.host import Host, Pcie
 from simulator.interconnect.kinds import Graph, Mesh, PcieTree
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 
 __all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluster", "to_cluster", "write_cluster"]
 
@@ -112,6 +117,7 @@ def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
         cluster,
         algorithms=tuple((dict(cluster.algorithms) | chosen).items()),
         overlap_slowdown=table.overlap_slowdown if given else cluster.overlap_slowdown,
+        library=cluster.library if table.library is None else _library(table.library),
     )
 
 
@@ -161,14 +167,15 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
 
         return accelerator(table.preset)
     assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them
-    matmul = table.matmul
     return Accelerator(
         name=table.name,
         peak_flops=tuple(table.peak.items()),
         memory=table.memory,
         memory_bandwidth=table.memory_bandwidth,
         launch=table.launch,
-        matmul=MatmulModel(matmul.fraction, matmul.half_k, matmul.tile, matmul.units, matmul.gradient),
+        matmul=_matmul(table.matmul),
+        attention=AttentionModel(**table.attention.model_dump()),
+        sustained=table.sustained,
         kernel_bandwidth=tuple(table.kernel_bandwidth.items()),
         kernel_bandwidth_default=table.kernel_bandwidth_default,
         reserved=table.reserved,
@@ -176,6 +183,12 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
         optimizer_launch=table.optimizer_launch,
         computes_collectives=table.computes_collectives,
     )
+
+
+def _matmul(table: MatmulTable) -> MatmulModel:
+    values = {name: getattr(table, name) for name in MatmulTable.model_fields}
+    sharpness = math.inf if table.sharpness is None else table.sharpness
+    return MatmulModel(**values | {"sharpness": sharpness, "fractions": tuple(table.fractions.items())})
 
 
 def _host(table: HostTable) -> Host:
@@ -188,6 +201,11 @@ def _host(table: HostTable) -> Host:
         numa_nodes=table.numa_nodes,
         pcie=None if table.pcie is None else Pcie(to_link(table.pcie), table.pcie.devices_per_switch),
     )
+
+
+def _library(table: LibraryTable) -> Library:
+    protocols = tuple(Protocol(**dict(protocol)) for protocol in table.protocols)
+    return Library(protocols, table.own, table.reduction, table.reduction_launch)
 
 
 def _curves(table: ClusterTable | MixedClusterTable) -> Iterator[CollectiveCurve]:

@@ -42,7 +42,7 @@ def _accelerator_names() -> list[str]:
 
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-KindName = Annotated[str, OneOf(lambda: [*OperatorKind, "optimizer"])]
+KindName = Annotated[str, OneOf(lambda: [*OperatorKind, *(f"{kind}_backward" for kind in OperatorKind), "optimizer"])]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
 """A measured curve needs no choice: it holds for its own collective and group size."""
@@ -52,14 +52,41 @@ BandwidthShare = Annotated[float, Field(gt=0, le=1000)]
 """Of the memory bandwidth; above 1 where a kernel finds its data in a cache."""
 
 
+RateShare = Annotated[float, Field(gt=0, le=2)]
+"""Of the forward rate of a matrix multiplication."""
+
+TileSides = Annotated[tuple[Annotated[int, Count(1_000_000)], Annotated[int, Count(1_000_000)]], Strict(False)]
+
+
 class MatmulTable(Table):
     """How near a matrix multiplication comes to the peak."""
 
     fraction: Fraction = 1.0
     half_k: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    tile: Annotated[tuple[Annotated[int, Count(1_000_000)], Annotated[int, Count(1_000_000)]], Strict(False)] = (1, 1)
+    tiles: Annotated[tuple[TileSides, ...], Strict(False), Field(min_length=1, max_length=64)] = ((1, 1),)
+    edge: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     units: Annotated[int, Count(1_000_000, least=0)] = 0
-    gradient: Annotated[float, Field(gt=0, le=2)] = 1.0
+    waves: Annotated[float, Field(ge=0, le=1)] = 1.0
+    sharpness: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    data_gradient: RateShare = 1.0
+    weight_gradient: RateShare = 1.0
+    batched: RateShare = 1.0
+    product_launch: Delay = 0.0
+    fractions: dict[DtypeName, Fraction] = Field(default={})
+
+
+class AttentionTable(Table):
+    """How near fused attention comes to the best matrix multiplication."""
+
+    forward: Annotated[float, Field(gt=0, le=1000)] = 0.75
+    backward: Annotated[float, Field(gt=0, le=1000)] = 0.75
+    half_sequence: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    half_head: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    tail: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    backward_tail: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    block: Annotated[int, Count(1_000_000)] = 1
+    launch: Delay = 0.0
+    second: Annotated[float, Field(ge=1, le=1000)] = 1.0
 
 
 class AcceleratorTable(Table):
@@ -73,6 +100,8 @@ class AcceleratorTable(Table):
     launch: Delay = 0.0
     reserved: SizeOrNone = 0.0
     matmul: MatmulTable = MatmulTable()
+    attention: AttentionTable = AttentionTable()
+    sustained: Annotated[float, Field(ge=1, le=1000)] = 1.0
     kernel_bandwidth: dict[KindName, BandwidthShare] = Field(default={})
     kernel_bandwidth_default: BandwidthShare = 1.0
     sharded_launch: Delay = 0.0
@@ -140,6 +169,30 @@ DeviceKey = Annotated[int, PlainValidator(_device), WithJsonSchema({"type": "str
 Speed = Annotated[float, Field(gt=0, le=1000)]
 
 
+Part = Annotated[float, Field(ge=0, le=1000)]
+
+
+class ProtocolTable(Table):
+    """A way of the communication library to move bytes, beside the one that links are described by."""
+
+    name: Text
+    launch: Part = Field(description="Of the links' launch.")
+    step: Part = Field(description="Of the links' latency.")
+    payload: Fraction = Field(description="Of the links' bandwidth.")
+    messages: bool = Field(default=False, description="Sends and all-to-alls may use it too.")
+
+
+class LibraryTable(Table):
+    """What the communication library makes of links."""
+
+    protocols: Annotated[list[ProtocolTable], Field(max_length=16)] = Field(default=[])
+    own: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=0.0, description="Bytes of a port that each byte costs which a rank of a group keeps."
+    )
+    reduction: Fraction = Field(default=1.0, description="Of a port's bandwidth, for collectives in switches.")
+    reduction_launch: Delay = Field(default=0.0, description="What a collective in switches costs once besides.")
+
+
 class ConditionsTable(Table):
     """What holds on top of the nodes: their fabric, what is slower than built, and who else uses it."""
 
@@ -153,6 +206,7 @@ class ConditionsTable(Table):
         description="How much longer computing takes while gradients are exchanged beneath it; "
         "Galvatron measured 1.13 on its machine.",
     )
+    library: LibraryTable | None = Field(default=None, description="Default: nothing of the links is lost.")
 
 
 class ClusterTable(ConditionsTable):

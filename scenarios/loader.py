@@ -203,7 +203,7 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     if isinstance(table, PlanDocument):
         return _whole_plan(problem, document, path, faults)
     layout = layout_in(table)
-    found = [_violated(document, path, each, {}) for each in _all_violations(problem, layout)]
+    found = [_violated(document, path, each, {}) for each in rule_violations(problem, layout)]
     faults.extend(found)
     return None if found else complete(problem, layout)
 
@@ -221,7 +221,7 @@ def _violated(document: Document, path: FieldPath, violation: Violation, fields:
     return document.fault((*path, fields.get(field, field), *within), violation.message)
 
 
-def _all_violations(problem: Problem, layout: Layout) -> list[Violation]:
+def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
     """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
     training = problem.training
     microbatches = training.global_batch // layout.sequences
@@ -260,7 +260,7 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
     except ValueError as error:
         faults.append(_blame(document, path, PlanDocument.model_fields, error))
         return None
-    broken = _all_violations(problem, layout)
+    broken = rule_violations(problem, layout)
     if broken:
         faults.extend(_violated(document, path, each, _DOCUMENT_FIELDS) for each in broken)
         return None

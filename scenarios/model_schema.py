@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from scenarios.fields import Count, NotYet, OneOf, Table, Text
+from simulator.models.attention import ATTENTION
 from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
 
 MAX_HEADS = 100_000
@@ -60,7 +61,7 @@ class TransformerTable(Table):
     vocab: Width
     ffn_kind: Literal["gelu", "swiglu", "geglu"] = "gelu"
     tied_embeddings: bool = True
-    attention: Literal["flash", "unfused"] = "flash"
+    attention: Annotated[str, OneOf(lambda: ATTENTION)] = "flash"
     dropout: bool = False
     positions: Literal["learned", "rotary"] = "learned"
     kv_channels: Width | None = Field(default=None, description="Width of one head. Default: hidden / heads.")

@@ -16,6 +16,7 @@ from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
 from simulator.host import Host
 from simulator.interconnect.kinds import Crossbar, Fabric, Graph, NodeNetwork, Switch, Torus
+from simulator.library import LOSSLESS, Library
 from simulator.link import Link
 
 FULL_BISECTION = Crossbar()
@@ -98,6 +99,8 @@ class Cluster:
         Other jobs on the same network.
     overlap_slowdown
         Factor by which computing takes longer while a collective of the data axis runs beneath it.
+    library
+        What the communication library makes of the links.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Cluster:
     algorithms: tuple[tuple[Collective, Algorithm], ...] = ()
     tenants: tuple[Tenant, ...] = ()
     overlap_slowdown: float = 1.0
+    library: Library = LOSSLESS
 
     def __post_init__(self) -> None:
         if not self.nodes or min(count for _, count in self.nodes) < 1:

@@ -4,8 +4,10 @@
 whole buffer, all shards together, for all-gather and reduce-scatter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +60,11 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
 
     Examples
     --------
-    A ring all-reduce of 8 GB over 4 ranks moves 2 * 3/4 * 8 GB = 12 GB over every port.
+    A ring all-reduce of 8 GB over 4 nodes moves 2 * 3/4 * 8 GB = 12 GB over every NIC and its slot.
 
     >>> from simulator.catalog import cluster
     >>> group = np.array([[0, 1, 2, 3]])
-    >>> [phase] = phases(cluster("dgx-a100-80gb"), Collective.ALL_REDUCE, Algorithm.RING, group)
+    >>> [phase] = phases(cluster("dgx-a100-80gb", 4, 1), Collective.ALL_REDUCE, Algorithm.RING, group)
     >>> sorted(set((8e9 * phase.load).tolist()))
     [12000000000.0]
     """
@@ -137,8 +139,9 @@ def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placem
         case Algorithm.HIERARCHICAL:
             able &= spans & even & (placement.channels > 1) & (not isinstance(cluster.fabric, Torus))
         case Algorithm.IN_SWITCH:
-            across = fabric_reduces(cluster) and collective is Collective.ALL_REDUCE
-            able &= np.where(spans, even & across, switches_reduce(cluster, placement))
+            inside = switches_reduce(cluster, placement)
+            joined = np.full_like(inside, True) if fabric_reduces(cluster) else inside & (placement.channels > 1)
+            able &= np.where(spans, even & joined & (collective is Collective.ALL_REDUCE), inside)
     return able
 
 
@@ -155,11 +158,20 @@ def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[
     if fixed in algorithms(cluster, collective, group):
         return (fixed,)
     lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
-    kept: list[_Line] = []
-    for line in sorted(lines, key=lambda line: (line.latency, line.seconds_per_byte)):
-        if not kept or line.seconds_per_byte < kept[-1].seconds_per_byte * (1 - 1e-12):
-            kept.append(line)
-    return tuple(line.algorithm for line in lines if line in kept)
+    kept: set[Algorithm] = set()
+    best = inf
+    for _, seconds, order in sorted(_sums(lines)):
+        if seconds < best * (1 - 1e-12):
+            best = seconds
+            kept.add(lines[order].algorithm)
+    return tuple(line.algorithm for line in lines if line.algorithm in kept)
+
+
+def _sums(lines: Sequence["_Lines"]) -> Iterator[tuple[float, float, int]]:
+    """Yield latency and seconds a byte of every choice of protocols for the phases of an algorithm, and its place."""
+    for order, line in enumerate(lines):
+        for chosen in product(*line.phases):
+            yield sum(latency for latency, _ in chosen), sum(seconds for _, seconds in chosen), order
 
 
 def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> BoolArray:
@@ -170,24 +182,31 @@ def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups:
 def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float) -> float:
     """Return the seconds that one of the groups takes for ``size`` bytes where nothing else uses the links.
 
-    ``sum over phases of latency + size * max over links of load / bandwidth``; 0 for no bytes.
+    ``sum over phases of min over protocols of latency + size * max over links of load / bandwidth``;
+    0 for no bytes.
     """
-    if size <= 0:
-        return 0.0
-    latency, seconds_per_byte = _line(cluster, phases, group)
-    return latency + size * seconds_per_byte
+    return _time(_lines_of(cluster, phases, group), size) if size > 0 else 0.0
 
 
-def _line(cluster: Cluster, phases: Sequence[Phase], group: int) -> tuple[float, float]:
-    """Return latency and seconds a byte of all phases on an idle network."""
+_Phases = tuple[tuple[tuple[float, float], ...], ...]
+"""For every phase its protocols: latency and seconds a byte."""
+
+
+def _time(phases: _Phases, size: float) -> float:
+    return sum(min(latency + size * seconds for latency, seconds in phase) for phase in phases)
+
+
+def _lines_of(cluster: Cluster, phases: Sequence[Phase], group: int) -> _Phases:
+    """Return what every protocol of every phase takes on an idle network."""
     bandwidth = interconnect(cluster).bandwidth
-    latency = seconds_per_byte = 0.0
+    found = []
     for phase in phases:
         first, last = np.searchsorted(phase.group, (group, group + 1))
-        seconds = phase.load[first:last] / bandwidth[phase.link[first:last]]
-        latency += float(phase.latency[group])
-        seconds_per_byte += float(np.max(seconds, initial=0.0))
-    return latency, seconds_per_byte
+        alone = float(np.max(phase.load[first:last] / bandwidth[phase.link[first:last]], initial=0.0))
+        launch = None if phase.launch is None else float(phase.launch[group])
+        ways = cluster.library.ways(float(phase.latency[group]), launch, phase.messages)
+        found.append(tuple((latency, alone * bytes_moved) for latency, bytes_moved in ways))
+    return tuple(found)
 
 
 def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: float) -> float | None:
@@ -222,7 +241,7 @@ def choose(cluster: Cluster, collective: Collective, group: IntArray, size: floa
     if fixed in able:
         return fixed
     lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
-    return min(lines, key=lambda line: line.latency + size * line.seconds_per_byte).algorithm
+    return min(lines, key=lambda line: _time(line.phases, size)).algorithm
 
 
 def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
@@ -234,19 +253,21 @@ def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...
     return tuple(each for each in _KNOWN[collective] if each not in left)
 
 
-class _Line(NamedTuple):
-    """Idle time of an algorithm as a straight line over the size; flat where there is no other to compare."""
+class _Lines(NamedTuple):
+    """Idle time of an algorithm: for every phase a straight line over the size for each protocol.
+
+    No phases where there is no other algorithm to compare.
+    """
 
     algorithm: Algorithm
-    latency: float
-    seconds_per_byte: float
+    phases: _Phases
 
 
 @lru_cache(maxsize=4096)
-def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Line, ...]:
+def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Lines, ...]:
     """Return the lines of all algorithms that libraries would pick on ``group``."""
     picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster, collective)]
     if len(picked) == 1:
-        return (_Line(picked[0], 0.0, 0.0),)
+        return (_Lines(picked[0], ()),)
     parts = [(each, phases(cluster, collective, each, np.array([group]))) for each in picked]
-    return tuple(_Line(each, *_line(cluster, part, 0)) for each, part in parts)
+    return tuple(_Lines(each, _lines_of(cluster, part, 0)) for each, part in parts)

@@ -8,12 +8,14 @@ Experts are a batch of products, one an expert.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
+from simulator.kernels.attention import AttentionShape, attention_compute_time
+from simulator.kernels.matmul import Matmul, compute_time, soft_roofline
+from simulator.kernels.memory_bound import streaming_time
 from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
 
 PRODUCTS = frozenset(
@@ -29,52 +31,43 @@ class Pass(StrEnum):
     BACKWARD = "backward"
 
 
-FLASH_BACKWARD = 2.5
-"""Backward of flash attention does 5 matrix multiplications for forward's 2 (Dao et al. 2022)."""
-
-FLASH_EFFICIENCY = 0.75
-"""Flash attention reaches this part of the matmul rate (A100, FlashAttention-2: 0.61 of peak at long sequences)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matmul:
-    """A batch of ``count`` products of an [m, k] and a [k, n] matrix."""
-
-    count: int
-    m: int
-    n: int
-    k: int
-
-    @property
-    def flops(self) -> float:
-        """FLOP of the batch."""
-        return 2.0 * self.count * self.m * self.n * self.k
-
-
-def matmul_time(accelerator: Accelerator, dtype: str, product: Matmul, traffic: int | None = None) -> float:
+def matmul_time(
+    accelerator: Accelerator, dtype: str, product: Matmul, traffic: float | None = None, *, grouped: bool = False
+) -> float:
     """Return seconds of a batch of matrix products, without launch.
 
     Parameters
     ----------
     traffic
         Bytes read and written; by default both operands and the result once.
+    grouped
+        Whether the products are those of experts.
 
     >>> from simulator.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
     >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
     0.002
     """
-    model, area, reduced = accelerator.matmul, product.count * product.m * product.n, float(product.k)
-    if model.units:
-        tiles = product.count * ceil(product.m / model.tile[0]) * ceil(product.n / model.tile[1])
-        area = ceil(tiles / model.units) * model.units * model.tile[0] * model.tile[1]
-        reduced /= max(model.units // tiles, 1)
-    rate = accelerator.peak(dtype) * model.fraction * reduced / (reduced + model.half_k)
+    compute = compute_time(accelerator.matmul, accelerator.peak(dtype), product, dtype)
     if traffic is None:
         elements = product.count * (product.m * product.k + product.k * product.n + product.m * product.n)
         traffic = elements * ITEMSIZE[dtype]
     memory = traffic / accelerator.bandwidth(OperatorKind.MATMUL)
-    return max(2.0 * area * reduced / rate, memory)
+    launches = product.count * accelerator.matmul.product_launch if grouped else 0.0
+    if product.count > 1 and not grouped:
+        compute /= accelerator.matmul.batched
+    return launches + soft_roofline(compute * accelerator.slowdown(dtype), memory, accelerator.matmul.sharpness)
+
+
+def attention_time(
+    accelerator: Accelerator, dtype: str, shape: AttentionShape, direction: Pass, traffic: float = 0.0, kernel: str = ""
+) -> float:
+    """Return seconds of fused attention by ``kernel`` that moves ``traffic`` bytes, without launch."""
+    rate = accelerator.peak(dtype) * accelerator.matmul.fraction
+    model, backward = accelerator.attention, direction is Pass.BACKWARD
+    compute = attention_compute_time(model, rate, accelerator.matmul.units, shape, backward=backward)
+    compute *= model.slowdown(kernel, backward=backward)
+    return model.launch + max(compute, traffic / accelerator.bandwidth(OperatorKind.ATTENTION))
 
 
 def operator_time(
@@ -102,8 +95,8 @@ def operator_time(
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
-    traffic = _traffic(block, operator, sizes, direction)
-    return accelerator.launch + traffic / accelerator.bandwidth(operator.kind)
+    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD)
+    return streaming_time(_traffic(block, operator, sizes, direction), bandwidth, accelerator.launch)
 
 
 def weight_gradient_time(
@@ -200,7 +193,9 @@ def _matmul_operator_time(
     if direction is Pass.BACKWARD:
         return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised))
     dtype, traffic = _multiplied(block, operator, quantised), _moved(block, operator, sizes, quantised)
-    return seconds + matmul_time(accelerator, dtype, _product(block, operator, sizes), traffic.result)
+    return seconds + matmul_time(
+        accelerator, dtype, _product(block, operator, sizes), traffic.result, grouped=_grouped(operator)
+    )
 
 
 def _gradient_times(
@@ -208,12 +203,16 @@ def _gradient_times(
 ) -> tuple[float, float]:
     """Return the seconds of the two products of a backward: the gradients of the inputs, and of the weights."""
     product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
-    dtype, slower = _multiplied(block, operator, quantised), accelerator.matmul.gradient
+    dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)
-    first = matmul_time(accelerator, dtype, left, traffic.image)
-    second = matmul_time(accelerator, dtype, right, traffic.weight)
-    return first / slower, second / slower
+    first = matmul_time(accelerator, dtype, left, traffic.image, grouped=_grouped(operator))
+    second = matmul_time(accelerator, dtype, right, traffic.weight, grouped=_grouped(operator))
+    return first / model.data_gradient, second / model.weight_gradient
+
+
+def _grouped(operator: Operator) -> bool:
+    return operator.kind is OperatorKind.GROUPED_MATMUL
 
 
 def _cast_time(
@@ -283,8 +282,20 @@ def _product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Matm
 def _attention_time(
     accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
 ) -> float:
-    flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
-    work = flops * (1.0 if direction is Pass.FORWARD else FLASH_BACKWARD)
-    rate = accelerator.peak(block.tensor[operator.inputs[0]].dtype) * accelerator.matmul.fraction * FLASH_EFFICIENCY
     traffic = _traffic(block, operator, sizes, direction)
-    return accelerator.launch + max(work / rate, traffic / accelerator.bandwidth(operator.kind))
+    dtype = block.tensor[operator.inputs[0]].dtype
+    return accelerator.launch + attention_time(
+        accelerator, dtype, _attended(block, operator, sizes), direction, traffic, operator.kernel
+    )
+
+
+def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:
+    """Return the shape of fused attention; its query has dims ``batch sequence heads group head_dim``."""
+    query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
+    heads = prod(sizes[dim] for dim in query.dims[:-1] if dim != "sequence")
+    attended = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
+    widths = query.shape[-1], context.shape[-1]
+    width = sum(widths) / 2
+    flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
+    seen = flops / (4.0 * heads * sizes["sequence"] * width)
+    return AttentionShape(heads, sizes["sequence"], attended, width, seen, float(max(widths)))

@@ -88,6 +88,8 @@ class Operator:
     statistics
         Dims along which it takes statistics, and how many values of 4 bytes along each, in either pass.
         Ranks that cut one sum their parts.
+    kernel
+        What computes it, where the field has several kernels for it: ``flash_2`` and others for fused attention.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Operator:
     executed_fraction: float = 1.0
     imbalance: float = 1.0
     statistics: tuple[tuple[str, int], ...] = ()
+    kernel: str = ""
 
     @property
     def flops(self) -> float:

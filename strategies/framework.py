@@ -9,7 +9,7 @@ PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor
 against its own ``MemTracker``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 2**20
 
@@ -55,6 +55,9 @@ class Framework:
     flattens_gradients
         Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
         all that are summed after the last backward.
+    waits_for_exchanges
+        Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
+        before it has ended.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Framework:
     buffers_every_microbatch: bool
     late_biases: bool
     flattens_gradients: bool
+    waits_for_exchanges: bool
 
 
 MEGATRON = Framework(
@@ -94,6 +98,7 @@ MEGATRON = Framework(
     buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
+    waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
 )
 
 TORCH = Framework(
@@ -114,7 +119,15 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
+    waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH)}
+TORCH_FUSED_LOSS = replace(
+    TORCH,
+    name="torch_fused_loss",
+    logits_in_precision=True,
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
+)
+
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
 """Frameworks by name."""

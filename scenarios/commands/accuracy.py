@@ -12,14 +12,17 @@ def accuracy(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Rows (.jsonl), or scenarios with `measured`.")],
     out: Annotated[str | None, typer.Option(help="Write one line a run (.csv).")] = None,
     picture: Annotated[str | None, typer.Option(help="Draw predicted over measured (.png, .svg).")] = None,
+    plots: Annotated[str | None, typer.Option(help="Folder for pictures by source, size and technique (.png).")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
-    from scenarios.accuracy import predict_all, runs_at, summary, to_csv
-    from scenarios.files import check_output, write
+    from scenarios.accuracy import predict_all, runs_at, to_csv
+    from scenarios.accuracy_summary import summary
+    from scenarios.files import check_output, folder, write
 
     check_output(out, (".csv",))
     check_output(picture, (".png", ".svg"))
+    place = folder(plots) if plots is not None else None
     ticker = Ticker()
     predictions = predict_all(runs_at(path), lambda done, of: ticker(f"{done} of {of} runs"))
     ticker.done()
@@ -30,10 +33,35 @@ def accuracy(
         from reports.accuracy import draw_accuracy
 
         draw_accuracy(_points(predictions), Path(picture))
+    if place is not None:
+        _draw_all(predictions, place)
     if as_json:
         emit(result)
     else:
         _print(predictions, result)
+
+
+def _draw_all(predictions: Any, place: Path) -> None:
+    """Draw errors by source, by number of devices and by technique."""
+    from reports.accuracy import draw_accuracy
+    from reports.accuracy_classes import draw_errors_by_class
+    from scenarios.accuracy_summary import by_class, devices_of, size_class, size_classes
+    from scenarios.rows.techniques import techniques
+
+    points = _points(predictions)
+    if not points:
+        note("no run has a predicted and a measured step time: no pictures")
+        return
+    draw_accuracy(points, place / "predicted-measured.png")
+    sizes = by_class(predictions, lambda row: (size_class(devices_of(row)),))
+    used = by_class(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ())
+    sources = by_class(predictions, lambda row: (row.run.source,))
+    order = [name for name in size_classes() if name in sizes]
+    draw_errors_by_class(
+        {f"{name} devices": sizes[name] for name in order}, place / "error-by-devices.png", title="Error by size of run"
+    )
+    draw_errors_by_class(used, place / "error-by-technique.png", title="Error by technique")
+    draw_errors_by_class(sources, place / "error-by-source.png", title="Error by who measured")
 
 
 def _points(predictions: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""``meshwise execute``, ``calibrate`` and ``doctor``: this machine."""
+"""``meshwise execute`` and ``doctor``: this machine."""
 
 import json
 import os
@@ -105,32 +105,6 @@ def _verdict(check: dict[str, Any]) -> str:
     same = "equal to" if check["equal"] else "NOT equal to"
     errors = ", ".join(f"{word} {check[f'{word}_error']:.1e}" for word in ("loss", "gradient", "parameter"))
     return f"{same} {check['reference']} (largest difference: {errors})"
-
-
-def calibrate(
-    out: Annotated[str | None, typer.Option(help="Write the cluster file (.yaml).")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes that stand for devices.")] = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about.")] = 30.0,
-    as_json: Json = False,
-) -> None:
-    """Measure this machine's devices and links and write them as a cluster file."""
-    from executor.calibrate import calibrate as measure
-    from scenarios.cluster_file import cluster_document, write_cluster
-    from scenarios.files import check_output
-    from scenarios.yaml_text import dump
-
-    check_output(out, (".yaml", ".yml"))
-    ticker = Ticker()
-    cluster = measure(processes=processes, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
-    ticker.done()
-    if out is not None:
-        write_cluster(cluster, out, "Measured on this machine by `meshwise calibrate`.")
-    if as_json:
-        emit(cluster_document(cluster))
-    elif out is None:
-        print(dump(cluster_document(cluster)), end="")
-    else:
-        print(f"{out} is written; name it in a scenario as `cluster: {{file: {out}}}`")
 
 
 def doctor(as_json: Json = False) -> None:

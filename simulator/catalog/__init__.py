@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.catalog.records import STATUSES, Record, names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
 from simulator.cluster import Cluster, Node
@@ -21,6 +21,9 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 from simulator.link import Link
 from simulator.units import Dimension, parse
 
@@ -31,6 +34,7 @@ __all__ = [
     "assumed",
     "cluster",
     "cluster_names",
+    "data_sheet",
     "sources",
     "statuses",
 ]
@@ -71,20 +75,43 @@ def _any(name: str) -> Record:
 @lru_cache(maxsize=64)
 def accelerator(name: str) -> Accelerator:
     """Return an accelerator by name; ``ValueError`` names the known ones."""
-    figures = record("accelerators", name).figures
-    matmul = figures["matmul"]
+    return _accelerator(record("accelerators", name).figures)
+
+
+def data_sheet(name: str) -> Accelerator:
+    """Return an accelerator without what was fitted to published kernels."""
+    return _accelerator(record("accelerators", name, calibrated=False).figures)
+
+
+def _accelerator(figures: dict[str, Any]) -> Accelerator:
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
         memory=parse(figures["memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
-        launch=parse(figures["launch"], Dimension.TIME),
-        matmul=MatmulModel(matmul["fraction"], matmul["half_k"], tuple(matmul["tile"]), matmul["units"]),
+        launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
+        matmul=_matmul(figures.get("matmul", {})),
+        attention=_attention(figures.get("attention", {})),
+        sustained=figures.get("sustained", 1.0),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
         reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
         computes_collectives=figures.get("computes_collectives", False),
     )
+
+
+def _matmul(figures: dict[str, Any]) -> MatmulModel:
+    values: dict[str, Any] = figures | {
+        "tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),)))),
+        "fractions": tuple(figures.get("fractions", {}).items()),
+        "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
+    }
+    return MatmulModel(**values)
+
+
+def _attention(figures: dict[str, Any]) -> AttentionModel:
+    values: dict[str, Any] = figures | {"launch": parse(figures.get("launch", "0 us"), Dimension.TIME)}
+    return AttentionModel(**values)
 
 
 @lru_cache(maxsize=256)
@@ -121,7 +148,8 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
         nic=_link(figures["inter_node"]),
         hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )
-    return Cluster(name, ((node, nodes),), _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices))
+    fabric = _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices)
+    return Cluster(name, ((node, nodes),), fabric, library=_library(figures.get("library", {})))
 
 
 def _host(figures: dict[str, Any]) -> Host:
@@ -137,6 +165,14 @@ def _link(figures: dict[str, Any]) -> Link:
     delays = (parse(figures[key], Dimension.TIME) if key in figures else 0.0 for key in ("latency", "launch"))
     latency, launch = delays
     return Link(latency, parse(figures["bandwidth"], Dimension.BANDWIDTH), launch)
+
+
+def _library(figures: dict[str, Any]) -> Library:
+    protocols = tuple(Protocol(**each) for each in figures.get("protocols", ()))
+    options: dict[str, Any] = {key: figures[key] for key in ("own", "reduction") if key in figures}
+    if "reduction_launch" in figures:
+        options["reduction_launch"] = parse(figures["reduction_launch"], Dimension.TIME)
+    return Library(protocols, **options)
 
 
 def _network(name: str, figures: dict[str, Any], devices: int, full: int) -> NodeNetwork:

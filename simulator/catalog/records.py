@@ -1,8 +1,13 @@
 """The catalog's data files: records by name, and for every figure where it comes from.
 
-A record may say ``like``: it then has what it does not state from the record of that name.
+A record may say ``like``: it then has what it does not state from the record of that name. A file
+``calibration/NAME.json``, as `simulator.calibration` writes it, states figures of an accelerator's kernels, which hold
+before the record's own.
 ``sources`` gives a figure, or a group of figures, by its path a status and a text; ``assumed``
 lists those that no document read states. The entry of the longest path holds.
+
+A link of a cluster may be named instead: it then has the figures fitted to published collectives
+(`simulator.calibration`), ``links`` times its bandwidth, and inside a node their library too.
 """
 
 import json
@@ -11,6 +16,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from simulator.units import Dimension, parse
+
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
 """How far a figure can be trusted.
 
@@ -18,6 +25,9 @@ STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
 published measurements or the figure of a relative, as its source says; ``chosen``: an allowance
 of the model; ``assumed``: no document read states it.
 """
+
+FITTED = ("launch", "matmul", "attention", "sustained", "kernel_bandwidth")
+"""Figures of kernels, which a calibration states."""
 
 _NOT_FIGURES = ("like", "sources", "assumed", "name")
 
@@ -62,21 +72,90 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def record(kind: str, name: str) -> Record:
-    """Return a record of a data file; ``ValueError`` names the known ones."""
+def record(kind: str, name: str, *, calibrated: bool = True) -> Record:
+    """Return a record of a data file; ``ValueError`` names the known ones.
+
+    Parameters
+    ----------
+    calibrated
+        Whether figures fitted to published kernels take the place of what the file states.
+    """
     table = _table(kind)
     if name not in table:
         raise ValueError(f"{kind[:-1]} is one of {', '.join(table)}, met {name}")
     own: dict[str, Any] = table[name]
-    base = record(kind, own["like"]) if "like" in own else Record({}, {})
+    base = record(kind, own["like"], calibrated=calibrated) if "like" in own else Record({}, {})
+    stated = _stated(own, base)
+    return _fitted(stated, _calibration(name)) if calibrated and kind == "accelerators" else stated
+
+
+def _stated(own: dict[str, Any], base: Record) -> Record:
+    """Return what a record states, and what it has from ``base``."""
     figures = {key: value for key, value in own.items() if key not in ("like", "sources", "assumed")}
-    kept = {path: origin for path, origin in base.origins.items() if path.split(".")[0] not in figures}
+    kept = {
+        path: _inherited(path, origin, own["like"])
+        for path, origin in base.origins.items()
+        if path.split(".")[0] not in figures
+    }
     sourced = {path: (status, text) for path, (status, text) in own["sources"].items()}
     assumed = {path: ("assumed", text) for path, text in own.get("assumed", {}).items()}
     return Record(base.figures | figures, kept | sourced | assumed)
 
 
+def _inherited(path: str, origin: tuple[str, str], relative: str) -> tuple[str, str]:
+    """Return the origin of a figure that a record has from a relative: fitted ones say so."""
+    status, text = origin
+    if path.split(".")[0] not in FITTED or text.startswith("taken from"):
+        return origin
+    return status, f"taken from {relative}, the nearest relative: {text}"
+
+
+def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
+    """Return a record with fitted figures; of a table, those that were fitted."""
+    figures, origins = dict(stated.figures), dict(stated.origins)
+    for name, value in calibration.get("figures", {}).items():
+        if name in ("kernel_bandwidth", "attention"):
+            figures[name] = figures.get(name, {}) | value
+            origins |= {f"{name}.{kind}": ("derived", calibration["source"]) for kind in value}
+        else:
+            figures[name] = value
+            origins = {path: origin for path, origin in origins.items() if path.split(".")[0] != name}
+            origins[name] = ("derived", calibration["source"])
+    return Record(figures, origins)
+
+
+def _calibration(name: str) -> dict[str, Any]:
+    """Return what was fitted to published kernels of an accelerator; empty where nothing was."""
+    file = files(__package__).joinpath("calibration", f"{name}.json")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found
+
+
 @lru_cache(maxsize=2)
 def _table(kind: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(files(__package__).joinpath(f"{kind}.json").read_text("utf-8"))
+    table: dict[str, Any] = _json(f"{kind}.json")
+    fitted = _json("calibration/links.json")
+    for own in table.values():
+        for place in ("intra_node", "inter_node"):
+            if "link" in own.get(place, {}):
+                _link(own, place, fitted)
     return table
+
+
+def _json(name: str) -> Any:
+    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+def _link(own: dict[str, Any], place: str, fitted: dict[str, Any]) -> None:
+    """Put the figures of a fitted link, and where they come from, where its name stands."""
+    figures = own[place]
+    name, links = figures.pop("link"), figures.pop("links", 1)
+    entry, fit = fitted[name], fitted[name]["fit"]
+    bandwidth = parse(entry["bandwidth"], Dimension.BANDWIDTH)
+    figures |= {key: entry[key] for key in ("latency", "launch")} | {"bandwidth": f"{links * bandwidth * 1e-9:g} GB/s"}
+    text = f"{name}: fitted to {fit['rows']} published collectives of {', '.join(fit['sources'])}"
+    fresh = [f"{place}.{key}" for key in ("latency", "bandwidth", "launch")]
+    if "library" in entry:
+        own["library"] = entry["library"]
+        fresh.append("library")
+    own["sources"] |= {path: ["derived", text] for path in fresh}

@@ -50,7 +50,8 @@ class Alike:
     def spread(self, phase: Phase) -> Phase:
         """Return the phase of all groups from that of the representatives."""
         group, link, row = self.rows(phase)
-        return Phase(phase.latency[self.shape], group, link, phase.load[row])
+        launch = None if phase.launch is None else phase.launch[self.shape]
+        return Phase(phase.latency[self.shape], group, link, phase.load[row], launch, phase.messages)
 
     def rows(self, phase: Phase) -> Rows:
         """Return the rows of all groups from those of the representatives, sorted by group and link."""

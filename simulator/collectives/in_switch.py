@@ -8,7 +8,8 @@ from simulator.collectives.hierarchical import equal_ranks, inside_phase
 from simulator.collectives.inside import inside
 from simulator.collectives.phase import Phase, merged
 from simulator.collectives.placement import Placement, place
-from simulator.collectives.traffic import launched, phase, traffic
+from simulator.collectives.traffic import Traffic, launched, phase, together, traffic
+from simulator.collectives.tree import between
 from simulator.interconnect.interconnect import interconnect
 from simulator.interconnect.kinds import FatTree, Graph, LeafSpine, Switch, Torus
 from simulator.interconnect.routes import BoolArray, IntArray
@@ -21,13 +22,17 @@ def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tup
     ``1 + 1/n`` bytes for every byte of size: the switch reads all parts of all buffers, and
     each device multicasts the part it got reduced [2]_. Across nodes of ``k`` ranks it is a
     reduce-scatter inside nodes, a reduction in the fabric for which every NIC sends and
-    receives ``1/k`` once, and an all-gather inside nodes; one launch pays for all three.
+    receives ``1/k`` once, and an all-gather inside nodes; one launch pays for all three. Where only
+    switches inside nodes reduce, double binary trees join the nodes, in one phase with what is
+    reduced inside, chunk after chunk: NCCL's NVLS tree [3]_. What the library reaches of the ports
+    and what it costs once besides are the `Library`'s.
 
     References
     ----------
     .. [1] Graham et al., "Scalable hierarchical aggregation protocol (SHARP)", COM-HPC 2016.
     .. [2] Klenk et al., "An in-network architecture for accelerating shared-memory
        multiprocessor collectives", ISCA 2020.
+    .. [3] NVIDIA/nccl, src/device/all_reduce.h: ``NCCL_ALGO_NVLS_TREE``.
     """
     ordered = np.sort(groups, axis=1)
     placement = place(cluster, ordered)
@@ -38,8 +43,13 @@ def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tup
         chosen = np.flatnonzero([each == kind for each in kinds])
         part = placement if len(chosen) == len(groups) else place(cluster, ordered[chosen])
         spans, reduced, _ = kind
-        phases = _across(cluster, part, reduced) if spans else (_switched(cluster, part, collective),)
-        parts.append((chosen, launched(cluster, *phases)))
+        if not spans:
+            phases: tuple[Phase, ...] = (_switched(cluster, part, collective),)
+        else:
+            phases = _across(cluster, part, reduced) if fabric_reduces(cluster) else (_joined(cluster, part),)
+        first, *others = launched(cluster, *phases)
+        first = first._replace(latency=first.latency + cluster.library.reduction_launch)
+        parts.append((chosen, tuple(each._replace(launch=None) for each in (first, *others))))
     return merged(len(groups), parts)
 
 
@@ -69,7 +79,18 @@ def _switched(cluster: Cluster, placement: Placement, collective: Collective) ->
     sent = 1.0 * (collective is not Collective.ALL_GATHER) + part * (collective is not Collective.REDUCE_SCATTER)
     received = 1.0 * (collective is not Collective.REDUCE_SCATTER) + part * (collective is not Collective.ALL_GATHER)
     latency = used.latency * (2 if collective is Collective.ALL_REDUCE else 1)
-    return Phase(latency, used.group, used.link, used.load * np.where(sends[used.link], sent, received))
+    load = used.load * np.where(sends[used.link], sent, received) / cluster.library.reduction
+    return Phase(latency, used.group, used.link, load)
+
+
+def _joined(cluster: Cluster, placement: Placement) -> Phase:
+    """Return the phase of an all-reduce in the switches inside nodes and over trees between nodes."""
+    within = _switched(cluster, placement, Collective.ALL_REDUCE)
+    levels, steps = between(cluster, placement)
+    zero = np.zeros(placement.num_groups)
+    ports = Traffic(zero, zero, zero, within.group, within.link, within.load)
+    twice = [level.times(np.full(placement.num_groups, 2.0)) for level in levels]
+    return phase(together(cluster, ports, *twice), within.latency + 2 * steps)
 
 
 def _across(cluster: Cluster, placement: Placement, reduces: bool) -> tuple[Phase, ...]:
@@ -79,13 +100,13 @@ def _across(cluster: Cluster, placement: Placement, reduces: bool) -> tuple[Phas
     through the nodes in order of the leaves puts on it.
     """
     used = traffic(cluster, placement.num_groups, [equal_ranks(placement)])
-    between = phase(used, used.longest)
+    reduced = phase(used, used.longest)
     if placement.channels[0] == 1:
-        return (between,)
+        return (reduced,)
     if not reduces:
         within = inside_phase(cluster, placement)
-        return within, between, within
+        return within, reduced, within
     scatter, gather = (
         _switched(cluster, placement, each) for each in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
     )
-    return scatter, between, gather
+    return scatter, reduced, gather

@@ -18,20 +18,17 @@ _MOST = 1 << 24
 def pairwise(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     """Return the one phase of a pairwise exchange: every rank sends ``1/n`` of the size to each other.
 
-    In step ``t`` rank ``i`` sends to rank ``i + t`` [1]_; ``latency = launch + (n - 1) * mean
-    latency of all messages``. Above 4,096 ranks an even choice of the steps stands for all.
-
-    References
-    ----------
-    .. [1] Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-       operations in MPICH", Int. J. High Perform. Comput. Appl. 19(1), 2005.
+    Rank ``i`` sends to rank ``i + t`` for all ``t``. Its messages are under way together, as NCCL's
+    grouped sends are: ``latency = launch + the longest latency of a message``. Above 4,096 ranks an
+    even choice of ``t`` stands for all. Inside a node the copy of a rank's own part counts (`Library`).
     """
     num_groups, ranks = groups.shape
     looked_at = min(ranks - 1, max(_MOST // ranks, 1))
     steps = 1 + np.arange(looked_at) * (ranks - 1) // looked_at
     used = traffic(cluster, num_groups, _exchange(groups, steps))
-    scale = (ranks - 1) / looked_at / ranks
-    return launched(cluster, phase(used, (ranks - 1) * used.latency, scale))
+    nodes = cluster.device_nodes[groups]
+    own = np.where((nodes == nodes[:, :1]).all(axis=1), cluster.library.own, 0.0)
+    return launched(cluster, phase(used, used.longest, (ranks - 1 + own) / looked_at / ranks, messages=True))
 
 
 def _exchange(groups: IntArray, steps: IntArray) -> Iterator[Edges]:
@@ -50,7 +47,7 @@ def direct(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     """Return the one phase of a message from the first rank of each pair to the second."""
     edges = Edges(np.arange(len(groups)), groups[:, 0], groups[:, 1], np.ones(len(groups)))
     used = traffic(cluster, len(groups), [edges])
-    return launched(cluster, phase(used, used.latency))
+    return launched(cluster, phase(used, used.latency, messages=True))
 
 
 def shift(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
@@ -59,7 +56,7 @@ def shift(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     group = np.repeat(np.arange(num_groups), ranks)
     target = np.roll(groups, -1, axis=1).ravel()
     used = traffic(cluster, num_groups, [Edges(group, groups.ravel(), target, np.ones(len(group)))])
-    return launched(cluster, phase(used, used.longest))
+    return launched(cluster, phase(used, used.longest, messages=True))
 
 
 def parameter_server(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
@@ -75,5 +72,5 @@ def parameter_server(cluster: Cluster, groups: IntArray) -> tuple[Phase, ...]:
     phases = []
     for source, target in ((workers, server), (server, workers)):
         used = traffic(cluster, num_groups, [Edges(group, source, target, np.ones(len(group)))])
-        phases.append(phase(used, used.longest))
+        phases.append(phase(used, used.longest, messages=True))
     return launched(cluster, *phases)

@@ -18,7 +18,7 @@ def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     (channels) as ranks on the node where it has fewest, so that their NICs work at once.
     Channel ``c`` enters even nodes at rank ``c`` and leaves at ``c + 1``, odd nodes the
     other way round: both ends of a hop are on the same rail, except for the hop that
-    closes an odd number of nodes.
+    closes an odd number of nodes. Inside a node the copy of a rank's own part counts (`Library`).
 
     References
     ----------
@@ -28,7 +28,8 @@ def ring(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     edges = [inside(cluster, placement, through=True), _hops(placement)]
     used = traffic(cluster, placement.num_groups, edges)
     rate = rounds * (placement.ranks - 1) / placement.ranks
-    return launched(cluster, phase(used, rate * used.delay, rate))
+    own = np.where(placement.nodes == 1, cluster.library.own, 0.0) / placement.ranks
+    return launched(cluster, phase(used, rate * used.delay, rate + own))
 
 
 def _hops(placement: Placement) -> Edges:

@@ -46,6 +46,10 @@ class Traffic(NamedTuple):
         """For every group the mean latency of a byte's message, 0 where there is none."""
         return np.divide(self.delay, self.weight, out=np.zeros_like(self.delay), where=self.weight > 0)
 
+    def times(self, size: FloatArray) -> "Traffic":
+        """Return the same messages of ``size`` times the bytes on links, by group."""
+        return self._replace(load=self.load * size[self.group])
+
 
 def traffic(cluster: Cluster, num_groups: int, chunks: Iterable[Edges]) -> Traffic:
     """Return the traffic of all messages; chunks bound the memory that routes take.
@@ -81,10 +85,11 @@ def together(cluster: Cluster, *parts: Traffic) -> Traffic:
     )
 
 
-def phase(moved: Traffic, latency: FloatArray, size: FloatArray | float = 1.0) -> Phase:
+def phase(moved: Traffic, latency: FloatArray, size: FloatArray | float = 1.0, *, messages: bool = False) -> Phase:
     """Return the phase that waits ``latency`` and moves ``size`` times the bytes of ``moved``, by group."""
     scale = np.broadcast_to(np.asarray(size, dtype=np.float64), latency.shape)
-    return Phase(latency, moved.group, moved.link, moved.load * scale[moved.group])
+    load = moved.load * scale[moved.group]
+    return Phase(latency, moved.group, moved.link, load, np.zeros(len(latency)), messages)
 
 
 def launched(cluster: Cluster, *phases: Phase) -> tuple[Phase, ...]:
@@ -93,7 +98,8 @@ def launched(cluster: Cluster, *phases: Phase) -> tuple[Phase, ...]:
     latency = np.zeros(len(phases[0].latency))
     for each in phases:
         np.maximum.at(latency, each.group, launch[each.link])
-    return (phases[0]._replace(latency=phases[0].latency + latency), *phases[1:])
+    once = None if phases[0].launch is None else phases[0].launch + latency
+    return (phases[0]._replace(latency=phases[0].latency + latency, launch=once), *phases[1:])
 
 
 def _by_hop(pair: IntArray) -> IntArray:

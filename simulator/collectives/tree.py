@@ -9,8 +9,9 @@ from simulator.collectives.inside import inside
 from simulator.collectives.phase import Phase
 from simulator.collectives.placement import Placement
 from simulator.collectives.ring import channels
-from simulator.collectives.traffic import Edges, launched, phase, together, traffic
+from simulator.collectives.traffic import Edges, Traffic, launched, phase, together, traffic
 from simulator.interconnect.kinds import Crossbar
+from simulator.interconnect.routes import FloatArray
 
 
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:
@@ -18,8 +19,9 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
 
     ``latency = launch + rounds * (ceil(log2(nodes)) * between + (ranks a node - 1) * inside)``.
     Two trees, each with half of the data and the other's leaves inside, keep every NIC busy
-    both ways [1]_; bytes are those of rings, ``rounds * (n - 1) / n`` of the size by every
-    rank. In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance
+    both ways [1]_. Each has an edge less than nodes, so that over its NICs a node sends ``rounds *
+    (nodes - 1) / nodes`` of the size: over two nodes of many ranks nearly half of what a ring sends,
+    ``rounds * (n - 1) / n``. In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance
     1, half as many at distance 2, and so on; which node is where in the tree is left open
     by taking the mean over all rotations, so that all nodes carry the same.
 
@@ -28,20 +30,24 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     .. [1] Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
        reduction and scan", Parallel Computing 35(12), 2009.
     """
+    chain = traffic(cluster, placement.num_groups, [inside(cluster, placement, through=True)])
+    levels, steps = between(cluster, placement)
+    steps = steps + (placement.widest - 1) * chain.latency
+    return launched(cluster, phase(together(cluster, chain, *levels), rounds * steps, rounds))
+
+
+def between(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], FloatArray]:
+    """Return what double binary trees put on the links between nodes in one round, and the latency of its steps."""
     num_groups = placement.num_groups
-    chain = traffic(cluster, num_groups, [inside(cluster, placement, through=True)])
     count = ceil(log2(max(int(placement.nodes.max()), 1)))
     alike = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
     if alike and count:  # the distance between nodes does not matter: one level stands for all
-        once = traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])
-        used = together(cluster, chain, once)
-        heights = np.ceil(np.log2(np.maximum(placement.nodes, 1)))
-        steps = heights * once.latency + (placement.widest - 1) * chain.latency
+        levels = [traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])]
+        steps = np.ceil(np.log2(np.maximum(placement.nodes, 1))) * levels[0].latency
     else:
         levels = [traffic(cluster, num_groups, [_level(placement, level)]) for level in range(count)]
-        used = together(cluster, chain, *levels)
-        steps = sum((level.latency for level in levels), (placement.widest - 1) * chain.latency)
-    return launched(cluster, phase(used, rounds * steps, rounds * (placement.ranks - 1) / placement.ranks))
+        steps = sum((level.latency for level in levels), np.zeros(num_groups))
+    return [each.times((placement.nodes - 1.0) / placement.nodes) for each in levels], steps
 
 
 def _level(placement: Placement, level: int, share: float | None = None) -> Edges:

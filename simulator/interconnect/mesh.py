@@ -8,7 +8,7 @@ from simulator.interconnect.kinds import Mesh
 from simulator.interconnect.links import Edge, Links
 from simulator.interconnect.numbering import Numbering
 from simulator.interconnect.pairs import ordered_pairs, pair_index
-from simulator.interconnect.routes import IntArray, Routes, RouteTable, along, table_of
+from simulator.interconnect.routes import IntArray, Routes, along, table_of
 from simulator.interconnect.shortest import Shortest
 from simulator.interconnect.wires import Wires
 from simulator.link import Link
@@ -31,7 +31,7 @@ class FullMeshWiring:
 
 
 class MeshWiring:
-    """Links between some pairs of devices; the others send through them, from a table for one node."""
+    """Links between some pairs of devices; the others send through them, by ways found when first asked for."""
 
     def __init__(self, links: Links, numbering: Numbering, kind: int, mesh: Mesh) -> None:
         self._local, self._size = numbering.local, numbering.kinds[kind].devices
@@ -39,11 +39,13 @@ class MeshWiring:
         tail, head = (np.array(column, dtype=np.int64) for column in zip(*width, strict=True))
         count = np.array(list(width.values()), dtype=np.float64)
         self._wires = Wires(links, numbering, kind, "node {} link {}>{}", (tail, head), mesh.link, count)
-        self._table = _table(tuple(width), self._size)
+        self._shortest = _joined(tuple(width), self._size)
 
     def routes(self, source: IntArray, target: IntArray) -> Routes:
         """Return the ways of fewest hops."""
-        local = self._table.routes(self._local[source] * self._size + self._local[target])
+        wanted, entry = np.unique(self._local[source] * self._size + self._local[target], return_inverse=True)
+        ways = (self._shortest.ways(*divmod(pair, self._size)) for pair in wanted.tolist())
+        local = table_of([way for way in ways if way is not None]).routes(entry)
         return local._replace(link=self._wires.of(source[local.pair], local.link))
 
     def edges(self) -> Iterator[Edge]:
@@ -62,10 +64,11 @@ def _widths(mesh: Mesh, size: int) -> dict[tuple[int, int], int]:
     return dict(sorted(width.items()))
 
 
-def _table(wires: tuple[tuple[int, int], ...], size: int) -> RouteTable:
+def _joined(wires: tuple[tuple[int, int], ...], size: int) -> Shortest:
+    """Return the ways over ``wires``, each of which there is in both directions; they join all devices."""
     shortest = Shortest(size, wires)
-    rows = [shortest.ways(a, b) for a in range(size) for b in range(size)]
-    if None in rows:
-        a, b = divmod(rows.index(None), size)
-        raise ValueError(f"a mesh joins all {size} devices of its node, met no way from {a} to {b}")
-    return table_of([row for row in rows if row is not None])
+    reached = shortest.distances(0)
+    missing = next((device for device in range(size) if device not in reached), None)
+    if missing is not None:
+        raise ValueError(f"a mesh joins all {size} devices of its node, met no way from 0 to {missing}")
+    return shortest

@@ -6,12 +6,15 @@ values, ``group`` the query heads that share one (grouped-query attention).
 
 from dataclasses import dataclass, replace
 
+from simulator.kernels.attention import SECOND
 from simulator.models.builder import BlockBuilder
 from simulator.models.layers import TOKENS, linear, norm
 from simulator.operator_graph import OperatorKind
 
 QUERY = "batch sequence heads group head_dim"
-ATTENTION = ("flash", "unfused")
+UNFUSED = "unfused"
+ATTENTION = ("flash", *SECOND, UNFUSED)
+"""Kernels of attention: the best fused one of a device, others by name, and operators that keep the scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class Attention:
 
     Parameters
     ----------
-    fused
-        One kernel that keeps no scores (flash attention); else scores are kept.
+    kernel
+        One of `ATTENTION`; all but ``unfused`` keep no scores.
     causal
         Whether a token sees only those before it; the fused kernel skips the others.
     dropout
@@ -44,7 +47,7 @@ class Attention:
         Dims of one head of queries and keys, and of values.
     """
 
-    fused: bool = True
+    kernel: str = "flash"
     causal: bool = True
     dropout: bool = False
     window: int | None = None
@@ -153,7 +156,7 @@ def projection(builder: BlockBuilder, context: str, how: Attention) -> str:
 
 def core(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
     """Note scores, softmax and the weighted sum of values, and return the context."""
-    return (_flash if how.fused else _unfused)(builder, query, keys, values, how)
+    return (_unfused if how.kernel == UNFUSED else _flash)(builder, query, keys, values, how)
 
 
 def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Attention) -> str:
@@ -172,6 +175,7 @@ def _flash(builder: BlockBuilder, query: str, keys: str, values: str, how: Atten
         saved=(query, keys, values, context, lse),
         selective=True,
         executed=0.5 if how.causal else 1.0,
+        kernel=how.kernel,
     )
     return context
 

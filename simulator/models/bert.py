@@ -82,7 +82,7 @@ def _embedding(spec: Bert, builder: BlockBuilder) -> Block:
 
 
 def _layers(spec: Bert, builder: BlockBuilder) -> Block:
-    how = Attention(fused=spec.attention == "flash", causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
+    how = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
     x = builder.tensor("x", TOKENS)
     attended = self_attention(builder, x, how)
     middle = residual(builder, "attention_residual", (attended,), x, drop=spec.dropout)

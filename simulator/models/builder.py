@@ -49,6 +49,7 @@ class BlockBuilder:
         executed: float = 1.0,
         imbalance: float = 1.0,
         statistics: tuple[tuple[str, int], ...] = (),
+        kernel: str = "",
     ) -> None:
         """Note an operator with a space-separated iteration space."""
         space = tuple((dim, self.size[dim]) for dim in dims.split())
@@ -68,6 +69,7 @@ class BlockBuilder:
                 executed,
                 imbalance,
                 statistics,
+                kernel,
             )
         )
 

@@ -11,7 +11,7 @@ transformer", sections 2.1 and 3.1.1 (the model before version 1.1).
 
 from dataclasses import dataclass
 
-from simulator.models.attention import Attention, cross_attention, head_sizes, self_attention
+from simulator.models.attention import UNFUSED, Attention, cross_attention, head_sizes, self_attention
 from simulator.models.builder import BlockBuilder
 from simulator.models.feed_forward import GATED, feed_forward
 from simulator.models.layers import TOKENS, dropout, norm, residual, token_embedding, vocabulary_loss
@@ -87,7 +87,7 @@ class _Parts:
     def __init__(self, spec: T5, sequence: int, precision: str) -> None:
         self.spec, self.sequence, self.precision = spec, sequence, precision
         self.target = spec.target_sequence or sequence
-        self.how = Attention(fused=False, causal=False, dropout=spec.dropout, position_bias="position_bias")
+        self.how = Attention(kernel=UNFUSED, causal=False, dropout=spec.dropout, position_bias="position_bias")
 
     def _builder(self, tokens: int) -> BlockBuilder:
         sizes = {
@@ -154,7 +154,7 @@ class _Parts:
     def _decode(self, builder: BlockBuilder, x: str, encoded: str) -> str:
         middle = self._attend(builder, x)
         normed = norm(builder, "cross_norm", middle, bias=False)
-        how = Attention(fused=False, causal=False, dropout=self.spec.dropout, prefix="cross_")
+        how = Attention(kernel=UNFUSED, causal=False, dropout=self.spec.dropout, prefix="cross_")
         crossed = cross_attention(builder, normed, encoded, how, "hidden")
         return self._feed_forward(builder, self._residual(builder, "cross_residual", crossed, middle))
 

@@ -35,7 +35,7 @@ class Transformer:
     ffn
         Width of the feed-forward layer; ``swiglu`` and ``geglu`` have two matrices into it, ``gelu`` one.
     attention
-        ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
+        One of `ATTENTION`: ``flash`` is one kernel that keeps no scores; ``unfused`` keeps them.
     dropout
         Whether attention, projection and feed-forward outputs are dropped out.
     positions
@@ -154,7 +154,7 @@ class _Parts:
         self.bias = biases == "all"
         latent = spec.latent
         self.attention = Attention(
-            fused=spec.attention == "flash",
+            kernel=spec.attention,
             dropout=spec.dropout,
             window=spec.window,
             qkv_bias=biases != "none",

@@ -87,7 +87,7 @@ def _embedding(spec: VisionTransformer, builder: BlockBuilder) -> Block:
 
 
 def _layers(spec: VisionTransformer, builder: BlockBuilder) -> Block:
-    how = Attention(fused=spec.attention == "flash", causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
+    how = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
     x = builder.tensor("x", TOKENS)
     attended = self_attention(builder, norm(builder, "input_norm", x, bias=True), how)
     middle = residual(builder, "attention_residual", (attended,), x, drop=spec.dropout)

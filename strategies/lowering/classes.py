@@ -65,9 +65,14 @@ class Pattern(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One phase on one class of groups, for one byte: seconds before it, `Pattern`, and bytes by link class."""
+    """One phase on one class of groups, for one byte: seconds before it, `Pattern`, and bytes by link class.
+
+    ``launch`` and ``messages`` are those of `Phase`.
+    """
 
     latency: float
+    launch: float | None
+    messages: bool
     unit: float
     alone: float
     loads: tuple[tuple[int, float], ...]
@@ -240,7 +245,8 @@ class ClassTable:
         group, link = group[order][starts], self.link_class[link[order][starts]]
         order, starts = _runs(group * len(self.first_link) + link)
         load = np.maximum.reduceat(load[order], starts) if len(order) else load
-        moved = Phase(phase.latency[first], group[order][starts], link[order][starts], load)
+        launch = None if phase.launch is None else phase.launch[first]
+        moved = Phase(phase.latency[first], group[order][starts], link[order][starts], load, launch, phase.messages)
         return Pattern(moved, busiest[first], alone[first])
 
 
@@ -271,9 +277,13 @@ def _rows(pattern: Pattern) -> tuple[Row, ...]:
     loads = list(zip(phase.link.tolist(), phase.load.tolist(), strict=True))
     starts = phase.group.searchsorted(np.arange(len(phase.latency) + 1)).tolist()
     latency = phase.latency.round(18)  # to a millionth of a tick, where the order of sums does not show
+    launch = [None] * len(latency) if phase.launch is None else phase.launch.round(18).tolist()
     own = (column.tolist() for column in (latency, pattern.unit, pattern.alone))
-    each = zip(*own, pairwise(starts), strict=True)
-    return tuple(Row(latency, unit, alone, tuple(loads[s:e])) for latency, unit, alone, (s, e) in each)
+    each = zip(launch, *own, pairwise(starts), strict=True)
+    return tuple(
+        Row(latency, once, phase.messages, unit, alone, tuple(loads[s:e]))
+        for once, latency, unit, alone, (s, e) in each
+    )
 
 
 def _runs(keys: IntArray) -> tuple[IntArray, IntArray]:
@@ -299,6 +309,7 @@ def _signatures(nodes: IntArray, bandwidth: FloatArray, patterns: tuple[Pattern,
         result = spans.sum(axis=1)
         for phase, _, alone in patterns:
             result = combine(combine(result, quantised(phase.latency)), quantised(alone))
+            result = result if phase.launch is None else combine(result, quantised(phase.launch))
             np.add.at(result, phase.group, combine(quantised(bandwidth[phase.link]), quantised(phase.load)))
     return mix(result)
 

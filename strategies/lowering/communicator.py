@@ -55,23 +55,33 @@ class Communicator:
             return (Leg(ticks, ticks, Flow(())),)
         possible = self.table.possible(self.kind, collective, self.index)
         ways = [self._rows(collective, algorithm) for algorithm in possible]
-        fastest = min(ways, key=lambda rows: sum(_alone(row, size) for row in rows)) if len(ways) > 1 else ways[0]
+        fastest = min(ways, key=lambda rows: sum(self._alone(row, size)[0] for row in rows)) if ways[1:] else ways[0]
         return tuple(self._leg(row, size) for row in fastest)
 
     def _rows(self, collective: Collective, algorithm: Algorithm) -> list[Row]:
         return [row[self.index] for row in self.table.rows(self.kind, collective, algorithm)]
 
+    def _alone(self, row: Row, size: float) -> tuple[int, float, float]:
+        """Return the ticks of a phase for one group alone, which is what a library knows when it chooses a protocol.
+
+        With them the latency of that protocol, and the bytes on links for each byte of the phase.
+        """
+        ways = self.cluster.library.ways(row.latency, row.launch, row.messages)
+        return min((_ticks(latency, size * moved, row.alone), latency, moved) for latency, moved in ways)
+
     def _leg(self, row: Row, size: float) -> Leg:
-        latency, unit, _, loads = row
+        _, latency, moved = self._alone(row, size)
+        size *= moved
+        unit, loads = row.unit, row.loads
         waiting, capacity = to_ticks(latency), self.table.bandwidth
         usage = tuple([(link, load * size) for link, load in loads])
-        seconds = max([moved / capacity[link] for link, moved in usage], default=0.0)
+        seconds = max([carried / capacity[link] for link, carried in usage], default=0.0)
         if not seconds:
             return Leg(waiting, waiting, Flow(usage, unit * size))
-        one = unit * size or max(moved for _, moved in usage)
+        one = unit * size or max(carried for _, carried in usage)
         return Leg(waiting, waiting + ticks_at(one * TICKS_PER_SECOND, one / seconds), Flow(usage, unit * size))
 
 
-def _alone(row: Row, size: float) -> int:
-    """Return the ticks of a phase for one group alone: what a library knows when it chooses."""
-    return to_ticks(row.latency) + (ticks_at(size * TICKS_PER_SECOND, 1 / row.alone) if row.alone else 0)
+def _ticks(latency: float, size: float, seconds_per_byte: float) -> int:
+    moving = ticks_at(size * TICKS_PER_SECOND, 1 / seconds_per_byte) if seconds_per_byte else 0
+    return to_ticks(latency) + moving

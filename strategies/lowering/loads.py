@@ -26,7 +26,7 @@ from strategies.lowering.placed import (
     tenant_kind,
     tied_kind,
 )
-from strategies.lowering.refinement import Groups, combine, joined, quantised
+from strategies.lowering.refinement import FloatArray, Groups, combine, joined, quantised
 from strategies.mesh import CONTEXT, DATA, EXPERT_DATA
 
 BoolArray = NDArray[np.bool_]
@@ -100,9 +100,16 @@ class Loads:
         """Return groups whose first colours say their kind and their latencies."""
         alike = self.groups[kind]
         colour = np.full(len(alike.representatives), number, dtype=np.uint64)
-        rows, weights = [], []
+        rows, weights, counted = [], [], list[Phase]()
         for index, phase in enumerate(usual):
             colour = combine(colour, quantised(phase.latency))
+            if phase.launch is not None and self.cluster.library.protocols:
+                colour = combine(colour, quantised(phase.launch))
+            ratio = next((found for other in counted if (found := _ratio(phase, other)) is not None), None)
+            if ratio is not None:
+                colour = combine(colour, quantised(ratio))
+                continue
+            counted.append(phase)
             chosen = np.flatnonzero(kept[phase.link])
             some = Phase(phase.latency, phase.group[chosen], phase.link[chosen], phase.load[chosen])
             rows.append(alike.rows(some))
@@ -154,6 +161,16 @@ def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
     return found
 
 
+def _ratio(phase: Phase, other: Phase) -> FloatArray | None:
+    """Return for every group how many times the bytes of another phase it moves over the same links, if it does."""
+    if not (np.array_equal(phase.group, other.group) and np.array_equal(phase.link, other.link)):
+        return None
+    times = phase.load / other.load
+    ratio = np.ones(len(phase.latency))
+    ratio[phase.group] = times
+    return ratio if np.allclose(ratio[phase.group], times, rtol=1e-12, atol=0.0) else None
+
+
 def _column(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -162,6 +179,8 @@ def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
     """Return a phase of some groups as one of all ``count`` of them."""
     if len(groups) == count:
         return phase
-    latency = np.zeros(count)
+    latency, launch = np.zeros((2, count))
     latency[groups] = phase.latency
-    return Phase(latency, groups[phase.group], phase.link, phase.load)
+    launch[groups] = 0.0 if phase.launch is None else phase.launch
+    once = None if phase.launch is None else launch
+    return Phase(latency, groups[phase.group], phase.link, phase.load, once, phase.messages)

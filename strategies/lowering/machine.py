@@ -147,6 +147,12 @@ class Machine:
         )
 
     def _row(self, row: Row) -> tuple[object, ...]:
-        """Return the latency of a phase, its seconds alone and its different (bytes, byte/s of a link)."""
+        """Return the latency of a phase, its launch, its seconds alone and its different (bytes, byte/s of a link)."""
         rates = self.table.bandwidth
-        return row.latency, row.alone, tuple(sorted({(load, rates[link]) for link, load in row.loads}))
+        return (
+            row.latency,
+            row.launch,
+            row.messages,
+            row.alone,
+            tuple(sorted({(load, rates[link]) for link, load in row.loads})),
+        )

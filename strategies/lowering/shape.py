@@ -48,6 +48,7 @@ class _Shape:
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.cuts.sharing,
             norm=self._norm_legs(),
+            hosts_wait=plan.pipeline > 1 and self.training.conventions.waits_for_exchanges,
         )
 
     def _norm_legs(self) -> int | None:

@@ -152,6 +152,8 @@ class StepShape(NamedTuple):
         What data ranks share besides the optimizer's states.
     norm
         Phases of the sum of the norm of gradients over all positions; ``None`` where it is not asked for.
+    hosts_wait
+        Whether hosts launch nothing of a pass before what it receives is there and all before it has ended.
     """
 
     schedule: str
@@ -167,6 +169,7 @@ class StepShape(NamedTuple):
     replicas: tuple[tuple[tuple[int, int], ...], ...]
     sharing: Sharing
     norm: int | None
+    hosts_wait: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,6 +384,7 @@ class Builder:
         blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
         kept, units = self.activations.begin(action, blocks, chain), _Units(self, chain, action, variant)
         waits = self._awaited(action)
+        hosts_wait = [*waits, chain.tail] if self.shape.hosts_wait else []
         if shared.gradients:
             waits.append(self.leaving[position])
         leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
@@ -388,7 +392,8 @@ class Builder:
             waits += [*kept.before(index), *units.before(index)]
             if shared.copies and leaves and self._leaving_after(action, index):
                 waits.append(self.scattered[position])
-            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits)
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+            hosts_wait = []
             waits = self._reduce(chain, position, action, index) if leaves else []
             kept.after(index)
             units.after(index)
@@ -411,6 +416,7 @@ class Builder:
         part: PartShape,
         microbatch: int,
         after: list[int | None],
+        launched_after: list[int | None],
     ) -> None:
         if key not in self.parts:
             self.parts[key] = self._part_slots(position, key, part)
@@ -419,7 +425,8 @@ class Builder:
         if not any(kind in slots.held for kind in chain.held):  # else the stream they share keeps their order
             waits.append((chain.tail, position))
         if part.launched:
-            waits.append((self._task(slots.lead, microbatch, []), position))
+            launched = self._task(slots.lead, microbatch, [(task, position) for task in launched_after])
+            waits.append((launched, position))
         for slot in slots.legs:
             number = self._task(slot, microbatch, waits)
             waits = []

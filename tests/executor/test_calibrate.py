@@ -6,7 +6,8 @@ from executor.calibrate import best_rate, calibrate, fit_matmul, launches, traff
 from executor.calibration_sizes import MATMULS, TINY
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import Matmul, matmul_time
+from simulator.compute import matmul_time
+from simulator.kernels.matmul import Matmul
 from simulator.models.transformer import build
 
 PEAK = 1e11

@@ -22,6 +22,19 @@ def test_a_pass_is_cut_by_the_collective_it_waits_for() -> None:
     ]
 
 
+def test_a_tensor_collective_is_taken_once_and_gradients_beside_it_are_not() -> None:
+    records = [Record(BACKWARD, 0, 0, "", 100, 200)]
+    events = [
+        TraceEvent("_c10d_functional::all_reduce", 120, 122, 0),
+        TraceEvent("gloo:all_reduce", 121, 139, 0),
+        TraceEvent("_c10d_functional::_wrap_tensor_autograd", 123, 124, 0),
+        TraceEvent("_c10d_functional::wait_tensor", 125, 140, 0),
+        TraceEvent("gloo:all_reduce", 130, 260, 0),  # a bucket of gradients, while that one waits
+    ]
+    found = [(row.kind, row.start, row.end) for row in rows(records, events) if row.kind is not BACKWARD]
+    assert found == [(TaskKind.TENSOR_COMMUNICATION, 120, 140), (TaskKind.DATA_COMMUNICATION, 130, 260)]
+
+
 def test_gradients_are_reduced_under_the_backward_pass() -> None:
     records = [Record(BACKWARD, 1, 0, "", 100, 200)]
     events = [TraceEvent("gloo:all_reduce", 150, 260, 0), TraceEvent("gloo:barrier", 10, 20, 0)]

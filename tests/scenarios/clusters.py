@@ -4,7 +4,7 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.cluster import Cluster, Node, Tenant
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
 from simulator.host import Host, Pcie
@@ -23,6 +23,9 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import MatmulModel
+from simulator.library import Library, Protocol
 from simulator.link import Link
 
 POSITIVE = st.floats(1e-12, 1e15)
@@ -30,6 +33,10 @@ FACTORS = st.floats(0.001, 1000)
 SMALL = st.integers(1, 64)
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1, max_size=12)
 LINKS = st.builds(Link, latency=st.floats(0, 1), bandwidth=POSITIVE, launch=st.floats(0, 1))
+PROTOCOLS = st.builds(Protocol, NAMES, st.floats(0, 1000), st.floats(0, 1000), st.floats(0.001, 1), st.booleans())
+LIBRARIES = st.builds(
+    Library, st.lists(PROTOCOLS, max_size=2).map(tuple), st.floats(0, 2), st.floats(0.001, 1), st.floats(0, 1)
+)
 CURVES = st.builds(
     CollectiveCurve,
     collective=st.sampled_from(Collective),
@@ -49,10 +56,19 @@ ACCELERATORS = st.builds(
         MatmulModel,
         fraction=st.floats(0.01, 1),
         half_k=st.floats(0, 1e6),
-        tile=st.just((128, 256)),
+        tiles=st.just(((128, 256), (64, 64))),
+        edge=st.floats(0, 100),
         units=st.integers(0, 200),
+        waves=st.floats(0, 1),
+        sharpness=st.floats(1, 20) | st.just(float("inf")),
+        weight_gradient=st.floats(0.5, 1),
+        fractions=st.just((("fp8", 0.6),)),
     ),
-    kernel_bandwidth=st.just((("norm", 0.4), ("optimizer", 1.7))),
+    attention=st.builds(
+        AttentionModel, half_sequence=st.floats(0, 1e4), block=st.integers(1, 256), launch=st.floats(0, 1)
+    ),
+    sustained=st.floats(1, 2),
+    kernel_bandwidth=st.just((("norm", 0.4), ("norm_backward", 0.3), ("optimizer", 1.7))),
     kernel_bandwidth_default=st.floats(0.01, 1),
     reserved=st.floats(0, 1e10),
 )
@@ -163,4 +179,5 @@ def clusters(draw: st.DrawFn) -> Cluster:
         algorithms=tuple(draw(st.dictionaries(st.sampled_from(Collective), algorithms, max_size=3)).items()),
         tenants=tuple(draw(st.lists(tenants, max_size=2))) if devices > 1 else (),
         overlap_slowdown=draw(st.floats(1, 2)),
+        library=draw(LIBRARIES),
     )

@@ -1,15 +1,21 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.accuracy import errors, kendall_tau, predict, predict_all, regret, runs_at, summary, to_csv
+from scenarios.accuracy import predict, predict_all, runs_at, to_csv
+from scenarios.accuracy_summary import errors, kendall_tau, regret, summary
+from scenarios.command_line import run
 from scenarios.errors import ScenarioError
 from scenarios.library import root
 from scenarios.published import read_runs, run_of
+from scenarios.rows.costs import seconds_of
+from simulator.engine import step_time
+from strategies.lowering import lower
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 4, "hidden": 1024,
@@ -21,83 +27,122 @@ ROW = {
 }  # fmt: skip
 
 
-def test_a_row_becomes_a_scenario_and_says_what_it_assumes() -> None:
-    run = run_of(ROW)
+RUNS = Path(__file__).parent / "fixtures/published_runs.jsonl"
+"""A sample of runs that ten publishers measured."""
+
+
+def test_every_published_run_of_the_sample_is_predicted() -> None:
+    predictions = predict_all(read_runs(RUNS))
+    assert len({row.run.source for row in predictions}) == 10
+    assert {row.skipped for row in predictions} <= {
+        "",
+        "most weights are frozen (LoRA), which the simulator does not express",
+    }
+    assert sum(not row.skipped for row in predictions) >= len(predictions) - 3
+    assert all(
+        0.2 < row.step_time / row.run.step_time < 5 for row in predictions if row.step_time and row.run.step_time
+    )
+    memory = [row.memory_error for row in predictions if row.memory_error is not None]
+    assert len(memory) == 5 and max(map(abs, memory)) < 0.02
+
+
+def test_a_long_step_is_what_all_its_events_take() -> None:
+    run = run_of(ROW | {"tp": 1, "dp": 2, "pp": 4, "n_layers": 16, "global_batch": 256})
     assert run.scenario is not None
-    plan = run.scenario.chosen()
-    assert (plan.data, plan.tensor, plan.num_microbatches) == (4, 2, 2)
-    assert run.scenario.spec.kv_heads == 16
-    assert "vpp 1 (not stated)" in run.assumed
-
-
-@pytest.mark.parametrize(
-    ("tp_overlap", "sequence_parallel", "expected"),
-    [("--tp-comm-overlap", True, True), ("off", True, False), (None, True, False), ("--tp-comm-overlap", None, False)],
-)
-def test_a_row_overlaps_tensor_communication_where_it_says_so_and_can(
-    tp_overlap: str | None, sequence_parallel: bool | None, expected: bool
-) -> None:
-    run = run_of(ROW | {"tp_overlap": tp_overlap, "sequence_parallel": sequence_parallel})
-    assert run.scenario is not None
-    assert run.scenario.chosen().overlap_tensor is expected
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"dp": None}, "dp is not stated"),
-        ({"accelerator": "TPU v4"}, "accelerator 'TPU v4' with 80 GB is not in the catalogue"),
-        ({"moe_experts": 8}, "moe_experts 8 is not supported yet"),
-        ({"fsdp_shards": 8}, "fsdp_shards 8 is not supported yet"),
-        ({"zero_stage": 3}, "zero_stage 3 is not supported yet"),
-        ({"cp": 2}, "cp 2 is not supported yet"),
-        ({"precision": "FP8"}, "precision 'FP8' is not supported yet"),
-        ({"recompute": "some layers"}, "recompute 'some layers' is not supported yet"),
-        ({"arch": "vision"}, "arch is a dense gpt or llama, met 'vision'"),
-        ({"n_devices": 12}, "devices fill whole nodes, met 12 of 8 a node"),
-        ({"dp": 3}, "plan.data: data(3) * tensor(2) * pipeline(1) = 6 ranks, cluster has 8; data: 4 would do"),
-        ({"n_layers": 1e99}, None),
-        ({"tp": "two"}, None),
-        ({"vocab": {"a": 1}}, None),
-    ],
-)
-def test_a_row_that_cannot_be_predicted_says_why(change: dict[str, object], reason: str | None) -> None:
-    run = run_of(ROW | change)
-    assert run.scenario is None
-    assert run.skipped
-    assert reason in (None, run.skipped)
+    problem, plan = run.scenario.problem, run.scenario.chosen()
+    assert plan.num_microbatches == 128
+    assert seconds_of(problem, plan) == pytest.approx(step_time(lower(problem, plan)), rel=1e-9)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda x: st.lists(x, max_size=3),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2),
     max_leaves=5,
 )
+WORDS = st.sampled_from(
+    [
+        "full",
+        "none",
+        "8x100 Gb/s",
+        "selective 50%",
+        "interleaved",
+        "zbv",
+        "fp8",
+        "0.5",
+        "deepseek-v3",
+        "t5",
+        "L40S",
+        "[1,2]",
+    ]
+)
+FIELDS = sorted(
+    {*ROW, "cp", "ep", "vpp", "moe_experts", "moe_topk", "moe_ffn_hidden", "fsdp_shards", "n_kv_heads", "head_dim",
+     "nic_gbps_per_device", "inter_node_link", "intra_node_link", "recompute_detail", "offload", "plan_note",
+     "grad_accum",
+     "framework", "optimizer", "peak_mem_reserved_gib", "mem_note", "sequence_parallel", "attention_kernel", "n_params"}
+)  # fmt: skip
 
 
-@given(st.sampled_from(sorted(ROW)), JSON)
-def test_any_value_in_a_row_is_predicted_or_skipped(field: str, value: object) -> None:
-    run = run_of(ROW | {field: value})
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | WORDS | st.integers(1, 64), max_size=4))
+def test_any_values_in_a_row_are_a_scenario_or_a_reason(change: dict[str, object]) -> None:
+    run = run_of(ROW | change)
     assert (run.scenario is None) == bool(run.skipped)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), WORDS | st.integers(1, 8), max_size=2))
+def test_any_scenario_of_a_row_is_predicted(change: dict[str, object]) -> None:
+    row = predict(run_of(ROW | {"n_layers": 2} | change))
+    assert bool(row.skipped) == (row.step_time is None)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
 @pytest.mark.parametrize("field", ["n_layers", "global_batch", "tp"])
 def test_a_figure_that_is_no_whole_number_is_skipped_with_its_reason(field: str, value: float) -> None:
     run = run_of(ROW | {field: value})
-    assert run.scenario is None and run.skipped
+    assert run.scenario is None and run.skipped.startswith(f"{field} is a")
 
 
-def test_a_vocabulary_that_tensor_does_not_divide_is_padded_as_megatron_does() -> None:
-    run = run_of(ROW | {"vocab": 50257})
-    assert run.scenario is not None
-    assert run.scenario.spec.vocab == 50432  # the next multiple of 128 * 2
+def test_what_was_measured() -> None:
+    run = run_of(ROW | {"peak_mem_gib": None, "peak_mem_reserved_gib": 5.0, "status": "OOM"})
+    assert (run.peak_memory, run.status) == (5 * 2**30, "oom")
+    assert "measured peak memory is what the allocator reserved, not what was allocated" in run.assumed
+    noted = run_of(ROW | {"peak_mem_gib": None, "mem_note": "peak 71.5 GB by nvidia-smi"})
+    assert (noted.peak_memory, noted.with_context) == (71.5e9, True)
+    speed = {"step_time_s": None, "tokens_per_s_per_device": 1024.0}
+    assert run_of(ROW | speed).step_time == 1.0  # 8 sequences of 1024 tokens by 8 devices
+    assert run_of(ROW | {"step_time_s": "fast"}).step_time is None
+
+
+def test_memory_is_compared_as_it_was_measured() -> None:
+    allocated = predict(run_of(ROW))
+    outside = predict(run_of(ROW | {"mem_note": "nvidia-smi"}))
+    assert allocated.run.scenario is not None and allocated.peak_memory and outside.peak_memory
+    reserved = allocated.run.scenario.problem.cluster.accelerator.reserved
+    assert outside.peak_memory - allocated.peak_memory == reserved > 0
+
+
+def test_runs_of_one_plan_count_once_in_a_group() -> None:
+    rows = [ROW | {"micro_batch": size, "step_time_s": time} for size, time in ((1, 4.0), (1, 6.0), (2, 1.0))]
+    assert summary([predict(run_of(row)) for row in rows])["groups"] == []  # two plans
+    rows.append(ROW | {"dp": 8, "tp": 1, "step_time_s": 7.0})
+    (group,) = summary([predict(run_of(row)) for row in rows])["groups"]
+    assert group["plans"] == 3
+
+
+def test_errors_by_technique_size_and_assumption() -> None:
+    rows = [ROW, ROW | {"n_devices": 16, "dp": 8}, ROW | {"dp": 8, "tp": 1}]
+    result = summary([predict(run_of(row)) for row in rows])
+    assert {name: each["count"] for name, each in result["techniques"].items()} == {"dp": 3, "tp": 2}
+    assert {name: each["count"] for name, each in result["devices"].items()} == {"8-63": 3}
+    assert {"assumption": "optimizer adamw (not stated)", "rows": 3} in result["assumptions"]
 
 
 def test_no_row_is_lost(tmp_path) -> None:
     rows = [
         ROW,
-        ROW | {"row_id": "two", "dp": None},
+        ROW | {"row_id": "two", "accelerator": None},
         ROW | {"row_id": "three", "source_id": "theirs", "status": "oom", "step_time_s": None},
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
@@ -105,7 +150,8 @@ def test_no_row_is_lost(tmp_path) -> None:
     result = summary(predictions)
     assert result["all"]["rows"] == 3
     assert result["all"]["predicted"] == 2
-    assert result["all"]["skipped"] == [{"row_id": "two", "reason": "dp is not stated"}]
+    assert result["all"]["skipped"] == [{"row_id": "two", "reason": "accelerator is not stated"}]
+    assert result["all"]["reasons"] == {"accelerator is not stated": 1}
     assert set(result["sources"]) == {"ours", "theirs"}
     assert result["sources"]["theirs"]["out_of_memory"] == {
         "true_fit": 0,
@@ -117,7 +163,15 @@ def test_no_row_is_lost(tmp_path) -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(predictions))))
     assert [line["row_id"] for line in lines] == ["one", "two", "three"]
     assert float(lines[0]["predicted_step_time_s"]) == pytest.approx(predictions[0].step_time, rel=1e-5)
-    assert lines[1]["assumptions"] == "skipped: dp is not stated"
+    assert lines[1]["assumptions"] == "skipped: accelerator is not stated"
+
+
+def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in (ROW, ROW | {"dp": 8, "tp": 1})))
+    assert run(["accuracy", str(tmp_path / "rows.jsonl"), "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["all"]["predicted"] == 2
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {"predicted-measured.png", *(f"error-by-{by}.png" for by in ("source", "devices", "technique"))}
 
 
 def test_a_folder_of_scenarios_is_read_like_rows() -> None:

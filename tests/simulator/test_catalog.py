@@ -73,7 +73,7 @@ def test_matmul_figures_are_physical(name: str) -> None:
     order = [peaks[dtype] for dtype in ("fp8", "fp16", "tf32", "fp32", "fp64") if dtype in peaks]
     assert order == sorted(order, reverse=True), "a wider dtype is not faster"
     assert peaks.get("fp16", 0) in (0, peaks.get("bf16", peaks.get("fp16")))
-    assert device.matmul.units == 0 or name.startswith("a100"), "wave steps are the A100's"
+    assert device.matmul.waves == 0 or device.matmul.units == 0 or name.startswith("a100"), "wave steps are the A100's"
     assert device.reserved < device.memory
 
 
@@ -90,11 +90,22 @@ def test_every_cluster_stands_in_several_sizes(name: str) -> None:
             assert all(max(a, b) < node.devices for a, b, _ in node.network.pairs)
 
 
-def test_links_are_what_nccl_counts() -> None:
-    """Links a GPU times achieved GB/s of one (NVLink 2, 3, 4, 5); 12.0 GB/s per 100 Gb/s of a NIC."""
-    nvlink = {"dgx-2-v100-32gb": 6 * 20.0, "dgx-a100-80gb": 12 * 20.0, "dgx-h100": 18 * 20.6, "dgx-b200": 18 * 40.1}
-    for name, rate in nvlink.items():
-        assert cluster(name).first.network.link.bandwidth == pytest.approx(rate * 1e9, rel=0.003)
+def test_links_are_near_what_nccl_counts_and_below_the_data_sheet() -> None:
+    """Links a GPU times what NCCL counts for one, and its data sheet, in GB/s (NVLink 2, 3, 4, 5)."""
+    nvlink = {
+        "dgx-2-v100-32gb": (6, 20.0, 25),
+        "dgx-a100-80gb": (12, 20.0, 25),
+        "dgx-h100": (18, 20.6, 25),
+        "dgx-b200": (18, 40.1, 50),
+    }
+    for name, (links, counted, sheet) in nvlink.items():
+        found = cluster(name).first.network.link.bandwidth / links
+        assert counted * 1e9 * 0.92 < found <= sheet * 1e9
+        assert found < counted * 1e9 * 1.01 or name == "dgx-2-v100-32gb"  # NVLink 2 is measured at 22 to 24 GB/s
+
+
+def test_nics_are_what_nccl_counts() -> None:
+    """12.0 GB/s per 100 Gb/s of a NIC."""
     nics = {"dgx-1-v100-32gb": 100, "dgx-a100-40gb": 200, "dgx-h100": 400, "gb300-nvl72": 800, "azure-nd-h200-v5": 400}
     for name, gigabits in nics.items():
         assert cluster(name).first.nic.bandwidth == 12e9 * gigabits / 100

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator, MatmulModel
+from simulator.accelerator import Accelerator
 from simulator.catalog import accelerator
-from simulator.compute import Matmul, Pass, matmul_time, operator_launches, operator_time, optimizer_time
+from simulator.compute import Pass, matmul_time, operator_launches, operator_time, optimizer_time
+from simulator.kernels.matmul import Matmul, MatmulModel
 from simulator.models.dlrm import Dlrm
 from simulator.models.experts import Experts
 from simulator.models.model import Model
@@ -43,7 +44,7 @@ def test_a_norm_moves_its_tensors_once() -> None:
 
 
 def test_waves_round_up() -> None:
-    waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tile=(10, 10), units=4))
+    waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tiles=((10, 10),), units=4))
     # 4 tiles of 10 x 10 are one wave, 5 tiles are two
     one = matmul_time(waves, "fp32", Matmul(1, 20, 20, 7))
     assert matmul_time(waves, "fp32", Matmul(1, 50, 10, 7)) == pytest.approx(2 * one)
@@ -52,7 +53,7 @@ def test_waves_round_up() -> None:
 def test_processors_without_a_tile_share_the_reduction_of_others() -> None:
     # 1 tile of 10 x 10 on 4 processors: each reduces 2 of 8, a quarter of the time of 4 tiles; 2 tiles: a half;
     # 3 tiles leave one processor idle and take as long as 4
-    waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tile=(10, 10), units=4))
+    waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tiles=((10, 10),), units=4))
     one, two, three, four = (matmul_time(waves, "fp32", Matmul(1, 10, 10 * tiles, 8)) for tiles in (1, 2, 3, 4))
     assert (one, two, three) == pytest.approx((four / 4, four / 2, four))
 

@@ -26,6 +26,8 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
+from simulator.library import LOSSLESS, Library
+from simulator.library import Protocol as LibraryProtocol
 from simulator.link import Link
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
@@ -87,6 +89,12 @@ class Network(NamedTuple):
         return Transformer(*sizes, tied_embeddings=self.tied, attention=attention, experts=experts)
 
 
+NCCL = Library(
+    (LibraryProtocol("ll", 0.5, 0.25, 0.125, True), LibraryProtocol("ll128", 0.75, 0.5, 0.5)), 0.5, 0.75, 1e-6
+)
+"""A library that loses some of its links."""
+
+
 class Machine(NamedTuple):
     """Equal nodes on a fabric, with devices and a link that are slow, and another job's exchanges."""
 
@@ -101,6 +109,7 @@ class Machine(NamedTuple):
     slow_nic: int | None = None
     slowdown: float = 1.0
     tenants: tuple[Tenant, ...] = ()
+    library: Library = LOSSLESS
 
     def cluster(self) -> Cluster:
         network = replace(self.network, link=replace(self.network.link, bandwidth=self.bandwidth))
@@ -113,6 +122,7 @@ class Machine(NamedTuple):
             link_speeds=() if self.slow_nic is None else ((f"nic {self.slow_nic} out", 0.5),),
             tenants=self.tenants,
             overlap_slowdown=self.slowdown,
+            library=self.library,
         )
 
 
@@ -250,7 +260,8 @@ def _machine(choose: Choose, ranks: int) -> Machine:
     """Return a machine with so many free devices."""
     devices = choose([size for size in (1, 2, 4, 8) if ranks % size == 0])
     link, wide = Link(1e-6, 1.0), Link(1e-6, 1e9)
-    network = choose([Switch(link), Switch(link), Mesh(link), Ring(link), PcieTree(link, 2, 1, wide)])
+    reducing = Switch(Link(1e-6, 1.0, launch=5e-6), reduces=True)
+    network = choose([Switch(link), reducing, Mesh(link), Ring(link), PcieTree(link, 2, 1, wide)])
     tenants, others = (), 0
     if choose([False] * 7 + [True]):
         others = 2 // min(devices, 2)
@@ -273,6 +284,7 @@ def _machine(choose: Choose, ranks: int) -> Machine:
         slow_nic=None if isinstance(fabric, Torus) else choose([None, None, None, 0]),
         slowdown=choose([1.0, 1.0, 1.2]),
         tenants=tenants,
+        library=choose([LOSSLESS, NCCL]),
     )
 
 

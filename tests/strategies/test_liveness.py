@@ -104,6 +104,14 @@ def test_logits_by_hand() -> None:
     assert torch.backward[0] == (X + 4 * logits + X, weight)
 
 
+def test_a_fused_loss_needs_no_more_than_the_logits() -> None:
+    # as Megatron's at the loss, and as torch's at the product, whose gradient of the weight is one of its own
+    fused, megatron, torch = (of(head(), FRAMEWORKS[name]) for name in ("torch_fused_loss", "megatron", "torch"))
+    assert fused.kept == megatron.kept < torch.kept
+    assert fused.backward[1:] == megatron.backward[1:]
+    assert fused.backward[0] == (megatron.backward[0][0], torch.backward[0][1])
+
+
 @given(st.integers(1, 9))
 def test_more_sequences_hold_more_and_weights_the_same(times: int) -> None:
     found = of(layer(), TORCH)
@@ -142,6 +150,6 @@ def test_buffers_at_both_ends_change_the_first_and_the_last_block(runs: list[tup
 
 
 def test_frameworks_by_name() -> None:
-    assert set(FRAMEWORKS) == {"megatron", "torch"}
-    with pytest.raises(ValueError, match="framework is one of megatron, torch, met jax"):
+    assert set(FRAMEWORKS) == {"megatron", "torch", "torch_fused_loss"}
+    with pytest.raises(ValueError, match="framework is one of megatron, torch, torch_fused_loss, met jax"):
         replace(problem().training, framework="jax")

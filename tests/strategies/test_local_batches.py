@@ -188,12 +188,15 @@ def test_a_rank_keeps_the_buffers_of_its_microbatch(name: str, framework: str) -
 
 
 def test_larger_microbatches_may_have_collectives_of_more_phases() -> None:
-    # between meshes of PCIe a small all-reduce is a tree, of one phase, and a larger one goes through the levels in 3
+    # between meshes a small gather is one ring, which is launched once: 10 us, 7/8 * (6 * 1 + 2 * 2) us of steps, and
+    # 7/8 / 4 of the size over each NIC of 0.25 GB/s; a larger one goes through 2 levels, 25 us and 1/2 / 4 of the size:
+    # from 6.25 us / 0.35 ns = 18 kB on, and a sequence is one of 8 kB
     small = problem(nodes=4, devices=4, nics=4, batch=16, bandwidth=1e9)
     ((node, count),) = small.cluster.nodes
-    meshes = ((replace(node, network=Mesh(Link(1e-6, 1e10))), count),)
+    mesh, nic = Mesh(Link(1e-6, 1e10, launch=1e-5)), Link(2e-6, 2.5e8, launch=1e-5)
+    meshes = ((replace(node, network=mesh, nic=nic), count),)
     small = replace(small, cluster=replace(small.cluster, nodes=meshes))
-    layout = Layout(data=2, tensor=8, order=(TENSOR, DATA, PIPELINE))
+    layout = Layout(data=2, tensor=8, order=(TENSOR, DATA, PIPELINE), sequence_parallel=True)
     for sizes in ((1, 7), (7, 1)):
         plan = complete(small, replace(layout, microbatch=sizes))
         machine = StageCosts(small).machine(plan)
@@ -201,8 +204,8 @@ def test_larger_microbatches_may_have_collectives_of_more_phases() -> None:
         for group in range(len(machine.table.tables[TENSOR])):
             size = machine.batch(TENSOR, group)
             moved = size * 32 * 64 * 4.0  # an fp32 number for each of 64 features of 32 tokens
-            phases[size] = len(machine.communicator(TENSOR, group).legs(Collective.ALL_REDUCE, moved))
-        assert phases == {1: 1, 7: 3}
+            phases[size] = len(machine.communicator(TENSOR, group).legs(Collective.ALL_GATHER, moved))
+        assert phases == {1: 1, 7: 2}
         fine, chained = (step_time(lower(small, plan, granularity)) for granularity in Granularity)
         assert fine == pytest.approx(chained, rel=1e-9)
 

@@ -1,0 +1,131 @@
+"""What the framework of a row does by default, where the row does not say."""
+
+import re
+from dataclasses import replace
+
+from scenarios.rows.row import Row
+from simulator.accelerator import Accelerator
+
+_MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
+_SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
+_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
+_FUSES_LOSS = re.compile(
+    r"llm-?foundry|composer|maxtext|jax|xla|liger|fused[- ]?(linear )?cross|unsloth|levanter|easylm|t5x|pax"
+)
+"""llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+_DDP = re.compile(r"\bddp\b|distributeddataparallel")
+
+
+_COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda graph|torch\.compile|torch_compile")
+
+EAGER_LAUNCH = 45e-6
+"""Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
+replays it in 1.9 (stas00/ml-engineering, compute/accelerator/benchmarks): 0.5 ms for the 11 operators of a layer."""
+DEEPSPEED_LAUNCH = 75e-6
+"""The same of Megatron-DeepSpeed: the best of steps of 5 us on 14 of vTrain's 131 single-node runs, drawn at random
+(``random.Random(0).sample`` of the sorted row ids); 70 and 80 us are within a quarter of its error."""
+
+FOUNDRY_HOPPER = 1.3
+"""Sustained over burst time of products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet tuned for
+it: the best of steps of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of the sorted row
+ids); published kernels of later libraries give 1.14."""
+
+_KERNELS = (
+    (r"triton|llm-?foundry|mosaic", "flash_triton"),
+    (r"fa3|flash[-_ ]?(attn|attention)?[-_ ]?v?3|cudnn|transformer ?engine|\bte\b|splash", "flash"),
+    (r"fa2|flash[-_ ]?(attn|attention)?[-_ ]?v?2|sdpa", "flash_2"),
+    (r"fa1|flash[-_ ]?(attn|attention)?[-_ ]?v?1|xformers|efficient", "flash_1"),
+    (r"megatron|nemo|bridge|mcore|maxtext|jax|mind", "flash"),
+)
+"""Words of the fused kernels that the simulator knows: the first that is found, in the words of the attention kernel
+and then in those of the framework. MPT's bias by distance ran in Triton alone (llm-foundry, 2023)."""
+
+
+def is_megatron(row: Row) -> bool:
+    """Return whether a row's framework is Megatron-LM or built on it."""
+    words = row.text("framework")
+    return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
+
+
+def memory_conventions(row: Row) -> str:
+    """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
+    if is_megatron(row):
+        return "megatron"
+    words = row.text("framework", "plan_note")
+    if _FUSES_LOSS.search(words):
+        row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
+        return "torch_fused_loss"
+    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40] or 'framework not stated'})")
+    return "torch"
+
+
+def zero_stage(row: Row) -> int:
+    """Return the ZeRO stage of a row; where it states none, that of its framework, as an assumption."""
+    stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
+    if stated:
+        return int(stated[1])
+    words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
+    named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
+    if named:
+        stage = int(named[1])
+    elif _DDP.search(words):
+        stage = 0
+    elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
+        stage = 3
+    else:
+        stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
+    row.assume(f"zero_stage {stage} (not stated; from {row.text('framework')[:40] or 'no framework named'})")
+    return stage
+
+
+def overlaps_gradients(row: Row, zero: int) -> bool:
+    """Return whether gradients are reduced beneath the backward pass."""
+    stated = row.flag("dp_overlap")
+    if stated is not None:
+        return stated
+    words = row.text("framework")
+    old = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
+    overlaps = zero >= 2 or not (old or "megatron-deepspeed" in words)
+    row.assume(f"gradients {'overlap' if overlaps else 'are reduced after'} backward (dp_overlap not stated)")
+    return overlaps
+
+
+def sequence_parallel(row: Row) -> bool:
+    """Return whether tensor ranks share the tokens between their products."""
+    stated = row.flag("sequence_parallel")
+    if stated is None:
+        words = row.text("framework")
+        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron", words))
+        row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
+    return stated
+
+
+def attention_kernel(row: Row) -> str:
+    """Return which kernel of fused attention a row runs; torch's own is FlashAttention-2."""
+    for words in (row.text("attention_kernel"), row.text("framework")):
+        found = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
+        if found:
+            break
+    else:
+        found = "flash_2"
+    if found != "flash":
+        row.assume(f"attention by {found} (from {words[:40] or 'nothing that is stated'})")
+    return found
+
+
+def host_launch(row: Row) -> float:
+    """Return the seconds in which a host launches the kernels of one operator; 0 where it replays whole steps."""
+    words = row.text("framework", "plan_note", "software")
+    if _COMPILED.search(words):
+        return 0.0
+    seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
+    row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
+    return seconds
+
+
+def on_stack(row: Row, accelerator: Accelerator) -> Accelerator:
+    """Return an accelerator as the software of a row makes use of it."""
+    if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
+        return accelerator
+    row.assume(f"products take {FOUNDRY_HOPPER} times as long as in a burst (libraries of 2023 on the H100)")
+    return replace(accelerator, sustained=max(accelerator.sustained, FOUNDRY_HOPPER))

@@ -1,0 +1,215 @@
+"""Measured collectives as published: rows of JSON, read as data that may be wrong or hostile."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from simulator.catalog import cluster
+from simulator.collective_kinds import Algorithm, Collective
+
+_COLLECTIVES = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "all_gather": Collective.ALL_GATHER,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "all_to_all": Collective.ALL_TO_ALL,
+    "p2p": Collective.SEND,
+}
+_INSIDE = (
+    ("A100 SXM", "NVLink3", "dgx-a100-80gb"),
+    ("A100", "NVLink3/NVSwitch", "dgx-a100-80gb"),
+    ("H100 SXM", "NVLink4/NVSwitch", "dgx-h100"),
+    ("H200 SXM", "NVLink4/NVSwitch", "dgx-h200"),
+    ("B200 SXM", "NVLink5/NVSwitch", "dgx-b200"),
+    ("GB200 SXM", "NVLink5/NVSwitch", "gb200-nvl72"),
+    ("V100", "NVLink2", "dgx-1-v100-16gb"),
+)
+"""How names of accelerators and of links inside a node start, and that node in the catalogue; the first holds."""
+_BETWEEN = (
+    ("A100 SXM 80GB (p4de", "EFA v1, 4x100 Gb/s per node", "aws-p4de"),
+    ("H100 SXM", "EFA v2, 32x100 Gb/s per node", "aws-p5"),
+    ("H100 SXM", "GPUDirect-TCPX, 4 x 200 Gb/s per node", "gcp-a3-high"),
+    ("H200 SXM", "RoCE CX7, 8 x 400 Gb/s per node", "gcp-a3-ultra"),
+)
+"""The same for rows of several nodes, with the links between them."""
+_MOST = 4096
+"""Ranks of a row that is read."""
+_LONGEST = 10_000
+"""Characters of a line that is read."""
+_LARGEST = 1 << 20
+"""Lines that are read."""
+
+
+class Timing(StrEnum):
+    """What clock a source read: the device's over many runs, a profiler's of one kernel, or a host's.
+
+    A kernel waits for the last rank of its group; a host's clock reads launch and synchronisation too.
+    """
+
+    DEVICE = "device"
+    PROFILER = "profiler"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """One measured collective on a machine of the catalogue.
+
+    Parameters
+    ----------
+    source
+        Who published it.
+    machine, nodes, ranks
+        A machine's name, and how many of its nodes and devices run the collective, the same on each node.
+    size, seconds
+        Bytes, counted as `simulator.collective` does, and what they took.
+    algorithm
+        The one that the source names, ``None`` where it leaves the choice to the library.
+    timing
+        What clock was read.
+    """
+
+    source: str
+    machine: str
+    nodes: int
+    ranks: int
+    collective: Collective
+    size: float
+    seconds: float
+    algorithm: Algorithm | None = None
+    timing: Timing = Timing.DEVICE
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The devices that run it: the first ones of every node."""
+        devices, each = cluster(self.machine).first.devices, self.ranks // self.nodes
+        return tuple(devices * node + rank for node in range(self.nodes) for rank in range(each))
+
+
+class Skipped(NamedTuple):
+    """A line that is not used, counted from 1, and why."""
+
+    line: int
+    reason: str
+
+
+def read_rows(lines: Iterable[str]) -> tuple[tuple[CollectiveRow, ...], tuple[Skipped, ...]]:
+    """Return the rows that the model can be held against, and the lines that are left out with the reason.
+
+    ``lines`` are JSON objects with the fields ``source_id``, ``collective``, ``accelerator``,
+    ``intra_node_link``, ``inter_node_link``, ``n_ranks``, ``n_nodes``, ``size_bytes``, ``time_us`` (or
+    ``busbw_GBps``), ``algo`` and ``tool``. Nothing in them is run, and none makes this function raise.
+    """
+    rows, skipped = [], []
+    for number, line in enumerate(lines, start=1):
+        if number > _LARGEST:
+            skipped.append(Skipped(number, f"at most {_LARGEST} lines are read"))
+            break
+        if not line.strip():
+            continue
+        try:
+            rows.append(_row(_fields(line)))
+        except ValueError as reason:
+            skipped.append(Skipped(number, str(reason)))
+    return tuple(rows), tuple(skipped)
+
+
+def _fields(line: str) -> Mapping[str, Any]:
+    if len(line) > _LONGEST:
+        raise ValueError(f"a line has at most {_LONGEST} characters, met {len(line)}")
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("a line is a JSON object, met none") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a line is a JSON object, met {type(found).__name__}")
+    return found
+
+
+def _row(fields: Mapping[str, Any]) -> CollectiveRow:
+    tool, algorithm = _text(fields, "tool", ""), _text(fields, "algo", "")
+    if "DeepEP" in tool or "nvbandwidth" in tool:
+        raise ValueError(f"measured with {tool[:20]}, not a collective of NCCL")
+    name = _text(fields, "collective")
+    if name not in _COLLECTIVES:
+        raise ValueError(f"collective is one of {', '.join(_COLLECTIVES)}, met {name[:40]!r}")
+    ranks, nodes = _whole(fields, "n_ranks"), _whole(fields, "n_nodes")
+    machine = _machine(fields, nodes)
+    per_node = ranks // nodes
+    if ranks < 2 or ranks % nodes:
+        raise ValueError(f"n_nodes divides n_ranks >= 2, met {ranks} on {nodes}")
+    if name == "p2p" and ranks != 2:
+        raise ValueError(f"a p2p has 2 ranks, met {ranks}")
+    if per_node > cluster(machine).first.devices:
+        raise ValueError(f"a node of {machine} has {cluster(machine).first.devices} devices, met {per_node}")
+    size = _positive(fields, "size_bytes")
+    return CollectiveRow(
+        source=_text(fields, "source_id")[:100],
+        machine=machine,
+        nodes=nodes,
+        ranks=ranks,
+        collective=_COLLECTIVES[name],
+        size=size,
+        seconds=_seconds(fields, name, ranks, size),
+        algorithm=_algorithm(algorithm),
+        timing=_timing(tool),
+    )
+
+
+def _timing(tool: str) -> Timing:
+    if "profiler" in tool:
+        return Timing.PROFILER
+    return Timing.DEVICE if "nccl-tests" in tool else Timing.HOST
+
+
+def _machine(fields: Mapping[str, Any], nodes: int) -> str:
+    accelerator = _text(fields, "accelerator")
+    place, known = ("intra_node_link", _INSIDE) if nodes == 1 else ("inter_node_link", _BETWEEN)
+    link = _text(fields, place)
+    for start, wire, name in known:
+        if accelerator.startswith(start) and link.startswith(wire):
+            return name
+    raise ValueError(f"no machine of the catalogue: {accelerator[:40]}, {link[:40]}")
+
+
+def _seconds(fields: Mapping[str, Any], name: str, ranks: int, size: float) -> float:
+    """Return the time, or what it is by the bus bandwidth as nccl-tests define it."""
+    if "time_us" in fields:
+        return _positive(fields, "time_us") * 1e-6
+    rounds = {"all_reduce": 2.0, "p2p": ranks / (ranks - 1)}.get(name, 1.0)
+    return rounds * (ranks - 1) / ranks * size / (_positive(fields, "busbw_GBps") * 1e9)
+
+
+def _algorithm(name: str) -> Algorithm | None:
+    """Return the algorithm that a source names; NCCL's in-switch ones are called NVLS."""
+    if not name:
+        return None
+    if name.startswith("NVLS"):
+        return Algorithm.IN_SWITCH
+    if name.startswith("Ring"):
+        return Algorithm.RING
+    raise ValueError(f"algo is NVLS or Ring, met {name[:40]!r}")
+
+
+def _text(fields: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = fields.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key} is a text, met {'nothing' if value is None else type(value).__name__}")
+    return value
+
+
+def _whole(fields: Mapping[str, Any], key: str) -> int:
+    value = fields.get(key)
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError(f"{key} is a whole number from 1 to {_MOST}, met {str(value)[:20]}")
+    return value
+
+
+def _positive(fields: Mapping[str, Any], key: str) -> float:
+    value: Any = fields.get(key)
+    if type(value) not in (int, float) or not 0 < value <= 1e18:
+        raise ValueError(f"{key} is a number above 0, met {str(value)[:20]}")
+    return float(value)

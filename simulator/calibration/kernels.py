@@ -1,0 +1,97 @@
+"""What was measured, as the simulator's own kernels: the same functions predict it as predict a step."""
+
+from dataclasses import dataclass
+
+from simulator.accelerator import Accelerator
+from simulator.compute import Pass, attention_time, matmul_time
+from simulator.kernels.attention import AttentionShape
+from simulator.kernels.matmul import Matmul
+from simulator.kernels.memory_bound import streaming_time
+from simulator.operator_graph import ITEMSIZE
+
+CACHE = "cache"
+"""Kind of the copies of keys and values into a serving backend's cache: no kind of training's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product, or a batch of them in one kernel.
+
+    Parameters
+    ----------
+    gradient
+        What it makes: ``""`` an output, ``"data"`` or ``"weight"`` a gradient.
+    casts
+        Whether the measured call looks for the input's largest value and casts it before: two kernels more,
+        that read it twice and write it narrow.
+    written
+        Bytes moved for an element of the result; 0 for those of its dtype. A sum of gradients in fp32 is read and
+        written: 8.
+    """
+
+    matmul: Matmul
+    dtype: str
+    gradient: str = ""
+    grouped: bool = False
+    casts: bool = False
+    written: int = 0
+
+    def seconds(self, device: Accelerator) -> float:
+        """Return the predicted seconds, launch included."""
+        model = device.matmul
+        slower = {"": 1.0, "data": model.data_gradient, "weight": model.weight_gradient}[self.gradient]
+        seconds = matmul_time(device, self.dtype, self.matmul, self._traffic(), grouped=self.grouped) / slower
+        seconds += device.launch
+        if self.casts:
+            traffic = self.matmul.count * self.matmul.m * self.matmul.k * (2 * 2 + ITEMSIZE[self.dtype])
+            seconds += 2 * device.launch + traffic / device.bandwidth("elementwise")
+        return seconds
+
+    def _traffic(self) -> float:
+        product, wide = self.matmul, ITEMSIZE[self.dtype]
+        read = wide * (product.m * product.k + product.k * product.n)
+        return float(product.count * (read + (self.written or wide) * product.m * product.n))
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """Fused attention, forward or backward or one after the other.
+
+    Parameters
+    ----------
+    copied
+        Bytes that the measured call copies besides: a serving backend writes keys and values to its cache.
+    """
+
+    shape: AttentionShape
+    dtype: str
+    passes: tuple[Pass, ...]
+    copied: float = 0.0
+
+    def seconds(self, device: Accelerator) -> float:
+        """Return the predicted seconds, launches included."""
+        each = (device.launch + attention_time(device, self.dtype, self.shape, one) for one in self.passes)
+        return sum(each) + self.copied / device.bandwidth(CACHE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A kernel that memory bounds."""
+
+    kind: str
+    traffic: float
+    backward: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its fraction of the memory bandwidth is called."""
+        return self.kind + "_backward" * self.backward
+
+    def seconds(self, device: Accelerator) -> float:
+        """Return the predicted seconds, launch included."""
+        bandwidth = device.bandwidth(self.kind, backward=self.backward)
+        return streaming_time(self.traffic, bandwidth, device.launch)
+
+
+Kernel = Product | FusedAttention | Stream
+"""A kernel whose time the simulator predicts."""

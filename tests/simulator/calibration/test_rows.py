@@ -1,0 +1,178 @@
+"""Rows become kernels, or say why not; what is no row is refused with its line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.calibration.kernels import FusedAttention, Product, Stream
+from simulator.calibration.rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
+from simulator.compute import Pass
+from simulator.kernels.matmul import Matmul
+
+SAMPLE = Path(__file__).parent / "kernels.jsonl"
+GEMM: dict[str, Any] = {
+    "source_id": "s",
+    "source_repo": "someone/kernels",
+    "accelerator": "A100 SXM",
+    "dtype": "bf16",
+    "kernel": "gemm",
+    "m": 64,
+    "n": 128,
+    "k": 256,
+    "time_us": 10.0,
+}
+ATTENTION = {
+    **GEMM,
+    "kernel": "attention_fwd",
+    "batch": 2,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "seq_q": 512,
+    "seq_kv": 512,
+    "causal": True,
+}
+
+
+def line(**changes: Any) -> bytes:
+    return json.dumps({key: value for key, value in (GEMM | changes).items() if value is not None}).encode()
+
+
+def one(**changes: Any) -> Row:
+    used, skipped = read_rows([line(**changes)])
+    assert not skipped
+    return used[0]
+
+
+def reason(**changes: Any) -> str:
+    used, skipped = read_rows([line(**changes)])
+    assert not used
+    return skipped[0].reason
+
+
+def product(row: Row) -> Product:
+    assert isinstance(row.kernel, Product)
+    return row.kernel
+
+
+def test_every_row_is_used_or_skipped_with_a_reason() -> None:
+    lines = SAMPLE.read_bytes().splitlines()
+    used, skipped = read_rows(lines)
+    assert sorted(row.line for row in [*used, *skipped]) == list(range(1, len(lines) + 1))
+    assert all(row.reason for row in skipped)
+    assert {row.device for row in used} == {"a100-80gb", "h100-80gb"}
+
+
+def test_a_product_is_as_stated_and_gradients_of_forward_sizes_are_turned() -> None:
+    assert product(one()).matmul == Matmul(1, 64, 128, 256)
+    assert one().seconds == pytest.approx(10e-6)
+    # with a layout the sizes are the product's own; without one those of its forward
+    stated = one(**{"pass": "dgrad", "layout": "NN"})
+    assert product(stated).matmul == Matmul(1, 64, 128, 256) and product(stated).gradient == "data"
+    assert product(one(**{"pass": "dgrad"})).matmul == Matmul(1, 64, 256, 128)
+    experts = [product(one(kernel="grouped_gemm", groups=8, **{"pass": each})) for each in ("fwd", "dgrad", "wgrad")]
+    turned = [(64, 128, 256), (64, 256, 128), (256, 128, 64)]
+    assert [each.matmul for each in experts] == [Matmul(8, *sizes) for sizes in turned]
+    assert all(each.grouped for each in experts)
+
+
+def test_a_sum_of_gradients_is_read_and_written_in_fp32() -> None:
+    assert product(one(**{"pass": "wgrad", "layout": "NT", "accumulate": True})).written == 8
+    assert product(one()).written == 0
+
+
+def test_causal_attention_sees_half() -> None:
+    kernel = one(**ATTENTION).kernel
+    assert isinstance(kernel, FusedAttention)
+    assert (kernel.shape.heads, kernel.shape.seen, kernel.passes) == (16, 256, (Pass.FORWARD,))
+    both = one(**ATTENTION | {"kernel": "attention_fwd_bwd", "causal": False}).kernel
+    assert isinstance(both, FusedAttention)
+    assert (both.shape.seen, both.passes) == (512, (Pass.FORWARD, Pass.BACKWARD))
+    # keys and values of 4 heads of 64, 2 x 512 tokens, 2 bytes each: read and written
+    cached = one(**ATTENTION | {"note": "KV-cache write included"}).kernel
+    assert isinstance(cached, FusedAttention)
+    assert cached.copied == 2 * 2 * 512 * 4 * (64 + 64) * 2
+
+
+def test_a_norm_moves_two_tensors_and_backward_three() -> None:
+    norms = [one(kernel="layernorm", elements=2**25, **{"pass": each}).kernel for each in ("fwd", "bwd")]
+    assert norms == [Stream("norm", 4.0 * 2**25), Stream("norm", 6.0 * 2**25, backward=True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"time_us": None}, "no time_us"),
+        ({"accelerator": "Abacus"}, "Abacus is not in the catalogue"),
+        ({"kernel": "moe_dispatch"}, "no single kernel"),
+        ({"dtype": "nvfp4"}, "dtype nvfp4"),
+        ({"dtype": "fp32"}, "products in fp32"),
+        ({"k": None}, "no k is stated"),
+        ({"pass": "dgrad+wgrad"}, "more than one product"),
+        ({"note": "best shape of a search"}, "no fair sample"),
+        ({"kernel": "layernorm", "elements": 1000}, "less than 32 MB"),
+        ({"kernel": "rmsnorm", "elements": 2**25, "impl": "HF / torch eager"}, "one after the other"),
+        ({"kernel": "bias_dropout_add", "elements": 2**25}, "three kernels"),
+        ({"source_repo": "eth-easl/sailor"}, "timed from the host"),
+        (ATTENTION | {"source_repo": "Dao-AILab/flash-attention", "impl": "torch unfused"}, "not what training runs"),
+    ],
+)
+def test_rows_that_are_not_used_say_why(changes: dict[str, Any], words: str) -> None:
+    assert words in reason(**changes)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (b"{", "a row is a JSON object"),
+        (b"[1]", "a row is a JSON object, met list"),
+        (b'"x"', "a row is a JSON object, met str"),
+        (b"\xff\xfe", "a row is a JSON object"),
+        (b"[" * 50_000, "a row is a JSON object"),
+        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "a row is a JSON object"),
+        (b" " * 10 + b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}', "a row has at most 65536 bytes"),
+        (line(source_id=7), "source_id is a text"),
+        (line(source_id="a\x1b[31m"), "source_id is a text"),
+        (line(accelerator=None), "accelerator is a text"),
+        (line(time_us=-1), "time_us is a positive number, met -1"),
+        (line(time_us=0), "time_us is a positive number, met 0"),
+        (line(time_us=float("inf")), "time_us is a positive number, met inf"),
+        (line(time_us=True), "time_us is a positive number"),
+        (line(time_us=float("nan")), "time_us is a positive number, met nan"),
+        (line(time_us="1"), "time_us is a positive number"),
+        (line(m=0), "m is a whole number from 1"),
+        (line(m=1.5), "m is a whole number from 1"),
+        (line(m=10**30), "m is a whole number from 1"),
+        (line(**ATTENTION | {"causal": "yes"}), "causal is true or false"),
+    ],
+    ids=range(20),
+)
+def test_what_is_no_row_is_refused_with_its_line(row: bytes, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read_rows([line(), b"", row])
+    assert str(caught.value).startswith("3: ") and words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(Refused, match="one JSON object a line, met none"):
+        read_rows([b"", b"\n"])
+
+
+PLAIN = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
+JSON = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3))
+
+
+@given(st.sampled_from((GEMM, ATTENTION)), st.dictionaries(st.sampled_from(sorted(GEMM | ATTENTION)), JSON, max_size=4))
+def test_any_field_of_anything_is_used_skipped_or_refused(row: dict[str, Any], changes: dict[str, Any]) -> None:
+    try:
+        used, skipped = read_rows([json.dumps(row | changes).encode()])
+    except Refused as error:
+        assert str(error).startswith("1: ")
+    else:
+        assert len(used) + len(skipped) == 1
+        assert all(isinstance(each, Row | Skipped) for each in [*used, *skipped])

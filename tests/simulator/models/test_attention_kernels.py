@@ -1,0 +1,41 @@
+"""Kernels of fused attention: what the field's older ones take beside the device's best."""
+
+import pytest
+
+from simulator.accelerator import Accelerator
+from simulator.compute import Pass, operator_time
+from simulator.kernels.attention import SECOND, AttentionModel
+from simulator.models.attention import ATTENTION
+from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import OperatorKind
+
+IDEAL = Accelerator("ideal", (("bf16", 1e12),), 1e9, 1e18, attention=AttentionModel(1.0, 1.0, second=1.5))
+
+
+def seconds(attention: str, direction: Pass) -> float:
+    """Return the time of the core of one layer: 2 heads of 8, 64 tokens."""
+    graph = build(Transformer(1, 16, 2, 2, 64, 100, attention=attention), 64, "bf16")
+    block = next(block for block in graph.blocks if block.layer)
+    cores = [each for each in block.operators if each.kind is OperatorKind.ATTENTION]
+    return sum(operator_time(IDEAL, block, each, dict(each.dims), direction) for each in cores)
+
+
+def test_the_best_kernel_takes_what_its_products_take() -> None:
+    """4 * 2 heads * 64 queries * 32 keys seen * 8 wide = 131072 FLOP at 1e12 FLOP/s; backward 2.5 times."""
+    assert seconds("flash", Pass.FORWARD) == pytest.approx(131072e-12)
+    assert seconds("flash", Pass.BACKWARD) == pytest.approx(2.5 * 131072e-12)
+
+
+@pytest.mark.parametrize("kernel", SECOND)
+def test_an_older_kernel_takes_its_times_as_long(kernel: str) -> None:
+    for direction, slower in zip(Pass, SECOND[kernel], strict=True):
+        assert seconds(kernel, direction) == pytest.approx(1.5 * slower * seconds("flash", direction))
+
+
+def test_every_kernel_but_unfused_is_one_operator() -> None:
+    assert [kernel for kernel in ATTENTION if not seconds(kernel, Pass.FORWARD)] == ["unfused"]
+
+
+def test_no_kernel_is_faster_than_the_best() -> None:
+    with pytest.raises(ValueError, match="second is at least 1"):
+        AttentionModel(second=0.5)
