@@ -103,6 +103,7 @@ FASTER: list[tuple[str, dict[str, Any]]] = [
     ("zero-1-optimizer", {"plan.zero": 0}),
     ("zero-3-zero-bubble", {"plan.schedule": "1f1b"}),
     ("sequence-parallel", {"plan.sequence_parallel": False}),
+    ("gpt3-175b-512-h100", {"plan.overlap_tensor": False}),
     ("pipeline-gpipe", {"plan.schedule": "naive"}),
     ("pipeline-1f1b", {"plan.schedule": "naive"}),
     ("pipeline-interleaved", {"plan.schedule": "1f1b"} | ONE_CHUNK),
