@@ -87,6 +87,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"offload: the executor keeps everything on devices, met {plan.offload}"
     if plan.gradient_reduction != "all_reduce":
         yield f"gradient_reduction: the executor has no server, met {plan.gradient_reduction}; nearest: all_reduce"
+    if plan.overlap_tensor:
+        yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero not in (0, 1):
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
     if plan.replica > 1:

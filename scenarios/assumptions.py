@@ -44,6 +44,8 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
     if isinstance(plan, PlanTable):
         without = {*_WITHOUT, *_idle(plan)}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
+        if plan.overlap_tensor:
+            result.append("chunks of a product beside tensor communication take as long as the whole product")
         if plan.tensor_rows > 1:
             result.append("a product over a grid runs when its operands are gathered: SUMMA's steps do not overlap")
     return tuple(result)
@@ -53,6 +55,8 @@ def _idle(plan: PlanTable) -> Iterator[str]:
     """Yield the fields that mean nothing beside others of the plan."""
     if plan.context == 1:
         yield "attention"
+    if not plan.sequence_parallel:
+        yield "overlap_tensor"
     if plan.zero < 1:
         yield "zero_shards"
     if plan.zero < 3:

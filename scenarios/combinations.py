@@ -57,12 +57,13 @@ def techniques() -> tuple[Technique, ...]:
     recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
     others = [
         Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
+        Technique("tensor overlap", {"overlap_tensor": True, "sequence_parallel": True, "tensor": 2}),
         Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
         Technique("expert", {"expert": 2, "data": 2}),
         Technique("uneven batches", {"microbatch": (6, 2), "data": 2}),
         *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
     ]
-    return (*degrees, *others[:2], *context, *others[2:4], *zero, *recompute, *others[4:], *schedules)
+    return (*degrees, *others[:3], *context, *others[3:5], *zero, *recompute, *others[5:], *schedules)
 
 
 def outcomes() -> Iterator[Outcome]:

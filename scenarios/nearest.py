@@ -46,7 +46,8 @@ def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
                 continue
             seen.add(layout)
             checked += 1
-            candidate = complete(problem, layout)
+            overlaps = plan.overlap_tensor and layout.sequence_parallel
+            candidate = complete(problem, replace(layout, overlap_tensor=overlaps))
             if costs.fits(candidate):
                 fitting.append(candidate)
             following.append(layout)
@@ -60,7 +61,7 @@ def _in_space(problem: Problem, plan: Plan) -> Layout:
     """Return the layout of ``plan`` as a space has it: stages by word, states shared over all data ranks."""
     layout = layout_of(problem, plan)
     stages = "balanced" if len(set(_counts(layout))) > 1 else "even"
-    return replace(layout, stages=stages, zero_shards=0, reshard_after_forward=True)
+    return replace(layout, stages=stages, zero_shards=0, reshard_after_forward=True, overlap_tensor=False)
 
 
 def _counts(layout: Layout) -> tuple[int, ...]:

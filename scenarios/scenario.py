@@ -262,4 +262,5 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
         zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
         reshard_after_forward=plan.reshard_after_forward,
         gradient_reduction=plan.gradient_reduction,
+        overlap_tensor=plan.overlap_tensor,
     )

@@ -232,6 +232,10 @@ class PlanTable(Table):
         default="none", description="For all layers, for the first of every stage, or by operator."
     )
     overlap_gradients: bool = True
+    overlap_tensor: bool = Field(
+        default=False,
+        description="Gathers and scatters of sequence parallelism run beside the products that need or make them.",
+    )
     scatter_gather: bool = Field(
         default=False, description="A stage boundary crosses in one slice a tensor rank and is gathered behind it."
     )
@@ -298,6 +302,7 @@ class PlanDocument(Table):
     offload: AnyOffload = Field(default=NOTHING, json_schema_extra={"default": []})
     reshard_after_forward: bool = True
     gradient_reduction: GradientReduction = "all_reduce"
+    overlap_tensor: bool = False
 
 
 AnyPlan = Annotated[

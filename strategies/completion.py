@@ -52,6 +52,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         offload=layout.offload,
         reshard_after_forward=layout.reshard_after_forward,
         gradient_reduction=layout.gradient_reduction,
+        overlap_tensor=layout.overlap_tensor,
     )
 
 

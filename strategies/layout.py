@@ -50,6 +50,9 @@ class Layout:
         Whether ZeRO 3 gives gathered parameters up after forward and gathers them again for backward.
     gradient_reduction
         How gradients are summed over the data axis: one of `GRADIENT_REDUCTIONS`.
+    overlap_tensor
+        Whether the gathers and scatters of sequence parallelism run beside the products that need or make what they
+        move, chunk by chunk (`strategies.lowering.tensor_overlap`).
     """
 
     data: int = 1
@@ -74,6 +77,7 @@ class Layout:
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
     tensor_rows: int = 1
+    overlap_tensor: bool = False
 
     @property
     def replica(self) -> int:

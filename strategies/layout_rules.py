@@ -46,6 +46,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         yield from _recompute_violations(problem.graph, layout)
     yield from _offload_violations(problem, layout)
     yield from _zero_violations(layout)
+    yield from _overlap_violations(layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
         yield Violation("gradient_reduction", f"gradient_reduction is one of {known}, met {met}")
@@ -130,6 +131,31 @@ def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
     if layout.sequence_parallel and layout.tensor == 1:
         yield Violation(
             "sequence_parallel", "sequence_parallel needs tensor of at least 2, met tensor 1; nearest: false"
+        )
+
+
+def _overlap_violations(layout: Layout) -> Iterator[Violation]:
+    """Yield what tensor-parallel communication beside products does not go with.
+
+    Megatron-LM asks for sequence parallelism (``--tp-comm-overlap``, ``megatron/training/arguments.py``), and
+    Transformer Engine refuses delayed gradients of weights (``pytorch/module/linear.py``).
+    """
+    if not layout.overlap_tensor:
+        return
+    if layout.tensor * layout.tensor_rows == 1:
+        yield Violation("overlap_tensor", "overlap_tensor needs tensor of at least 2, met tensor 1; nearest: false")
+    elif not layout.sequence_parallel:
+        yield Violation(
+            "overlap_tensor",
+            "overlap_tensor needs sequence_parallel, whose gathers and scatters go chunk by chunk beside products, "
+            "met sequence_parallel false; nearest: false",
+        )
+    rule = known_rule(layout)
+    if rule is not None and rule.splits_backward:
+        yield Violation(
+            "overlap_tensor",
+            "overlap_tensor needs schedules that keep backward whole, for the product of a weight's gradient hides "
+            f"the scatter of its input's, met {rule.name}; nearest: false",
         )
 
 

@@ -62,6 +62,8 @@ class Plan:
     gradient_reduction
         Who sums gradients over the data axis: its ranks among themselves, ``all_reduce``, or the first of
         them as a central ``parameter_server``.
+    overlap_tensor
+        Whether tensor-parallel gathers and scatters of a sequence run beside the products that need or make them.
     """
 
     mesh: Mesh
@@ -81,6 +83,7 @@ class Plan:
     offload: Offloading = NOTHING
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
+    overlap_tensor: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -231,6 +234,7 @@ class Plan:
         parts += [f"{self.offload} on the host"] if self.offload else []
         parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
+        parts += ["tensor communication beside products"] if self.overlap_tensor else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
         return ", ".join(parts)
 

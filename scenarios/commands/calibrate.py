@@ -1,4 +1,4 @@
-"""``meshwise calibrate``: this machine by measuring it, or accelerators by published timings of kernels."""
+"""``meshwise calibrate``: this machine by measuring it; accelerators and links by published timings."""
 
 from typing import Annotated, Any
 
@@ -18,17 +18,24 @@ def calibrate(
     processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes that stand for devices.")] = 2,
     seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about.")] = 30.0,
     rows: Annotated[
-        str | None, typer.Option("--from", metavar="ROWS", help="Fit published kernel timings (.jsonl) instead.")
+        str | None,
+        typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives."),
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,
     report: Annotated[str | None, typer.Option(help="With --from: write the errors as a page (.md).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine into a cluster file; or fit accelerators to published kernel timings."""
+    """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
+    from scenarios.link_calibration import has_collectives
+
     if rows is None:
         _refuse(accelerator=accelerator, leave_out=leave_out, report=report)
         _measure(out, processes, seconds, as_json)
+    elif has_collectives(rows):
+        if accelerator is not None:
+            raise ValueError("--accelerator goes with rows of kernels, met rows of collectives")
+        _fit_links(rows, leave_out or [], out, report, as_json)
     else:
         _fit(rows, accelerator or [], leave_out or [], out, report, as_json)
 
@@ -79,6 +86,27 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
     else:
         _print(found)
         note(f"{len(used)} rows used, {len(skipped)} skipped; --json says why")
+
+
+def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
+    from scenarios.files import check_output, write
+    from scenarios.link_calibration import HEAD, fit, lines, read
+    from simulator.calibration.collective_report import report as page
+    from simulator.calibration.collectives import dump
+
+    check_output(out, (".json",))
+    check_output(report, (".md",))
+    used, skipped = read(path)
+    fits, found = fit(used, left_out)
+    if out is not None:
+        write(out, dump(fits))
+    if report is not None:
+        write(report, page(used, skipped))
+    if as_json:
+        print(dump(fits), end="")
+    else:
+        table(HEAD, lines(found))
+        note(f"{len(used)} rows used, {len(skipped)} skipped; --report lists why")
 
 
 def _print(found: Any) -> None:

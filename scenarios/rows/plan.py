@@ -47,6 +47,7 @@ def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
     layers = max(1, num_layers(problem.graph) // (at.pipeline * chunks))
     stages = at.pipeline * chunks
     shared = shards(row, at, zero)
+    by_sequence = at.tensor > 1 and sequence_parallel(row)
     if zero and (row.optional("fsdp_shards") or 0) == 1:
         zero = 0
         row.assume("zero_stage 0, for states are shared by 1 rank")
@@ -57,7 +58,8 @@ def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
         context=at.context,
         expert=at.expert,
         attention=words.attention(row, at.context),
-        sequence_parallel=at.tensor > 1 and sequence_parallel(row),
+        sequence_parallel=by_sequence,
+        overlap_tensor=by_sequence and bool(row.flag("tp_overlap")),
         microbatch=size.micro or 1,
         schedule=name,
         chunks=chunks,
@@ -127,6 +129,8 @@ def _repaired(problem: Problem, wanted: Layout, field: str) -> Layout | None:
         return replace(wanted, attention=Attention.ALL_GATHER if wanted.attention is Attention.RING else Attention.RING)
     if field in ("tensor", "sequence_parallel") and wanted.sequence_parallel:
         return replace(wanted, sequence_parallel=False)
+    if field == "overlap_tensor":
+        return replace(wanted, overlap_tensor=False)
     if field == "offload":
         return replace(wanted, offload=NOTHING)
     if field == "zero_shards":

@@ -20,6 +20,8 @@ def _tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
         yield "vpp"
     if plan.sequence_parallel:
         yield "sp"
+    if plan.overlap_tensor:
+        yield "tp overlap"
     if plan.zero and plan.data * plan.context > 1:
         yield f"zero{plan.zero}"
     if plan.replica > 1:

@@ -14,6 +14,7 @@ from strategies.lowering.recompute import BlockMemory, Moments, moments, with_re
 from strategies.lowering.replicated import replicated_elements
 from strategies.lowering.split import Split, split, undeferred_elements
 from strategies.lowering.step import Step, chain_ticks
+from strategies.lowering.tensor_overlap import with_overlap
 from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import Axis
 from strategies.plan import Plan
@@ -75,7 +76,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
@@ -103,8 +104,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            how = (cut, plan.microbatch, plan.recompute, plan.splits_backward, self._leaves_whole(plan))
-            self._latest = plan, cut, self._hows.of(how)
+            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor
+            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
         return self._latest
 
     def seen(self, plan: Plan, batch: int) -> Plan:
@@ -136,6 +137,8 @@ class BlockCosts:
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
             steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
+            if plan.overlap_tensor:
+                steps = with_overlap(self.layout(plan, name), rank.accelerator, steps)
             self._costs[key] = BlockCost(
                 steps,
                 chain_ticks(steps.forward),

@@ -2,7 +2,8 @@
 
 A layout is legal where `strategies.layout.violations` finds nothing. Of layouts that mean the same
 step only one is in the space: a single pipeline rank has one schedule, a single data rank one
-ZeRO level (the first that the limits allow, of ``1f1b`` before ``gpipe`` and 0 before 1).
+ZeRO level (the first that the limits allow, of ``1f1b`` before ``gpipe`` and 0 before 1). Fields without a
+limit have their defaults, so that `Layout.overlap_tensor` stays off.
 """
 
 from collections.abc import Container, Iterator

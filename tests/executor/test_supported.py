@@ -86,6 +86,13 @@ def test_a_server_is_not_run() -> None:
     assert reason == "gradient_reduction: the executor has no server, met parameter_server; nearest: all_reduce"
 
 
+def test_communication_is_not_run_beside_products() -> None:
+    good = job(tensor=2, sequence_parallel=True)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, overlap_tensor=True))
+    expected = "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
+    assert reason == expected
+
+
 def test_single_operators_are_not_recomputed() -> None:
     good = job(data=2)
     (reason,) = unsupported(good.spec, good.training, replace(good.plan, recompute=SomeOperators(("activation",))))

@@ -124,7 +124,14 @@ def test_a_plan_of_another_problem_is_refused_at_its_field(change: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    "name", ["local/dp2-tp2-pp2", "local/pp2-interleaved", "korthikanti/530b-280-a100-full", "tensor-parallel-2d"]
+    "name",
+    [
+        "local/dp2-tp2-pp2",
+        "local/pp2-interleaved",
+        "korthikanti/530b-280-a100-full",
+        "tensor-parallel-2d",
+        "gpt3-175b-512-h100",
+    ],
 )
 def test_the_layout_of_a_plan_completes_to_the_plan(name: str) -> None:
     scenario = load(name)
@@ -154,6 +161,23 @@ def test_assumptions_name_what_matters_at_a_zero_stage(zero: int, named: tuple[s
     assert tuple(name for name in every if any(line.startswith(f"plan.{name} ") for line in lines)) == named
 
 
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, []),
+        ({"sequence_parallel": True}, ["plan.overlap_tensor is false (default)"]),
+        ({"sequence_parallel": True, "overlap_tensor": True}, ["chunks of a product beside tensor communication"]),
+    ],
+)
+def test_assumptions_speak_of_overlap_where_there_is_something_to_overlap(
+    fields: dict[str, bool], found: list[str], tmp_path
+) -> None:
+    (tmp_path / "plan.yaml").write_text(json.dumps({"data": 2, "tensor": 2, "pipeline": 2} | fields))
+    lines = load("local/dp2-tp2-pp2", tmp_path / "plan.yaml").assumptions
+    met = [line for line in lines if line.startswith(("plan.overlap_tensor ", "chunks of a product"))]
+    assert len(met) == len(found) and all(line.startswith(start) for line, start in zip(met, found, strict=True))
+
+
 def cramped(scenario: Scenario, memory: float) -> Problem:
     """Return the scenario's problem on devices of ``memory`` bytes."""
     problem = scenario.problem
@@ -173,6 +197,14 @@ def test_the_nearest_plan_that_fits_is_one_decision_away_where_one_is_enough() -
     assert simulation(problem, near, "discrete_event", ()).fits
     assert near != scenario.plan
     assert "the plan does not fit: stage 0 needs" in reason(tight)
+
+
+def test_the_nearest_plan_that_fits_still_overlaps_tensor_communication() -> None:
+    # one of the plans looked at has no sequence parallelism, and so nothing to overlap
+    scenario = load("local/tp2-sequence")
+    plan = replace(scenario.chosen(), overlap_tensor=True)
+    near = nearest_that_fits(cramped(scenario, 0.9 * scenario.simulate().peak_memory), plan)
+    assert near == replace(plan, microbatch=8, num_microbatches=2)
 
 
 def test_where_nothing_fits_there_is_no_nearest_plan() -> None:

@@ -182,13 +182,15 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         framework=choose(sorted(FRAMEWORKS)),
     )
     network = Network(layers + (stages == "balanced"), kind, choose([False, True]))
+    layout = replace(layout, overlap_tensor=layout.sequence_parallel and choose([False, True]))
     return _legal(Case(network, machine, training, layout))
 
 
 def _legal(case: Case) -> Case:
-    """Return a case, without what it offloads where that is refused beside the rest of it."""
-    refused = any(violation.field.startswith("offload") for violation in violations(case.problem(), case.layout))
-    return case._replace(layout=replace(case.layout, offload=NOTHING)) if refused else case
+    """Return a case, without what it offloads or overlaps where that is refused beside the rest of it."""
+    fields = {violation.field.split(".")[0] for violation in violations(case.problem(), case.layout)}
+    plain = {"offload": NOTHING, "overlap_tensor": False}
+    return case._replace(layout=replace(case.layout, **{name: plain[name] for name in plain if name in fields}))
 
 
 def _pipeline(choose: Choose) -> tuple[int, str, int, int]:

@@ -384,6 +384,19 @@ TABLE = (
         sequence_parallel((0, 1), again=L) + gathered_again((0, 1), 2 * L + 1),
     ),
     Row(
+        "sequence parallel, beside products",  # as without: only when is another question
+        LLAMA,
+        Layout(tensor=2, sequence_parallel=True, overlap_tensor=True),
+        sequence_parallel((0, 1)) + gathered_again((0, 1), 2 * L + 1),
+    ),
+    Row(
+        "sequence parallel, beside products, inputs kept whole, full recompute",
+        LLAMA,
+        Layout(tensor=2, sequence_parallel=True, overlap_tensor=True, recompute=FULL),
+        sequence_parallel((0, 1), again=L),
+        training=TORCH,
+    ),
+    Row(
         "sequence parallel, learned positions",  # [13]: all-reduced, positions added, and only then scattered
         GPT,
         Layout(tensor=2, sequence_parallel=True),

@@ -44,6 +44,28 @@ PROBLEM = problem()
         (Layout(data=8, sequence_parallel=True), "sequence_parallel", "needs tensor of at least 2"),
         (Layout(data=0), "data", "data is at least 1, met 0"),
         (
+            Layout(data=8, overlap_tensor=True),
+            "overlap_tensor",
+            "overlap_tensor needs tensor of at least 2, met tensor 1; nearest: false",
+        ),
+        (
+            Layout(tensor=8, overlap_tensor=True),
+            "overlap_tensor",
+            "overlap_tensor needs sequence_parallel, whose gathers and scatters go chunk by chunk beside products, "
+            "met sequence_parallel false; nearest: false",
+        ),
+        (
+            Layout(tensor=2, tensor_rows=4, microbatch=4, overlap_tensor=True),
+            "overlap_tensor",
+            "needs sequence_parallel",
+        ),
+        (
+            Layout(tensor=2, pipeline=4, sequence_parallel=True, schedule="zb1p", overlap_tensor=True),
+            "overlap_tensor",
+            "overlap_tensor needs schedules that keep backward whole, for the product of a weight's gradient hides "
+            "the scatter of its input's, met zb1p; nearest: false",
+        ),
+        (
             Layout(data=8, zero=1, gradient_reduction="parameter_server"),
             "gradient_reduction",
             "a parameter_server needs zero 0, for with ZeRO every rank keeps the sum of its share, met zero 1",

@@ -45,6 +45,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"scatter_gather": True},
     {"overlap_gradients": False},
+    {"overlap_tensor": True},
     {"gradient_reduction": "parameter_server"},
     {"order": ("data", "pipeline", "tensor")},
     {"offload": Offloading(optimizer=(1.0,))},

@@ -19,6 +19,7 @@ LAYOUTS = st.sampled_from(
     [
         Layout(data=8, microbatch=2, zero=1),
         Layout(tensor=8, sequence_parallel=True, recompute=Recompute.SELECTIVE),
+        Layout(tensor=8, sequence_parallel=True, overlap_tensor=True),
         Layout(pipeline=4, data=2, schedule="interleaved", chunks=2, recompute=Recompute.FULL),
         Layout(pipeline=4, tensor=2, schedule="gpipe", stages=(3, 2, 2, 1)),
         Layout(data=8, zero=3, zero_shards=4, reshard_after_forward=False),
@@ -38,7 +39,7 @@ def test_json_round_trip(layout: Layout) -> None:
 
 def test_documents_from_before_a_choice_existed_have_its_default() -> None:
     plan = complete(PROBLEM, Layout(data=8))
-    later = ("scatter_gather", "placement", "offload", "gradient_reduction")
+    later = ("scatter_gather", "placement", "offload", "gradient_reduction", "overlap_tensor")
     document = {key: value for key, value in plan.to_json().items() if key not in later}
     assert Plan.from_json(document) == plan
 

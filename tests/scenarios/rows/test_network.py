@@ -1,8 +1,10 @@
 import pytest
 
+from scenarios.rows.frameworks import attention_kernel, host_launch, on_stack
 from scenarios.rows.known_models import known_model
 from scenarios.rows.network import network
 from scenarios.rows.row import Row, Skip
+from simulator.catalog import accelerator
 from simulator.models.bert import Bert
 from simulator.models.presets import MODELS
 from simulator.models.t5 import T5
@@ -69,12 +71,45 @@ def test_stated_sizes_win_over_those_of_the_model_named() -> None:
 
 def test_habits_of_families() -> None:
     gpt = decoder(**GPT)
-    assert (gpt.ffn_kind, gpt.tied_embeddings, gpt.positions, gpt.attention) == ("gelu", True, "learned", "flash")
+    assert (gpt.ffn_kind, gpt.tied_embeddings, gpt.positions, gpt.attention) == ("gelu", True, "learned", "flash_2")
     llama = decoder(**GPT | {"arch": "llama", "ffn_type": "swiglu"})
     assert (llama.ffn_kind, llama.tied_embeddings, llama.positions) == ("swiglu", False, "rotary")
     old = decoder(**GPT | {"framework": "Megatron-LM", "accelerator": "A100 SXM"})
     assert (old.attention, old.dropout) == ("unfused", True)
-    assert decoder(**GPT | {"framework": "Megatron-LM", "attention_kernel": "FlashAttention-2"}).attention == "flash"
+    assert decoder(**GPT | {"framework": "Megatron-LM", "attention_kernel": "FlashAttention-2"}).attention == "flash_2"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "framework", "found"),
+    [
+        ("flash (attn_impl=flash, triton or cuda not stated)", "llm-foundry/Composer + torch FSDP", "flash_triton"),
+        ("flash", "llm-foundry", "flash_triton"),
+        ("TransformerEngine flash/cuDNN", "Megatron-LM", "flash"),
+        ("sdpa", "torchtitan", "flash_2"),
+        ("flash-attn 1.0", "own", "flash_1"),
+        ("flash", "MaxText/JAX", "flash"),
+    ],
+)
+def test_which_kernel_attends(kernel: str, framework: str, found: str) -> None:
+    row = Row({"attention_kernel": kernel, "framework": framework})
+    assert attention_kernel(row) == found
+    assert any(line.startswith(f"attention by {found}") for line in row.assumed) == (found != "flash")
+
+
+@pytest.mark.parametrize(
+    ("framework", "microseconds"), [("MaxText/JAX", 0), ("Megatron-DeepSpeed", 75), ("torchtitan", 45), ("", 45)]
+)
+def test_how_fast_hosts_launch(framework: str, microseconds: int) -> None:
+    row = Row({"framework": framework})
+    assert host_launch(row) == pytest.approx(microseconds * 1e-6)
+    assert len(row.assumed) == (microseconds > 0)
+
+
+def test_products_of_early_libraries_on_the_h100() -> None:
+    h100, a100 = accelerator("h100-80gb"), accelerator("a100-80gb")
+    foundry, other = Row({"framework": "llm-foundry"}), Row({"framework": "NeMo"})
+    assert on_stack(foundry, h100).sustained == 1.3 and foundry.assumed
+    assert on_stack(other, h100) == h100 and on_stack(foundry, a100) == a100
 
 
 def test_what_is_missing_follows_from_the_rest() -> None:

@@ -58,6 +58,15 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"recompute": None}, {"recompute": Recompute.NONE}),  # it fits
         ({"dp_overlap": "off"}, {"overlap_gradients": False}),
         ({"sequence_parallel": False}, {"sequence_parallel": False}),
+        ({"tp_overlap": None}, {"overlap_tensor": False}),
+        ({"tp_overlap": "off"}, {"overlap_tensor": False}),
+        ({"tp_overlap": "--tp-comm-overlap"}, {"sequence_parallel": True, "overlap_tensor": True}),
+        ({"tp_overlap": "--tp-comm-overlap", "sequence_parallel": False}, {"overlap_tensor": False}),
+        ({"tp_overlap": "--tp-comm-overlap", "tp": 1, "dp": 8}, {"overlap_tensor": False}),
+        (  # refused with a split backward
+            {"tp_overlap": True, "dp": 2, "pp": 2, "schedule": "ZB-H1"},
+            {"schedule_name": "zb1p", "overlap_tensor": False},
+        ),
     ],
 )
 def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -147,6 +156,7 @@ def test_what_cannot_be_expressed_has_a_reason(change: dict[str, Any], reason: s
 
 def test_techniques() -> None:
     assert techniques(scenario({})) == ("dp", "tp", "sp")
+    assert techniques(scenario({"tp_overlap": True})) == ("dp", "tp", "sp", "tp overlap")
     mixed = scenario(
         {"tp": 1, "dp": 8, "ep": 4, "moe_experts": 8, "zero_stage": 3, "recompute": "full", "precision": "fp8"}
     )

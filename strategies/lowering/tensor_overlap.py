@@ -1,0 +1,115 @@
+"""Tensor-parallel gathers and scatters of a sequence beside the products that need or make what they move.
+
+A gather and the product behind it, or a product and the scatter behind it, are cut into as many chunks as
+there are ranks, and a chunk moves while another is multiplied. A rank has its own chunk of a gather from the
+start, and keeps its own of a scatter, so that with n ranks, c ticks of the collective and p of the product
+
+    gather:  max(c, p - p/n) + p/n = max(p, c + p/n)
+    scatter: p/n + max(c, p - p/n) = max(p, c + p/n)
+
+The first is what a ring takes: chunk k has come after k c / (n - 1), and n - k chunks are multiplied from then
+on; the latest of these is k = 0 or n - 1. The second is the same, read backwards.
+
+In backward, the gather of the gradient of what a row-parallel product put out runs so beside the product for
+the gradient of its input; that of the weight follows. Of a column-parallel product two whole products hide two
+whole collectives: that of the gradient of the input the gather of the input, where only shards of it were
+kept, and that of the gradient of the weight the scatter of the gradient of the input.
+
+Chunks take together what the whole product takes, and as many launches, though small products use a device
+less well and the processors that move chunks multiply nothing. Memory is as without: the buffers of Transformer
+Engine, one of a whole microbatch's activation for each of its ten collectives, are not counted.
+
+References
+----------
+Wang et al. 2023, "Overlap communication with dependent computation via decomposition in large deep learning
+models", ASPLOS (gathers and scatters in chunks); Chang et al. 2024, "FLUX: fast software-based
+communication overlap on GPUs through kernel fusion"; NVIDIA/TransformerEngine, ``initialize_ub`` of
+``pytorch/module/base.py``: ``ring_exchange`` or ``pipeline`` for forward and for gradients of what ``proj`` and
+``fc2`` read, ``bulk`` for the gradients of ``qkv`` and ``fc1``. Its linear layers alone do so: not the output
+layer (Megatron-LM's own, ``tensor_parallel/layers.py``), and not the products of experts.
+"""
+
+from collections.abc import Collection, Sequence
+
+from simulator.accelerator import Accelerator
+from simulator.collective_kinds import Collective
+from simulator.compute import weight_gradient_time
+from simulator.operator_graph import Operator, OperatorKind
+from simulator.program import TaskKind
+from simulator.units import to_ticks
+from strategies.lowering.operator import BlockLayout, BlockSteps
+from strategies.lowering.step import Step
+from strategies.mesh import TENSOR
+
+
+def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps) -> BlockSteps:
+    """Return the steps of a layer with the collectives of its cut products beside them; of other blocks the same."""
+    if not layout.block.layer:
+        return steps
+    forward, backward = (_overlapped(layout, accelerator, each) for each in (steps.forward, steps.backward))
+    return BlockSteps(forward, backward, steps.loss)
+
+
+def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return steps with every gather or scatter that is next to its cut product beside a part of it."""
+    products = {operator.name: operator for operator in layout.block.operators if _cut_product(layout, operator)}
+    ranks = layout.mesh.size(TENSOR)
+    result: list[Step] = []
+    waiting = list(reversed(steps))
+    while waiting:
+        step = waiting.pop()
+        operator = products.get(step.operators)
+        if operator is None:
+            result.append(step)
+            continue
+        backward = step.kind is TaskKind.BACKWARD
+        ends = operator.inputs, operator.outputs
+        read, made = ends[::-1] if backward else ends
+        weights = _weight_gradient(layout, accelerator, operator, step) if backward else 0
+        if result and _moves(result[-1], Collective.ALL_GATHER, read):
+            gather = result.pop()
+            result += _gathered(gather, step, (step.ticks - weights) // ranks + weights)
+        elif waiting and _moves(waiting[-1], Collective.REDUCE_SCATTER, made):
+            rest = weights if backward else step.ticks - step.ticks // ranks
+            result += _scattered(step, waiting.pop(), rest)
+        else:
+            result.append(step)
+    return tuple(result)
+
+
+def _cut_product(layout: BlockLayout, operator: Operator) -> bool:
+    """Return whether an operator is a product with a weight that tensor ranks cut."""
+    if operator.kind is not OperatorKind.MATMUL or not operator.parameters:
+        return False
+    return any(TENSOR in axes for _, axes in layout.kept(operator, operator.parameters[0]).cuts)
+
+
+def _weight_gradient(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
+    """Return the ticks of a product's backward that make the gradient of its weight."""
+    sizes, quantised = layout.sizes(operator), layout.quantises(operator)
+    seconds = weight_gradient_time(accelerator, layout.block, operator, sizes, quantised=quantised)
+    return min(to_ticks(seconds), step.ticks)
+
+
+def _moves(step: Step, collective: Collective, tensors: Collection[str]) -> bool:
+    """Return whether a step is a collective along the tensor axis of one of some tensors."""
+    return step.collective is collective and step.axis == TENSOR and step.tensor in tensors
+
+
+def _gathered(gather: Step, product: Step, last: int) -> list[Step]:
+    """Return a gather beside a product but for its last ticks."""
+    first, second = _cut(product, product.ticks - last)
+    return [gather._replace(beside=True), first, second]
+
+
+def _scattered(product: Step, scatter: Step, rest: int) -> list[Step]:
+    """Return a scatter beside the last ticks of a product."""
+    first, second = _cut(product, product.ticks - rest)
+    return [first, scatter._replace(beside=True), second]
+
+
+def _cut(product: Step, ticks: int) -> tuple[Step, Step]:
+    """Return a product in two, of which the first takes so many ticks; a second kernel is launched with the second."""
+    later = product.launches // 2
+    first = product._replace(ticks=ticks, launches=product.launches - later)
+    return first, product._replace(ticks=product.ticks - ticks, launches=later)
