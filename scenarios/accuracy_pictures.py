@@ -23,6 +23,7 @@ TECHNIQUES = {
     "zero3": "ZeRO 3",
     "hsdp": "ZeRO 3 over groups",
     "moe": "mixture of experts",
+    "tp overlap": "tensor overlap",
 }
 """Tags of `scenarios.rows.techniques` in words; others are words themselves."""
 
