@@ -318,8 +318,7 @@ def fold(placed: Placed) -> ClassTable:
     """Return the coarsest classes that colour refinement finds stable."""
     loads = Loads(placed)
     kinds, twins = loads.coloured()
-    links = quantised(interconnect(placed.cluster).bandwidth)
-    return ClassTable(placed, refine(_first_colours(placed), kinds, links, twins), loads, kinds)
+    return ClassTable(placed, refine(_first_colours(placed), kinds, loads.links(), twins), loads, kinds)
 
 
 def unfolded(placed: Placed) -> ClassTable:

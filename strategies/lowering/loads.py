@@ -26,7 +26,7 @@ from strategies.lowering.placed import (
     tenant_kind,
     tied_kind,
 )
-from strategies.lowering.refinement import FloatArray, Groups, combine, joined, quantised
+from strategies.lowering.refinement import Colours, FloatArray, Groups, combine, joined, quantised
 from strategies.mesh import CONTEXT, DATA, EXPERT_DATA
 
 BoolArray = NDArray[np.bool_]
@@ -89,6 +89,26 @@ class Loads:
             kept[families[number]] = number == other
         groups = tuple(self._coloured(number, kind, usual[kind], kept) for number, kind in enumerate(self.kinds))
         return groups, tuple((families[n], families[other]) for n, other in enumerate(first) if n != other)
+
+    def links(self) -> Colours:
+        """Return the first colours of links: their bandwidth, and their family where switches gather.
+
+        What groups usually run loads a port as much one way as the other. A gather in switches does not, and
+        a scatter is its mirror image, so that the two ways of a port are not alike where a group may run them.
+        """
+        network = interconnect(self.cluster)
+        colours = quantised(network.bandwidth)
+        gathers = [phase for kind in self.kinds for phase in self._gathers(kind)]
+        if gathers:
+            for links, other in zip(network.parts.families, _twins(network.parts, gathers), strict=True):
+                colours[links] = joined(colours[links], np.uint64(other))
+        return colours
+
+    def _gathers(self, kind: str) -> tuple[Phase, ...]:
+        """Return the phases of a gather in switches, where groups of a kind may run it."""
+        if kind in HOST_KINDS or not self._runs(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH).any():
+            return ()
+        return self._phases(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH, self.groups[kind])
 
     def _usual(self, kind: str) -> list[Phase]:
         """Return the phases of what a kind usually runs, by every algorithm that may be chosen, on representatives."""

@@ -15,14 +15,20 @@ from hypothesis import strategies as st
 
 from simulator.cluster import Cluster
 from simulator.engine import discrete_event, longest_path, simulate, step_time
+from simulator.host import Host
 from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.kinds import Crossbar, Switch
+from simulator.library import LOSSLESS
+from simulator.link import Link
 from simulator.program import Program
 from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.lowering import Granularity, lower
+from strategies.training import Training
 
-from .plans import Case, any_cases
+from .plans import Case, Machine, Network, any_cases
 from .symmetry import renamed
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +118,18 @@ LAWS = (
     every_byte_is_on_its_link,
     no_link_carries_more_than_it_can,
 )
+
+
+def test_the_two_ways_of_a_port_are_apart_where_switches_gather() -> None:
+    # between stages, slices of an activation are gathered over the tensor ranks: a switch that multicasts gets 1/4 of
+    # it from every port and sends all of it to each, though all-reduces load both ways alike
+    switch = Switch(Link(1e-6, 1.0, 5e-6), reduces=True)
+    machine = Machine(2, 4, 1, switch, Crossbar(), 1e10, Host("host", 1e12), (), None, 1.0, (), LOSSLESS)
+    layout = Layout(tensor=4, pipeline=2, schedule="naive", zero=1, scatter_gather=True, stages="even")
+    it = Lowered(Case(Network(2, "flash", tied=False), machine, Training(1, 32, "fp32"), layout))
+    every_byte_is_on_its_link(it)
+    ways = {link.name: link.bytes for link in it.apart.links}
+    assert ways["device 0 in"] > ways["device 0 out"]
 
 
 @given(any_cases())
