@@ -145,6 +145,24 @@ def test_small_kernels_wait_for_the_host() -> None:
     assert kernels <= quick <= kernels + 1e-9
 
 
+def test_hosts_of_megatron_launch_nothing_before_what_they_receive_is_there() -> None:
+    one = problem()
+    node = replace(one.cluster.first, host=replace(one.cluster.first.host, launch=20e-6))
+    slow = on_cluster(one, nodes=((node, one.cluster.nodes[0][1]),))
+    first: dict[str, float] = {}
+    taken: dict[str, float] = {}
+    for name in ("megatron", "torch"):
+        own = replace(slow, training=replace(slow.training, framework=name))
+        timeline = simulate(lower(own, complete(own, LAYOUT)))
+        of_last = [span for span in timeline.spans if span.rank_class == len(timeline.rank_classes) - 1]
+        arrived = min(span.end for span in of_last if span.stream is StreamKind.RECEIVE_FORWARD)
+        first[name] = min(span.start for span in of_last if span.stream is StreamKind.LAUNCH) - arrived
+        taken[name] = timeline.step_time
+    assert first["megatron"] == 0.0  # torch's host has launched the pass before its input came
+    assert first["torch"] < 0.0
+    assert taken["megatron"] > taken["torch"]
+
+
 def test_communication_slows_computing_by_no_more_than_its_factor() -> None:
     small = problem(batch=8, layers=16, hidden=512, ffn=2048, bandwidth=3e11)
     slowed = on_cluster(small, overlap_slowdown=1.13)
