@@ -7,17 +7,15 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from reports.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet
+from reports.class_rows import MOST_CLASSES, class_axes, name_rows, write_columns
+from reports.figure import INK, header, sheet
 from reports.palette import SERIES
-from reports.text import plain
 
-_LEFT, _TOP, _BOTTOM, _RIGHT = 240, 110, 80, 420  # pixels; to the right stand the figures of each class
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
 _CLIP = 1.0  # errors beyond this are drawn as this
 _LEAST = 0.4  # to which errors the axis reaches at least
 _SPREAD = 0.32  # of a class's height, over which its points lie
 _COLUMNS = ((0.06, "rows"), (0.22, "mean |error|"), (0.56, "median"), (0.79, "bias"))  # of the room on the right
-_MOST_CLASSES = 24
 
 
 def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | str, *, title: str) -> None:
@@ -37,7 +35,7 @@ def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | st
     drawn = {name: np.array(errors) for name, errors in kept.items() if errors}
     if not drawn:
         raise ValueError(f"a picture of errors needs a class with one, met {len(classes)} classes")
-    names = sorted(drawn, key=lambda name: -len(drawn[name]))[:_MOST_CLASSES]
+    names = sorted(drawn, key=lambda name: -len(drawn[name]))[:MOST_CLASSES]
     names = [name for name in drawn if name in names]
     with sheet(path) as figure:
         header(
@@ -45,7 +43,7 @@ def draw_errors_by_class(classes: Mapping[str, Sequence[float]], path: Path | st
             title,
             "each point is a measured run; line: the median, bar: the middle half; shaded: within 10 % and within 30 %",
         )
-        ax = axes(figure, _LEFT, _TOP, WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM)
+        ax = class_axes(figure)
         _frame(ax, names, min(_CLIP, max(_LEAST, *(1.1 * float(np.abs(errors).max()) for errors in drawn.values()))))
         for place, name in enumerate(names):
             _draw_class(ax, place, drawn[name])
@@ -57,12 +55,7 @@ def _frame(ax: Axes, names: Sequence[str], limit: float) -> None:
     ax.axvline(0.0, color=INK, linewidth=1.2, zorder=1)
     ax.set(xlim=(-limit, limit), ylim=(len(names) - 0.4, -0.9), xlabel="error of the predicted step time")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}" if value else "0")
-    ax.set_yticks(range(len(names)), [plain(name, 26) for name in names], fontsize=13)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color=GRID, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines["left"].set_visible(False)
-    _write(ax, -0.65, [words for _, words in _COLUMNS], QUIET)
+    name_rows(ax, names, _COLUMNS)
 
 
 def _draw_class(ax: Axes, place: int, errors: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
@@ -76,14 +69,4 @@ def _draw_class(ax: Axes, place: int, errors: "np.ndarray[tuple[int], np.dtype[n
     ax.plot([middle, middle], [place - 0.36, place + 0.36], color=INK, linewidth=2.4, zorder=4)
     size = np.abs(errors)
     figures = [f"{len(errors)}", f"{size.mean():.1%}", f"{np.median(size):.1%}", f"{errors.mean():+.1%}"]
-    _write(ax, place, figures, INK)
-
-
-def _write(ax: Axes, place: float, words: Sequence[str], colour: str) -> None:
-    """Write words into the columns on the right."""
-    width = _RIGHT / (WIDTH - _LEFT - _RIGHT)
-    for (column, _), word in zip(_COLUMNS, words, strict=True):
-        ax.text(
-            1 + column * width, place, word, transform=ax.get_yaxis_transform(), fontsize=13, color=colour, va="center",
-            clip_on=False,
-        )  # fmt: skip
+    write_columns(ax, place, _COLUMNS, figures, INK)

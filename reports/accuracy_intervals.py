@@ -9,14 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from reports.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet
+from reports.class_rows import MOST_CLASSES, class_axes, name_rows, write_columns
+from reports.figure import INK, header, sheet
 from reports.palette import SERIES
-from reports.text import plain
 
-_LEFT, _TOP, _BOTTOM, _RIGHT = 240, 110, 80, 420  # pixels; to the right stand the figures of each class
 _COLUMNS = ((0.06, "runs"), (0.24, "inside"), (0.46, "interval"))  # of the room on the right
 _TICKS = (0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-_MOST_CLASSES = 24
 _BAND, _OUTSIDE = "#D6E2EF", SERIES[1]
 
 
@@ -41,13 +39,13 @@ def draw_intervals(classes: Mapping[str, Sequence[IntervalRow]], path: Path | st
         Where no class has a run, or ``path`` ends in neither .png nor .svg.
     """
     drawn = {name: sorted(row for row in rows if isfinite(row.measured)) for name, rows in classes.items()}
-    names = sorted((name for name in drawn if drawn[name]), key=lambda name: -len(drawn[name]))[:_MOST_CLASSES]
+    names = sorted((name for name in drawn if drawn[name]), key=lambda name: -len(drawn[name]))[:MOST_CLASSES]
     if not names:
         raise ValueError(f"a picture of intervals needs a class with a run, met {len(classes)} classes")
     names = [name for name in drawn if name in names]
     with sheet(path) as figure:
         header(figure, title, facts)
-        ax = axes(figure, _LEFT, _TOP, WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM)
+        ax = class_axes(figure)
         _frame(ax, names, max(1.5, *(1.05 * max(*row, 1 / row.measured) for name in names for row in drawn[name])))
         for place, name in enumerate(names):
             _draw_class(ax, place, drawn[name])
@@ -60,12 +58,7 @@ def _frame(ax: Axes, names: Sequence[str], limit: float) -> None:
     ticks = [tick for tick in _TICKS if 1 / limit <= tick <= limit]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_yticks(range(len(names)), [plain(name, 26) for name in names], fontsize=13)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color=GRID, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines["left"].set_visible(False)
-    _write(ax, -0.65, [words for _, words in _COLUMNS], QUIET)
+    name_rows(ax, names, _COLUMNS)
 
 
 def _draw_class(ax: Axes, place: int, rows: Sequence[IntervalRow]) -> None:
@@ -78,14 +71,4 @@ def _draw_class(ax: Axes, place: int, rows: Sequence[IntervalRow]) -> None:
     ax.scatter([row.measured for row in rows], height, s=20, color=colours, linewidths=0, zorder=3)
     inside = sum(row.inside for row in rows) / len(rows)
     middle = sorted(factors)[len(rows) // 2]
-    _write(ax, place, [f"{len(rows)}", f"{inside:.0%}", f"x {1 / middle:.2f} to {middle:.2f}"], INK)
-
-
-def _write(ax: Axes, place: float, words: Sequence[str], colour: str) -> None:
-    """Write words into the columns on the right."""
-    width = _RIGHT / (WIDTH - _LEFT - _RIGHT)
-    for (column, _), word in zip(_COLUMNS, words, strict=True):
-        ax.text(
-            1 + column * width, place, word, transform=ax.get_yaxis_transform(), fontsize=13, color=colour, va="center",
-            clip_on=False,
-        )  # fmt: skip
+    write_columns(ax, place, _COLUMNS, [f"{len(rows)}", f"{inside:.0%}", f"x {1 / middle:.2f} to {middle:.2f}"], INK)
