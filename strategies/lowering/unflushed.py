@@ -25,8 +25,9 @@ from strategies.lowering.assemble import Frame
 from strategies.lowering.data import overlaps
 from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import tied_kind
-from strategies.lowering.skeleton import Builder, Chain, Site, Skeleton, StepShape
+from strategies.lowering.skeleton import Builder, Chain, Site, Skeleton
 from strategies.lowering.stage import StageCosts
+from strategies.lowering.step_shape import StepShape
 from strategies.plan import Plan
 from strategies.schedule import Action, ActionKind
 
