@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -21,11 +21,13 @@ from executor.heartbeat import Heartbeat
 from executor.job import Job, metrics_file, result_file, tensors_file
 from executor.private_torch import trace_events
 from executor.recorder import Recorder
+from executor.trace import TraceEvent
 from executor.trainer import Trainer
 from simulator.program import Category
 from strategies.mesh import TENSOR
 
-_MARK = "meshwise step"
+_MARK = "meshwise mark "
+_MARKS = 20
 
 
 def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
@@ -61,14 +63,13 @@ def _profiled_step(trainer: Trainer) -> dict[str, Any]:
     recorder.records = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         dist.barrier()
+        marks = [_mark(index) for index in range(_MARKS)]
         start = perf_counter_ns()
-        with record_function(_MARK):
-            pass
         trainer.step(trainer.job.steps)
         end = perf_counter_ns()
     records, recorder.records = recorder.records, None
     events = trace_events(profiler)
-    offset = start - next(event.start for event in events if event.name == _MARK)
+    offset = _offset(marks, events)
     events = [event._replace(start=event.start + offset, end=event.end + offset) for event in events]
     return {
         "start": start,
@@ -77,6 +78,21 @@ def _profiled_step(trainer: Trainer) -> dict[str, Any]:
         "resident": resident,
         "memory": trace.memory(events, start),
     }
+
+
+def _mark(index: int) -> tuple[int, int]:
+    """Return the instants of the host's clock between which the profiler notes a mark."""
+    before = perf_counter_ns()
+    with record_function(f"{_MARK}{index}"):
+        pass
+    return before, perf_counter_ns()
+
+
+def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
+    """Return what to add to the profiler's clock, by the mark with the narrowest bounds: a host may pause in a mark."""
+    middles = {event.name: (event.start + event.end) // 2 for event in events if event.name.startswith(_MARK)}
+    index = min(range(len(marks)), key=lambda index: marks[index][1] - marks[index][0])
+    return sum(marks[index]) // 2 - middles[f"{_MARK}{index}"]
 
 
 def _resident(trainer: Trainer) -> dict[str, int]:

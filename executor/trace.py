@@ -3,19 +3,25 @@
 The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
 pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
 launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
-the others are data parallelism.
+the others are data parallelism. A tensor collective belongs to the pass that launches it, whenever
+gloo's threads come to it.
 """
 
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
 
 _TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
-_FUNCTIONAL = "_c10d_functional"
+_GLOO = "gloo:"
+_POINT_TO_POINT = ("gloo:send", "gloo:recv")
+_FUNCTIONAL = "_c10d_functional::"
+_end = attrgetter("end")
+_SUFFIX = re.compile(r"(_into)?_tensor$|_single$")
 _WRAP = "_wrap_tensor_autograd"
 """What follows a launch where gradients are recorded; it communicates nothing."""
 _STREAMS = {
@@ -96,31 +102,47 @@ def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> I
     passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
     actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
     moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    windows = _tensor_windows(events)
-    for event in events:
-        name = event.name.removeprefix("gloo:")
+    for name, start, end in _tensor_collectives(events):
+        where = _pass_at(passes, passing, start)
+        yield Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, *where, name, start, end)
+    for event in _outside_tensor_collectives(events):
+        name = event.name.removeprefix(_GLOO)
         if name in ("send", "recv") and (action := moving.at(event.start)) is not None:
             posted, (stage, way, direction, microbatch) = actions[action][0].start, actions[action][1].groups()
             kind, stream = TaskKind.PIPELINE_COMMUNICATION, _STREAMS[way, direction]
             yield Row(stream, kind, int(stage), int(microbatch), name, posted, event.end)
-        elif event.name.startswith("gloo:") and name != "barrier":
-            origin = passing.at(event.start)
-            where = passes[origin][1:3] if origin is not None else (-1, -1)
-            window = next((w for w in windows if w[0] <= event.start <= w[1]), None)
-            if window is None:
-                yield Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, event.start, event.end)
-            else:
-                windows.remove(window)
-                yield Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, *where, name, *window)
+        elif name != "barrier":
+            where = _pass_at(passes, passing, event.start)
+            yield Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, event.start, event.end)
 
 
-def _tensor_windows(events: Sequence[TraceEvent]) -> list[tuple[int, int]]:
-    """Return (launch, end of wait) of every functional collective; one collective runs in each."""
+def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> tuple[int, int]:
+    """Return (stage, microbatch) of the pass at ``instant``, -1 outside of all."""
+    origin = passing.at(instant)
+    return (-1, -1) if origin is None else (passes[origin].stage, passes[origin].microbatch)
+
+
+def _tensor_collectives(events: Sequence[TraceEvent]) -> list[tuple[str, int, int]]:
+    """Return (name, launch, end of wait) of every functional collective."""
     functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
-    launches = [event.start for event in functional if not event.name.endswith(("wait_tensor", _WRAP))]
-    return [(launch, waits[index].end) for launch in launches if (index := bisect_left(starts, launch)) < len(waits)]
+    return [
+        (_SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)), event.start, waits[index].end)
+        for event in functional
+        if not event.name.endswith(("wait_tensor", _WRAP)) and (index := bisect_left(starts, event.start)) < len(waits)
+    ]
+
+
+def _outside_tensor_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Return gloo's events but one for each tensor collective: of those inside it, the one it ends with."""
+    left = [event for event in events if event.name.startswith(_GLOO)]
+    for _, start, end in _tensor_collectives(events):
+        inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
+        ended = [event for event in inside if event.end <= end]
+        if inside:
+            left.remove(max(ended, key=_end) if ended else min(inside, key=_end))
+    return left
 
 
 def memory(events: Sequence[TraceEvent], start: int) -> list[tuple[int, int]]:

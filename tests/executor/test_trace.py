@@ -35,6 +35,30 @@ def test_a_tensor_collective_is_taken_once_and_gradients_beside_it_are_not() -> 
     assert found == [(TaskKind.TENSOR_COMMUNICATION, 120, 140), (TaskKind.DATA_COMMUNICATION, 130, 260)]
 
 
+def test_a_tensor_collective_is_the_one_its_wait_ends_with() -> None:
+    records = [Record(BACKWARD, 0, 0, "", 100, 200)]
+    events = [
+        TraceEvent("_c10d_functional::all_reduce", 120, 122, 0),
+        TraceEvent("gloo:all_reduce", 121, 160, 0),  # a bucket of gradients that another thread was late to start
+        TraceEvent("gloo:all_reduce", 123, 139, 0),
+        TraceEvent("_c10d_functional::wait_tensor", 125, 140, 0),
+    ]
+    found = [(row.kind, row.start, row.end) for row in rows(records, events) if row.kind is not BACKWARD]
+    assert found == [(TaskKind.TENSOR_COMMUNICATION, 120, 140), (TaskKind.DATA_COMMUNICATION, 121, 160)]
+
+
+def test_a_tensor_collective_belongs_to_the_pass_that_launched_it() -> None:
+    # gloo's thread comes to it when the pass is over, as a launch that nobody waits for at once allows
+    records = [Record(FORWARD, 0, 3, "", 100, 130)]
+    events = [
+        TraceEvent("_c10d_functional::reduce_scatter_tensor", 120, 122, 0),
+        TraceEvent("gloo:reduce_scatter", 131, 139, 0),
+        TraceEvent("_c10d_functional::wait_tensor", 135, 140, 0),
+    ]
+    tensor = [row for row in rows(records, events) if row.kind is TaskKind.TENSOR_COMMUNICATION]
+    assert tensor == [Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, 0, 3, "reduce_scatter", 120, 140)]
+
+
 def test_gradients_are_reduced_under_the_backward_pass() -> None:
     records = [Record(BACKWARD, 1, 0, "", 100, 200)]
     events = [TraceEvent("gloo:all_reduce", 150, 260, 0), TraceEvent("gloo:barrier", 10, 20, 0)]
