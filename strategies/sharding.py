@@ -6,7 +6,9 @@ layouts of all its tensors follow: a tensor is cut along the dims it shares, an 
 over the axes that cut dims which that input does not have.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simulator.collective_kinds import Collective
 from simulator.operator_graph import Operator, Tensor
@@ -32,6 +34,10 @@ class ShardingSpec:
         """Return the layout in which an axis cuts nothing, and nothing is left to sum."""
         cuts = ((dim, tuple(each for each in axes if each != axis)) for dim, axes in self.cuts)
         return ShardingSpec(tuple((dim, axes) for dim, axes in cuts if axes))
+
+    def cut(self, dim: str, axis: str) -> "ShardingSpec":
+        """Return the layout in which ``axis`` cuts the parts of ``dim`` once more."""
+        return ShardingSpec(tuple((dict(self.cuts) | {dim: (*self.axes(dim), axis)}).items()), self.partial)
 
     def __str__(self) -> str:
         cuts = ", ".join(f"{dim}/{'*'.join(axes)}" for dim, axes in self.cuts)
@@ -81,33 +87,74 @@ class OperatorSharding:
 
 @dataclass(frozen=True, slots=True)
 class Redistribution:
-    """One collective along one axis that moves a tensor to another layout."""
+    """One collective along one axis that moves a tensor to another layout.
+
+    Parameters
+    ----------
+    dim
+        The dim that the axis cuts afterwards, or cut before where it is gathered; empty where there is none.
+    sliced
+        The dims, each with an axis, that ranks cut before, for free: each keeps its part of what is whole.
+    """
 
     collective: Collective
     axis: str
     dim: str
+    sliced: tuple[tuple[str, str], ...] = ()
+
+    def before(self, layout: ShardingSpec) -> ShardingSpec:
+        """Return the layout that the collective finds: ``layout`` with what is cut for free."""
+        for dim, axis in self.sliced:
+            layout = layout.cut(dim, axis)
+        return layout
 
 
+@lru_cache(maxsize=4096)
 def redistribute(source: ShardingSpec, target: ShardingSpec) -> tuple[Redistribution, ...]:
     """Return the collectives that turn ``source`` into ``target``; cutting what is whole is free.
 
-    What is gathered is gathered last, so that no other collective moves more than it must.
+    Of several axes that cut a dim, each cuts the parts of those before it: only the last one can leave, and what
+    comes, comes last. What is gathered is gathered last, so that no other collective moves more than it must.
 
     >>> redistribute(ShardingSpec(partial=("tensor",)), REPLICATED)
-    (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim=''),)
+    (Redistribution(collective=<Collective.ALL_REDUCE: 'all_reduce'>, axis='tensor', dim='', sliced=()),)
     """
     if target.partial:
         raise ValueError(f"a tensor is not made partial, met {target}")
-    steps: list[Redistribution] = []
-    placed = {axis: dim for dim, axes in source.cuts for axis in axes}
+    return tuple(_moves(source, target))
+
+
+def _moves(source: ShardingSpec, target: ShardingSpec) -> Iterator[Redistribution]:
     wanted = {axis: dim for dim, axes in target.cuts for axis in axes}
-    for axis in source.partial:
-        collective = Collective.REDUCE_SCATTER if axis in wanted else Collective.ALL_REDUCE
-        steps.append(Redistribution(collective, axis, wanted.get(axis, "")))
-    moved = (axis for axis, dim in placed.items() if wanted.get(axis, dim) != dim)
-    steps += [Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis]) for axis in moved]
-    gathered = ((axis, dim) for axis, dim in placed.items() if axis not in wanted)
-    return (*steps, *(Redistribution(Collective.ALL_GATHER, axis, dim) for axis, dim in gathered))
+    layout = source
+    while (move := _next(layout, target, wanted)) is not None:
+        yield move
+        layout = after(layout, move)
+
+
+def _next(layout: ShardingSpec, target: ShardingSpec, wanted: Mapping[str, str]) -> Redistribution | None:
+    """Return the next collective; ``None`` where free cuts are all that is missing."""
+    for axis in layout.partial:
+        if axis not in wanted:
+            return Redistribution(Collective.ALL_REDUCE, axis, "")
+        if (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
+            return Redistribution(Collective.REDUCE_SCATTER, axis, wanted[axis], sliced)
+    last = [(axes[-1], dim) for dim, axes in layout.cuts if axes != target.axes(dim)[: len(axes)]]
+    for axis, dim in last:
+        if wanted.get(axis, dim) != dim and (sliced := _free_cuts(layout, target, wanted[axis], axis)) is not None:
+            return Redistribution(Collective.ALL_TO_ALL, axis, wanted[axis], sliced)
+    gathered = sorted(last, key=lambda each: each[0] in wanted)  # first what no dim of the target has
+    return Redistribution(Collective.ALL_GATHER, *gathered[0]) if gathered else None
+
+
+def _free_cuts(layout: ShardingSpec, target: ShardingSpec, dim: str, axis: str) -> tuple[tuple[str, str], ...] | None:
+    """Return what is cut for free before ``axis`` may come to ``dim``; ``None`` where it may not yet."""
+    have, axes = layout.axes(dim), target.axes(dim)
+    missing = axes[len(have) : axes.index(axis)]
+    taken = {*layout.partial, *(each for _, others in layout.cuts for each in others)}
+    if have != axes[: len(have)] or not taken.isdisjoint(missing):
+        return None
+    return tuple((dim, each) for each in missing)
 
 
 def after(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
@@ -117,8 +164,8 @@ def after(layout: ShardingSpec, move: Redistribution) -> ShardingSpec:
     >>> print(after(ShardingSpec((("batch", ("expert",)),)), exchange))
     [experts/expert]
     """
-    cuts = dict(layout.without(move.axis).cuts)
+    layout = move.before(layout)
+    left = ShardingSpec(layout.without(move.axis).cuts, tuple(axis for axis in layout.partial if axis != move.axis))
     if move.collective in (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL):
-        cuts[move.dim] = (*cuts.get(move.dim, ()), move.axis)
-    partial = tuple(axis for axis in layout.partial if axis != move.axis)
-    return ShardingSpec(tuple(cuts.items()), partial)
+        return left.cut(move.dim, move.axis)
+    return left

@@ -27,8 +27,8 @@ def collectives(
     steps, current = [], source
     for move in redistribute(source, target):
         if move.axis in groups:
-            exchanges = move.collective is Collective.ALL_TO_ALL
-            size = float(layout.tensor_bytes(name, current.complete if exchanges else current.without(move.axis)))
+            exchanges, found = move.collective is Collective.ALL_TO_ALL, move.before(current)
+            size = float(layout.tensor_bytes(name, found.complete if exchanges else found.without(move.axis)))
             step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
             steps.append(step._replace(tensor=name))
         current = after(current, move)

@@ -1,6 +1,9 @@
 """Layouts and the collectives between them: Megatron's are found, not written down."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
@@ -8,9 +11,10 @@ from strategies.completion import complete
 from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.mesh import TENSOR
-from strategies.sharding import REPLICATED, ShardingSpec, redistribute
+from strategies.sharding import REPLICATED, ShardingSpec, after, redistribute
 
 from .problems import problem
+from .redistributed import Ranks
 
 CUT_HIDDEN, CUT_SEQUENCE = ShardingSpec((("hidden", (TENSOR,)),)), ShardingSpec((("sequence", (TENSOR,)),))
 PARTIAL = ShardingSpec(partial=(TENSOR,))
@@ -34,6 +38,49 @@ def test_redistribution(source: ShardingSpec, target: ShardingSpec, collectives:
 def test_nothing_is_made_partial() -> None:
     with pytest.raises(ValueError, match="not made partial"):
         redistribute(REPLICATED, PARTIAL)
+
+
+AXES = {"depth": 2, "rows": 3, "columns": 2}
+DIMS = ("sequence", "hidden")
+
+
+@st.composite
+def layouts(draw: st.DrawFn, *, partial: bool) -> ShardingSpec:
+    """Return any layout of a tensor of two dims over three axes, each axis at one place, in any order."""
+    places = ("whole", *DIMS, "partial") if partial else ("whole", *DIMS)
+    spec = ShardingSpec()
+    for axis in draw(st.permutations(list(AXES))):
+        place = draw(st.sampled_from(places))
+        if place in DIMS:
+            spec = spec.cut(place, axis)
+        elif place == "partial":
+            spec = ShardingSpec(spec.cuts, (*spec.partial, axis))
+    return spec
+
+
+@given(layouts(partial=True), layouts(partial=False))
+@settings(max_examples=400, deadline=None)
+def test_every_rank_has_what_the_target_says(source: ShardingSpec, target: ShardingSpec) -> None:
+    whole = np.arange(144).reshape(12, 12)
+    ranks, layout = Ranks(AXES, DIMS, whole, source), source
+    for move in redistribute(source, target):
+        ranks.run(move, move.before(layout))
+        layout = after(layout, move)
+    assert not layout.partial
+    for dim in DIMS:  # what is left is free
+        assert target.axes(dim)[: len(layout.axes(dim))] == layout.axes(dim)
+        for axis in target.axes(dim)[len(layout.axes(dim)) :]:
+            ranks.slice(dim, axis)
+    assert ranks.holds(whole, target)
+
+
+def test_an_outer_axis_leaves_after_the_inner_one() -> None:
+    # with the outer axis gathered alone a rank would have strips from all over the dim, no part of it
+    both, inner = ShardingSpec((("hidden", ("depth", "rows")),)), ShardingSpec((("hidden", ("rows",)),))
+    assert [(move.collective, move.axis) for move in redistribute(both, inner)] == [
+        (Collective.ALL_GATHER, "rows"),
+        (Collective.ALL_GATHER, "depth"),
+    ]
 
 
 def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str]:
