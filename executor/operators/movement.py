@@ -1,0 +1,54 @@
+"""How values and their gradients move between layouts, as autograd functions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.operators.collectives import Dims, Ranks
+from strategies.sharding import ShardingSpec
+
+
+class Move(torch.autograd.Function):
+    """A value to the layout in which it is read; its gradient back to the layout of the value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, ranks: Ranks, dims: Dims, have: ShardingSpec, wanted: ShardingSpec, back: ShardingSpec
+    ) -> Tensor:
+        """Return the part of a rank in the layout ``wanted``.
+
+        Parameters
+        ----------
+        have
+            The layout of ``local``.
+        back
+            The layout in which the gradient comes back. It is given on as the value is, ``have`` with nothing left
+            to sum.
+        """
+        ctx.ranks, ctx.dims, ctx.have, ctx.back = ranks, dims, have, back
+        result = ranks.redistribute(local, dims, have, wanted)
+        return result.view_as(result) if result is local else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the gradient of the value as it was."""
+        return ctx.ranks.redistribute(gradients[0], ctx.dims, ctx.back, ctx.have.complete), None, None, None, None, None
+
+
+class Share(torch.autograd.Function):
+    """A value for one of several readers whose gradients are added before they are summed over ``axes``.
+
+    Where the gradient of this reader is whole on every rank it must count once, not once a rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
+        """Return the value."""
+        ctx.ways = ways
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the part of the gradient that a rank adds."""
+        return gradients[0] / ctx.ways, None

@@ -1,0 +1,245 @@
+"""A captured program on one rank, every operator cut as a plan says.
+
+Every value is a DTensor with one torch dim for each named dim. An operator reads it in the layout that its sharding
+asks for, brought there by collectives that are run one by one; nothing is moved implicitly. Gradients return to the
+layout of their value, those of parameters are summed once a step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.fx import Node
+
+from executor.capture.captured import Captured
+from executor.operators import local_operators
+from executor.operators.collectives import Ranks
+from executor.operators.layouts import Layouts
+from executor.operators.movement import Move, Share
+from strategies.mesh import DATA
+from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
+
+
+class OperatorNetwork(nn.Module):
+    """A captured module on one rank of a mesh.
+
+    Parameters
+    ----------
+    module
+        The module that was captured: its parameters and buffers are copied, each rank's part.
+    shardings
+        By the name of an operator in the graph.
+    """
+
+    def __init__(
+        self, captured: Captured, module: nn.Module, shardings: Mapping[str, OperatorSharding], ranks: Ranks
+    ) -> None:
+        super().__init__()
+        self.captured, self.ranks = captured, ranks
+        axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
+        self.layouts = Layouts(captured, shardings, axes)
+        self._nodes = list(captured.program.graph.nodes)
+        constants = dict(captured.program.named_buffers()) | dict(captured.program.named_parameters())
+        whole = dict(module.named_parameters()) | dict(module.named_buffers()) | constants
+        self.parts = nn.ParameterDict()
+        self._fixed: dict[str, Tensor] = {}
+        for placeholder, name in captured.parameters.items():
+            self.parts[placeholder] = nn.Parameter(self._part(placeholder, whole[name].detach()))
+        for placeholder, name in (captured.buffers | captured.constants).items():
+            self._fixed[placeholder] = whole[name].detach().clone()
+
+    def _part(self, root: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a parameter."""
+        dims = self.layouts.dims(root)
+        shaped = whole.reshape([self.captured.sizes[dim] for dim in dims])
+        return self.ranks.redistribute(shaped, dims, REPLICATED, self.layouts.produced[root]).clone()
+
+    def whole(self, root: str, part: Tensor) -> Tensor:
+        """Return a whole parameter, or its whole gradient, from the parts of all ranks."""
+        dims = self.layouts.dims(root)
+        full = self.ranks.redistribute(part, dims, self.layouts.produced[root], REPLICATED)
+        node = next(node for node in self._nodes if node.name == root)
+        return full.reshape(node.meta["val"].shape)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the loss of inputs that every rank has whole; partial sums are added up in what it is."""
+        step = _Pass(self, inputs)
+        for node in self._nodes:
+            if node.op == "call_function":
+                step.run(node)
+            elif node.op == "output":
+                return step.loss(node)
+        raise AssertionError("a program has an output")
+
+    def sum_gradients(self) -> None:
+        """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators."""
+        for axis in self.ranks.size:
+            found = [part.grad for root, part in self.parts.items() if axis in self._partial(root)]
+            gradients = [gradient for gradient in found if gradient is not None]
+            if gradients:
+                flat = torch.cat([gradient.flatten() for gradient in gradients])
+                total = self.ranks.all_reduce(flat, axis)
+                for gradient, piece in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+                    gradient.copy_(piece.view_as(gradient))
+
+    def _partial(self, root: str) -> tuple[str, ...]:
+        """Return the axes over which the gradient of a parameter is left partial by backward."""
+        return tuple(dict.fromkeys(axis for spec in self._left(root) for axis in spec))
+
+    def _left(self, root: str) -> list[tuple[str, ...]]:
+        cut = {axis for _, axes in self.layouts.produced[root].cuts for axis in axes}
+        return [
+            tuple(axis for axis in spec.partial if axis not in cut and self.ranks.size.get(axis, 1) > 1)
+            for (name, _), spec in self.layouts.gradient.items()
+            if name == root
+        ]
+
+
+class _Pass:
+    """One forward pass: the values so far, each also as it was brought to a layout."""
+
+    def __init__(self, network: OperatorNetwork, inputs: Sequence[Tensor]) -> None:
+        self.network, self.ranks, self.layouts = network, network.ranks, network.layouts
+        self.sizes = network.captured.sizes
+        self.values: dict[str, DTensor] = {}
+        self.locals: dict[str, Tensor] = {}
+        self.brought: dict[tuple[str, ShardingSpec], Tensor] = {}
+        given = dict(zip(network.captured.inputs, inputs, strict=True)) | network._fixed
+        for name, tensor in given.items():
+            self.locals[name] = tensor.reshape([self.sizes[dim] for dim in self.layouts.dims(name)])
+        self.locals |= dict(network.parts.items())
+
+    def run(self, node: Node) -> None:
+        """Run the operator of a node on this rank's parts."""
+        layouts = self.layouts
+        if layouts.root.get(node.name, node.name) != node.name:
+            return  # a view of a root, or one of several values
+        reads = {name: self._read(node, name) for name in layouts.read_by(node)}
+
+        def local(argument: Node) -> Any:
+            return self._shaped(node, argument, reads[layouts.root[argument.name]])
+
+        arguments = torch.fx.map_arg(node.args, local)
+        options = torch.fx.map_arg(node.kwargs, local)
+        operator, sharding = layouts.operator(node), layouts.sharding(node)
+        summed: tuple[str, ...] = ()
+        rows: tuple[str, ...] = ()
+        if operator is not None and sharding is not None:
+            summed = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
+            rows = self._rows(node, sharding)
+        part = local_operators.Part(self.ranks, summed, rows)
+        with saved_tensors_hooks(*self._gathering(node)):
+            result = local_operators.run(node, part, arguments, options)
+        self._keep(node, result)
+
+    def loss(self, node: Node) -> Tensor:
+        """Return the loss, summed where it is partial."""
+        root = self.layouts.root[node.args[0][0].name]  # type: ignore[index,union-attr,arg-type]
+        have = self.layouts.produced[root]
+        local = self._local(root)
+        moved: Tensor = Move.apply(local, self.ranks, self.layouts.dims(root), have, REPLICATED, REPLICATED)
+        return moved.reshape(())
+
+    def _rows(self, node: Node, sharding: OperatorSharding) -> tuple[str, ...]:
+        """Return the axes that cut the first dim of the first argument of a node."""
+        first = node.args[0] if node.args else None
+        dims = self.network.captured.dims.get(first.name, ()) if isinstance(first, Node) else ()
+        cuts = dict(sharding.cuts)
+        return tuple(axis for dim in (dims[0] if dims else ()) for axis in cuts.get(dim, ()))
+
+    def _keep(self, node: Node, result: Any) -> None:
+        several = isinstance(result, tuple | list)
+        for index, value in enumerate(result if several else [result]):
+            name = f"{node.name}.{index}" if several else node.name
+            if isinstance(value, Tensor) and name in self.layouts.produced:
+                dims, spec = self.layouts.dims(name), self.layouts.produced[name]
+                shape = [self.sizes[dim] // self.ranks.ways(spec.axes(dim)) for dim in dims]
+                self.values[name] = self._placed(value.reshape(shape), dims, spec)
+
+    def _placed(self, local: Tensor, dims: tuple[str, ...], spec: ShardingSpec) -> DTensor:
+        return DTensor.from_local(local, self.ranks.mesh, self._placements(dims, spec), run_check=False)
+
+    def _placements(self, dims: tuple[str, ...], spec: ShardingSpec) -> list[Placement]:
+        found: dict[str, Placement] = {axis: Partial() for axis in spec.partial}
+        found |= {axis: Shard(dims.index(dim)) for dim, axes in spec.cuts for axis in axes}
+        return [found.get(axis, Replicate()) for axis in self.ranks.size]
+
+    def _local(self, root: str) -> Tensor:
+        """Return this rank's part of a root; what comes back as its gradient is in the layout of the root."""
+        if root not in self.locals:
+            dims, spec = self.layouts.dims(root), self.layouts.produced[root].complete
+            self.locals[root] = self.values[root].to_local(grad_placements=self._placements(dims, spec))
+        return self.locals[root]
+
+    def _read(self, node: Node, root: str) -> Tensor:
+        """Return this rank's part of a root as a node reads it."""
+        reading, dims = self.layouts.reading(node, root), self.layouts.dims(root)
+        union = self.layouts.gradient[root, reading.wanted]
+        if (root, reading.wanted) not in self.brought:
+            self.brought[root, reading.wanted] = self._bring(root, dims, reading.wanted, union)
+        value = self.brought[root, reading.wanted]
+        missing = tuple(axis for axis in union.partial if axis not in reading.gradient.partial)
+        if self.ranks.ways(missing) > 1 and value.is_floating_point():
+            shared: Tensor = Share.apply(value, self.ranks.ways(missing))
+            return shared
+        return value
+
+    def _bring(self, root: str, dims: tuple[str, ...], wanted: ShardingSpec, union: ShardingSpec) -> Tensor:
+        have, local = self.layouts.produced[root], self._local(root)
+        if not local.is_floating_point():
+            return self.ranks.redistribute(local, dims, have, wanted)
+        back = union
+        if root in self.network.parts:  # what the parameter is not cut along is summed once a step
+            cut = {axis for _, axes in have.cuts for axis in axes}
+            back = ShardingSpec(union.cuts, tuple(axis for axis in union.partial if axis in cut))
+        moved: Tensor = Move.apply(local, self.ranks, dims, have, wanted, back)
+        return moved
+
+    def _shaped(self, node: Node, argument: Node, value: Tensor) -> Tensor:
+        """Return a root's part in the dims and the shape in which a node's argument has them."""
+        captured, root = self.network.captured, self.layouts.root[argument.name]
+        have, dims = self.layouts.dims(root), captured.dims[argument.name]
+        sharding = self.layouts.sharding(node)
+        cuts = dict(sharding.cuts) if sharding is not None else dict(self.layouts.reading(node, root).wanted.cuts)
+        named = [dim for group in dims for dim in group]
+        size = {dim: self.sizes[dim] // self.ranks.ways(cuts.get(dim, ())) for dim in named}
+        value = value.permute([have.index(dim) for dim in named if dim in have])
+        for index, dim in enumerate(named):
+            if dim not in have:
+                value = value.unsqueeze(index).expand(*value.shape[:index], size[dim], *value.shape[index:])
+        shape = []
+        for group in dims:
+            length = 1
+            for dim in group:
+                length *= size[dim]
+            shape.append(length)
+        return value.reshape(shape)
+
+    def _gathering(self, node: Node) -> tuple[Any, Any]:
+        """Return hooks that keep of gathered parameters only the part, and gather them again for backward."""
+        gathered: dict[int, tuple[str, ShardingSpec]] = {}
+        for root in self.layouts.read_by(node):
+            wanted = self.layouts.reading(node, root).wanted
+            if root in self.network.parts and wanted != self.layouts.produced[root]:
+                gathered[self.brought[root, wanted].untyped_storage().data_ptr()] = root, wanted
+        again: dict[str, Tensor] = {}
+
+        def pack(saved: Tensor) -> Any:
+            found = gathered.get(saved.untyped_storage().data_ptr())
+            if found is None:
+                return saved
+            return (*found, saved.size(), saved.stride(), saved.storage_offset())
+
+        def unpack(kept: Any) -> Tensor:
+            if isinstance(kept, Tensor):
+                return kept
+            root, wanted, size, stride, offset = kept
+            if root not in again:
+                have, part = self.layouts.produced[root], self.network.parts[root].detach()
+                again[root] = self.ranks.redistribute(part, self.layouts.dims(root), have, wanted)
+            return again.pop(root).as_strided(size, stride, offset)
+
+        return pack, unpack
