@@ -47,7 +47,9 @@ class Layouts:
         self._shardings = {
             name: _with_batch(shardings.get(name, OperatorSharding(name, ())), batch_axes) for name in self._operators
         }
-        self._batch_axes = batch_axes
+        self._several: dict[str, list[str]] = {}
+        for name in captured.dims:
+            self._several.setdefault(name.rpartition(".")[0], []).append(name)
         self.root: dict[str, str] = {}
         self.produced: dict[str, ShardingSpec] = {}
         self.gradient: dict[tuple[str, ShardingSpec], ShardingSpec] = {}
@@ -60,6 +62,16 @@ class Layouts:
                 partial = self.gradient.get((root, reading.wanted), REPLICATED).partial
                 union = tuple(dict.fromkeys([*partial, *reading.gradient.partial]))
                 self.gradient[root, reading.wanted] = ShardingSpec(reading.wanted.cuts, union)
+
+    @property
+    def loss(self) -> str:
+        """The root of the loss."""
+        output = next(iter(self.captured.program.graph.find_nodes(op="output")))
+        return self.root[output.args[0][0].name]
+
+    def roots(self, node: Node) -> list[str]:
+        """Return the roots that a node makes."""
+        return [name for name in self._outputs(node) if self.root.get(name) == name]
 
     def dims(self, root: str) -> tuple[str, ...]:
         """Return the named dims of a root, one for each torch dim that it is kept with."""
@@ -101,8 +113,7 @@ class Layouts:
         return self.produced[root]
 
     def _outputs(self, node: Node) -> list[str]:
-        several = [name for name in self.captured.dims if name.rpartition(".")[0] == node.name]
-        return [node.name] if node.name in self.captured.dims else several
+        return [node.name] if node.name in self.captured.dims else self._several.get(node.name, [])
 
     def _place(self, node: Node) -> None:
         """Note root and layout of what a node makes."""

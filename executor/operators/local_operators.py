@@ -49,7 +49,8 @@ def _embedding(
     held = (own >= 0) & (own < table.shape[0])
     padding = padding - start if start <= padding < start + table.shape[0] else -1
     found = aten.embedding.default(table, own.where(held, 0), padding, by_frequency, sparse)
-    return found.where(held[..., None], 0)
+    rows: Tensor = found.where(held[..., None], 0)
+    return rows
 
 
 def _once(part: Part, bias: Tensor | None) -> Tensor | None:

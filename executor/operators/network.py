@@ -19,7 +19,9 @@ from executor.operators import local_operators
 from executor.operators.collectives import Ranks
 from executor.operators.layouts import Layouts
 from executor.operators.movement import Move, Share
+from executor.operators.stages import StageProgram, stage_programs
 from strategies.mesh import DATA
+from strategies.plan import Stage
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 
@@ -32,21 +34,33 @@ class OperatorNetwork(nn.Module):
         The module that was captured: its parameters and buffers are copied, each rank's part.
     shardings
         By the name of an operator in the graph.
+    stages, owned
+        The pipeline stages, and the indices of those that this rank runs.
     """
 
     def __init__(
-        self, captured: Captured, module: nn.Module, shardings: Mapping[str, OperatorSharding], ranks: Ranks
+        self,
+        captured: Captured,
+        module: nn.Module,
+        shardings: Mapping[str, OperatorSharding],
+        ranks: Ranks,
+        stages: tuple[Stage, ...],
+        owned: tuple[int, ...],
     ) -> None:
         super().__init__()
         self.captured, self.ranks = captured, ranks
         axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
         self.layouts = Layouts(captured, shardings, axes)
-        self._nodes = list(captured.program.graph.nodes)
+        self.programs = stage_programs(captured, self.layouts, stages)
+        self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
         constants = dict(captured.program.named_buffers()) | dict(captured.program.named_parameters())
         whole = dict(module.named_parameters()) | dict(module.named_buffers()) | constants
         self.parts = nn.ParameterDict()
         self._fixed: dict[str, Tensor] = {}
+        read = {root for stage in owned for node in self.programs[stage].nodes for root in self.layouts.read_by(node)}
         for placeholder, name in captured.parameters.items():
+            if placeholder not in read:
+                continue
             self.parts[placeholder] = nn.Parameter(self._part(placeholder, whole[name].detach()))
         for placeholder, name in (captured.buffers | captured.constants).items():
             self._fixed[placeholder] = whole[name].detach().clone()
@@ -61,18 +75,13 @@ class OperatorNetwork(nn.Module):
         """Return a whole parameter, or its whole gradient, from the parts of all ranks."""
         dims = self.layouts.dims(root)
         full = self.ranks.redistribute(part, dims, self.layouts.produced[root], REPLICATED)
-        node = next(node for node in self._nodes if node.name == root)
-        return full.reshape(node.meta["val"].shape)
+        return full.reshape(self._values[root].shape)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the loss of inputs that every rank has whole; partial sums are added up in what it is."""
-        step = _Pass(self, inputs)
-        for node in self._nodes:
-            if node.op == "call_function":
-                step.run(node)
-            elif node.op == "output":
-                return step.loss(node)
-        raise AssertionError("a program has an output")
+    def dtype(self, root: str) -> torch.dtype:
+        """Return the dtype of a root."""
+        name, _, index = root.rpartition(".")
+        value = self._values[name or root]
+        return (value[int(index)] if name else value).dtype  # type: ignore[no-any-return]
 
     def sum_gradients(self) -> None:
         """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators."""
@@ -82,7 +91,7 @@ class OperatorNetwork(nn.Module):
             if gradients:
                 flat = torch.cat([gradient.flatten() for gradient in gradients])
                 total = self.ranks.all_reduce(flat, axis)
-                for gradient, piece in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+                for gradient, piece in zip(gradients, torch.split(total, [g.numel() for g in gradients]), strict=True):
                     gradient.copy_(piece.view_as(gradient))
 
     def _partial(self, root: str) -> tuple[str, ...]:
@@ -98,11 +107,12 @@ class OperatorNetwork(nn.Module):
         ]
 
 
-class _Pass:
-    """One forward pass: the values so far, each also as it was brought to a layout."""
+class Pass:
+    """One microbatch in one stage: the values so far, each also as it was brought to a layout."""
 
-    def __init__(self, network: OperatorNetwork, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, network: OperatorNetwork, program: StageProgram, inputs: Sequence[Tensor]) -> None:
         self.network, self.ranks, self.layouts = network, network.ranks, network.layouts
+        self.program = program
         self.sizes = network.captured.sizes
         self.values: dict[str, DTensor] = {}
         self.locals: dict[str, Tensor] = {}
@@ -112,7 +122,43 @@ class _Pass:
             self.locals[name] = tensor.reshape([self.sizes[dim] for dim in self.layouts.dims(name)])
         self.locals |= dict(network.parts.items())
 
-    def run(self, node: Node) -> None:
+    def forward(self, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the stage on the values that come from the stage before; return those that go to the next one."""
+        for root, value in zip(self.program.received, received, strict=True):
+            self.locals[root] = value.requires_grad_(value.is_floating_point())
+        for node in self.program.nodes:
+            self._run(node)
+        self.sent = tuple(self._local(root) for root in self.program.sent)
+        return tuple(value.detach() for value in self.sent)
+
+    def backward(self, gradients: Sequence[Tensor], loss: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Run backward from the gradients of what was sent, or from a loss; return those of what was received."""
+        ends = [(value, gradient) for value, gradient in zip(self.flowing(self.sent), gradients, strict=True)]
+        ends += [(loss, torch.ones_like(loss))] if loss is not None else []
+        ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
+        torch.autograd.backward([value for value, _ in ends], [gradient for _, gradient in ends])
+        received = self.flowing([self.locals[root] for root in self.program.received])
+        return tuple(torch.zeros_like(value) if value.grad is None else value.grad for value in received)
+
+    def empty_received(self) -> list[Tensor]:
+        """Return tensors to receive what the stage before sends."""
+        return [self._empty(root) for root in self.program.received]
+
+    def empty_gradients(self) -> list[Tensor]:
+        """Return tensors to receive the gradients of what this stage sent."""
+        return [torch.empty_like(value, memory_format=torch.contiguous_format) for value in self.flowing(self.sent)]
+
+    def _empty(self, root: str) -> Tensor:
+        dims, spec = self.layouts.dims(root), self.layouts.produced[root]
+        shape = [self.sizes[dim] // self.ranks.ways(spec.axes(dim)) for dim in dims]
+        return torch.empty(shape, dtype=self.network.dtype(root))
+
+    @staticmethod
+    def flowing(values: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of some values that have gradients."""
+        return [value for value in values if value.is_floating_point()]
+
+    def _run(self, node: Node) -> None:
         """Run the operator of a node on this rank's parts."""
         layouts = self.layouts
         if layouts.root.get(node.name, node.name) != node.name:
@@ -135,12 +181,12 @@ class _Pass:
             result = local_operators.run(node, part, arguments, options)
         self._keep(node, result)
 
-    def loss(self, node: Node) -> Tensor:
+    def loss(self) -> Tensor:
         """Return the loss, summed where it is partial."""
-        root = self.layouts.root[node.args[0][0].name]  # type: ignore[index,union-attr,arg-type]
+        root = self.layouts.loss
         have = self.layouts.produced[root]
         local = self._local(root)
-        moved: Tensor = Move.apply(local, self.ranks, self.layouts.dims(root), have, REPLICATED, REPLICATED)
+        moved: Tensor = Move.apply(local, self.ranks, self.layouts.dims(root), have, REPLICATED, REPLICATED)  # type: ignore[no-untyped-call]
         return moved.reshape(())
 
     def _rows(self, node: Node, sharding: OperatorSharding) -> tuple[str, ...]:
@@ -183,7 +229,7 @@ class _Pass:
         value = self.brought[root, reading.wanted]
         missing = tuple(axis for axis in union.partial if axis not in reading.gradient.partial)
         if self.ranks.ways(missing) > 1 and value.is_floating_point():
-            shared: Tensor = Share.apply(value, self.ranks.ways(missing))
+            shared: Tensor = Share.apply(value, self.ranks.ways(missing))  # type: ignore[no-untyped-call]
             return shared
         return value
 
@@ -195,7 +241,7 @@ class _Pass:
         if root in self.network.parts:  # what the parameter is not cut along is summed once a step
             cut = {axis for _, axes in have.cuts for axis in axes}
             back = ShardingSpec(union.cuts, tuple(axis for axis in union.partial if axis in cut))
-        moved: Tensor = Move.apply(local, self.ranks, dims, have, wanted, back)
+        moved: Tensor = Move.apply(local, self.ranks, dims, have, wanted, back)  # type: ignore[no-untyped-call]
         return moved
 
     def _shaped(self, node: Node, argument: Node, value: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""The passes of a step in the order of its schedule, and what stages send each other."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.operators.network import OperatorNetwork, Pass
+from strategies.mesh import PIPELINE
+from strategies.plan import Plan
+from strategies.schedule import ActionKind
+
+Beat = Callable[[str], None]
+
+
+class Pipeline:
+    """Runs the schedule of a plan on one rank.
+
+    Parameters
+    ----------
+    network
+        The stages of this rank.
+    beat
+        Called with the name of each action as it begins.
+    """
+
+    def __init__(self, network: OperatorNetwork, plan: Plan, beat: Beat) -> None:
+        self.network, self.plan, self.beat = network, plan, beat
+        self.actions = plan.schedule.orders[network.ranks.coordinate.get(PIPELINE, 0)]
+        self.final = len(plan.stages) - 1
+        self._sends: list[tuple[dist.Work | None, Tensor]] = []
+        self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
+
+    def step(self, microbatches: Sequence[tuple[Tensor, ...]]) -> float | None:
+        """Run all passes of a step and return the mean loss; ``None`` where this rank has not the last stage.
+
+        ``microbatches`` has the inputs of every microbatch, whole.
+        """
+        passes: dict[tuple[int, int], tuple[Pass, Tensor | None]] = {}
+        total: float | None = None
+        for action in self.actions:
+            self.beat(str(action))
+            stage, microbatch = action.stage, action.microbatch
+            if action.kind is ActionKind.FORWARD:
+                begun = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
+                sent = begun.forward(self._receive(stage - 1, stage, microbatch, begun.empty_received()))
+                self._send(stage, stage + 1, microbatch, sent)
+                loss = begun.loss() / len(microbatches) if stage == self.final else None
+                passes[stage, microbatch] = begun, loss
+                total = total if loss is None else (total or 0.0) + float(loss.detach())
+            else:
+                ended, loss = passes.pop((stage, microbatch))
+                gradients = self._receive(stage + 1, stage, microbatch, ended.empty_gradients())
+                self._send(stage, stage - 1, microbatch, ended.backward(gradients, loss))
+        for work, _ in self._sends:
+            if work is not None:
+                work.wait()
+        self._sends.clear()
+        return total
+
+    def _send(self, stage: int, to: int, microbatch: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors to another stage; one on the same rank gets them as they are."""
+        if tensors and self.plan.positions[stage] == self.plan.positions[to]:
+            self._handed[stage, to, microbatch] = list(tensors)
+            return
+        for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
+            whole = tensor.contiguous()
+            self._sends.append((dist.isend(whole, self._rank(to), tag=tag), whole))
+
+    def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
+        """Return what another stage sends, received into ``empty`` tensors."""
+        if empty and self.plan.positions[source] == self.plan.positions[stage]:
+            return self._handed.pop((source, stage, microbatch))
+        for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
+            dist.recv(tensor, self._rank(source), tag=tag)
+        return list(empty)
+
+    def _rank(self, stage: int) -> int:
+        """Return the rank that runs another stage at the same place of the other axes."""
+        return dist.get_global_rank(self.network.ranks.mesh.get_group(PIPELINE), self.plan.positions[stage])
+
+    def _tags(self, source: int, to: int, microbatch: int) -> Iterator[int]:
+        """Yield tags that no other message between two ranks has."""
+        stages, direction = len(self.plan.stages), int(to > source)
+        first = ((microbatch * stages + source) * 2 + direction) * _MOST
+        return iter(range(first, first + _MOST))
+
+
+_MOST = 1 << 10
+"""Tensors that cross a boundary at most."""

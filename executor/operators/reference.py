@@ -1,0 +1,33 @@
+"""The same training run of a module by one process, with plain autograd."""
+
+from typing import Any
+
+from executor.operators.job import OperatorJob
+from executor.operators.trainer import make
+from executor.optimizer import OPTIMIZERS
+
+
+def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the losses, and the last gradients and the parameters by name as arrays.
+
+    Nothing of the plan is used but its microbatches: what works on a batch as a whole works on each of them.
+    """
+    made = make(job)
+    kind, options = OPTIMIZERS[job.optimizer]
+    module = made.module.train()
+    optimizer = kind(module.parameters(), **options)
+    losses = []
+    for _ in range(job.steps):
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for inputs in made.microbatches:
+            loss = module(*inputs) / len(made.microbatches)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    arrays: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        arrays[f"parameter {name}"] = parameter.detach().numpy()
+        arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
+    return tuple(losses), arrays

@@ -1,0 +1,109 @@
+"""One rank's share of a captured module under a plan, stepped."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from executor.capture.capture import capture
+from executor.capture.factory import made_by
+from executor.heartbeat import Heartbeat
+from executor.job import metrics_file, tensors_file
+from executor.operators.collectives import Ranks
+from executor.operators.job import OperatorJob, collectives_file
+from executor.operators.network import OperatorNetwork
+from executor.operators.pipeline import Pipeline
+from executor.optimizer import OPTIMIZERS
+from strategies.mesh import PIPELINE
+from strategies.plan import Plan
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory makes for a job: the module, and its inputs microbatch by microbatch."""
+
+    module: nn.Module
+    microbatches: tuple[tuple[Tensor, ...], ...]
+
+
+def make(job: OperatorJob) -> Made:
+    """Return the module of a job, seeded, and its inputs cut along their batch.
+
+    Raises
+    ------
+    ValueError
+        Where the plan does not train on the batch that the factory makes.
+    """
+    torch.manual_seed(job.seed)
+    module, inputs = made_by(job.module)
+    if job.double:
+        module = module.double()
+        inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
+    count, batch = job.plan.num_microbatches, inputs[0].shape[0]
+    if batch != job.plan.sequences * job.plan.data * count:
+        held = f"microbatch({job.plan.sequences}) * data({job.plan.data}) * microbatches({count})"
+        raise ValueError(f"{held} is the batch of the inputs, met {batch}")
+    return Made(module, tuple(zip(*(tensor.chunk(count) for tensor in inputs), strict=True)))
+
+
+class OperatorTrainer:
+    """Builds the stages of this rank and runs steps; every rank of the job makes one."""
+
+    def __init__(self, job: OperatorJob, heartbeat: Heartbeat) -> None:
+        self.job, self.made, self.heartbeat = job, make(job), heartbeat
+        self.ranks = Ranks(_device_mesh(job.plan))
+        plan = job.plan
+        captured = capture(self.made.module, self.made.microbatches[0])
+        shardings = {sharding.operator: sharding for sharding in plan.shardings}
+        owned = plan.stages_at(self.ranks.coordinate.get(PIPELINE, 0))
+        self.network = OperatorNetwork(captured, self.made.module, shardings, self.ranks, plan.stages, owned)
+        self.pipeline = Pipeline(self.network, plan, heartbeat.beat)
+        kind, options = OPTIMIZERS[job.optimizer]
+        self.optimizer = kind(self.network.parameters(), **options)
+
+    def step(self) -> float | None:
+        """Run one training step and return the loss; ``None`` off the last stage."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ranks.ran.clear()
+        loss = self.pipeline.step(self.made.microbatches)
+        self.heartbeat.beat("gradients")
+        self.network.sum_gradients()
+        self.heartbeat.beat("optimizer")
+        self.optimizer.step()
+        return loss
+
+    def train(self, folder: Path, rank: int) -> None:
+        """Run the job and leave this rank's results in ``folder``."""
+        dist.barrier()
+        with metrics_file(folder, rank).open("w") as metrics:
+            for step in range(self.job.steps):
+                self.heartbeat.step = step
+                start = perf_counter_ns()
+                loss = self.step()
+                seconds = (perf_counter_ns() - start) / 1e9
+                metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
+                metrics.flush()
+        if self.job.dump:
+            self._dump(folder, rank)
+
+    def _dump(self, folder: Path, rank: int) -> None:
+        ran = [[str(each.collective), each.axis, each.size] for each in self.ranks.ran]
+        collectives_file(folder, rank).write_text(json.dumps(ran))
+        arrays = {}
+        for root, part in self.network.parts.items():
+            name = self.network.captured.parameters[root]
+            arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).numpy()
+            assert part.grad is not None
+            arrays[f"gradient {name}"] = self.network.whole(root, part.grad).numpy()
+        np.savez(tensors_file(folder, rank), **arrays)
+
+
+def _device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:
+    axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
+    return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

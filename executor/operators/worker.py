@@ -1,0 +1,26 @@
+"""One rank of a captured module: ``python -m executor.operators.worker JOB.json ...``, results beside each job file."""
+
+import sys
+from pathlib import Path
+
+from executor.worker import run_rank
+
+
+def _run(paths: list[Path], rank: int) -> None:
+    from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
+    from executor.operators.job import OperatorJob
+    from executor.operators.trainer import OperatorTrainer
+    from executor.process_group import joined
+
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [OperatorJob.read(path) for path in paths]
+    with joined(paths[0].parent, max(job.timeout for job in jobs)):
+        for path, job in zip(paths, jobs, strict=True):
+            heartbeat.beat("capture")
+            OperatorTrainer(job, heartbeat).train(path.parent, rank)
+
+
+if __name__ == "__main__":
+    files = [Path(argument) for argument in sys.argv[1:]]
+    sys.exit(run_rank(files[0].parent, lambda rank: _run(files, rank)))
