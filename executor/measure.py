@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -20,7 +20,7 @@ from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
 from executor.job import Job, metrics_file, result_file, tensors_file
 from executor.private_torch import trace_events
-from executor.recorder import Recorder
+from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
 from executor.trainer import Trainer
 from simulator.program import Category
@@ -56,25 +56,44 @@ def _timed_steps(trainer: Trainer, path: Path) -> None:
 
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
-    """Return spans and memory of one more step; the profiler slows it, so it is not among the timed ones."""
     recorder = trainer.recorder
     trainer.optimizer.zero_grad(set_to_none=True)
     resident = _resident(trainer)
-    recorder.records = []
+    records: list[Record] = []
+    recorder.records = records
+
+    def spans(events: list[TraceEvent]) -> list[trace.Row]:
+        recorder.records = None
+        return trace.rows(records, events)
+
+    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident)
+
+
+def profiled(
+    step: Callable[[], object], spans: Callable[[list[TraceEvent]], list[trace.Row]], resident: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return spans and memory of one more step; the profiler slows it, so it is not among the timed ones.
+
+    Parameters
+    ----------
+    spans
+        What happened, given the profiler's events on the host's clock.
+    resident
+        Bytes that live from step to step, by category.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         dist.barrier()
         marks = [_mark(index) for index in range(_MARKS)]
         start = perf_counter_ns()
-        trainer.step(trainer.job.steps)
+        step()
         end = perf_counter_ns()
-    records, recorder.records = recorder.records, None
     events = trace_events(profiler)
     offset = _offset(marks, events)
     events = [event._replace(start=event.start + offset, end=event.end + offset) for event in events]
     return {
         "start": start,
         "end": end,
-        "spans": trace.rows(records, events),
+        "spans": spans(events),
         "resident": resident,
         "memory": trace.memory(events, start),
     }
@@ -101,15 +120,15 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
     state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
     return {
-        Category.PARAMETERS: _nbytes(p for n in networks.values() for p in n.parameters()),
+        Category.PARAMETERS: nbytes(p for n in networks.values() for p in n.parameters()),
         Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
-        Category.OPTIMIZER: _nbytes(
+        Category.OPTIMIZER: nbytes(
             value for values in state.values() for value in values.values() if isinstance(value, Tensor)
         ),
     }
 
 
-def _nbytes(tensors: Iterable[Tensor]) -> int:
+def nbytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the storages of ``tensors``, one that several share once."""
     storages = {storage.data_ptr(): storage.nbytes() for storage in (local(t).untyped_storage() for t in tensors)}
     return sum(storages.values())

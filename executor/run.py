@@ -85,11 +85,11 @@ def execute(
     job = Job(spec, training, plan, steps, seed, timeout=timeout)
     jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
     run_jobs(jobs, progress)
-    times = step_times(job, folder)
+    times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
         steps=steps,
-        losses=losses(job, folder),
+        losses=losses(plan, steps, folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
         peak_memory=timeline.peak_memory,
@@ -108,18 +108,25 @@ def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
 def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> None:
     """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
-    (first, folder), told = jobs[0], 0
+    first, folder = jobs[0]
+    poll = progress_of(first.plan, folder, progress)
+    timeout = max(job.timeout for job, _ in jobs)
+    launch("executor.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+
+
+def progress_of(plan: Plan, folder: Path, progress: Progress | None) -> Callable[[], None]:
+    """Return what tells ``progress`` of the steps that all ranks have done since it was last called."""
+    told = 0
 
     def poll() -> None:
         nonlocal told
         if progress is not None:
-            rows = _metrics(first, folder)
+            rows = _metrics(plan, folder)
             for step in range(told, min(len(row) for row in rows)):
                 progress(step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
                 told = step + 1
 
-    timeout = max(job.timeout for job, _ in jobs)
-    launch("executor.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+    return poll
 
 
 def verification_job(job: Job) -> Job:
@@ -145,24 +152,24 @@ def verification_job(job: Job) -> Job:
 
 def compare(job: Job, folder: Path) -> Verification:
     """Return how far a dumped job is from one process."""
-    return verify(job, folder, losses(job, folder))
+    return verify(job, folder, losses(job.plan, job.steps, folder))
 
 
-def losses(job: Job, folder: Path) -> tuple[float, ...]:
+def losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
     """Return the loss of every step: the mean over the ranks of the last stage, equal shares each."""
-    rows = _metrics(job, folder)
-    return tuple(_mean_loss(rows, step) for step in range(job.steps))
+    rows = _metrics(plan, folder)
+    return tuple(_mean_loss(rows, step) for step in range(steps))
 
 
-def step_times(job: Job, folder: Path) -> tuple[float, ...]:
+def step_times(plan: Plan, folder: Path) -> tuple[float, ...]:
     """Return the seconds of every step on its slowest rank."""
-    rows = _metrics(job, folder)
-    return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(job.steps))
+    rows = _metrics(plan, folder)
+    return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(min(len(row) for row in rows)))
 
 
-def _metrics(job: Job, folder: Path) -> list[list[dict[str, float | None]]]:
+def _metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
     result = []
-    for rank in range(job.plan.mesh.num_ranks):
+    for rank in range(plan.mesh.num_ranks):
         path = metrics_file(folder, rank)
         text = path.read_text() if path.exists() else ""
         result.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])

@@ -75,7 +75,7 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     tensor = blocking[TaskKind.RECOMPUTE]
     recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
     blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: sorted(tensor + recomputed, key=lambda r: r.start)}
-    result = communication + [piece for r in records for piece in _without(_row(r), blocking[r.kind])]
+    result = communication + [piece for r in records for piece in without(_row(r), blocking[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
 
@@ -83,7 +83,7 @@ def _row(record: Record) -> Row:
     return Row(StreamKind.COMPUTE, *record)
 
 
-def _without(row: Row, holes: Sequence[Row]) -> list[Row]:
+def without(row: Row, holes: Sequence[Row]) -> list[Row]:
     """Return what is left of ``row`` outside ``holes``; never nothing, so that an order is complete."""
     result, start = [], row.start
     for hole in holes:

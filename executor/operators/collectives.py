@@ -1,6 +1,8 @@
 """Collectives on one rank's part of a tensor, along one axis of a mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import torch
@@ -16,11 +18,13 @@ Dims = tuple[str, ...]
 
 
 class Ran(NamedTuple):
-    """A collective that ran: ``size`` as `simulator.collective` counts it, in bytes."""
+    """A collective that ran: ``size`` as `simulator.collective` counts it, in bytes; ns of the host's clock."""
 
     collective: Collective
     axis: str
     size: int
+    start: int
+    end: int
 
 
 class Ranks:
@@ -77,8 +81,8 @@ class Ranks:
     def all_reduce(self, local: Tensor, axis: str) -> Tensor:
         """Return the sum of every rank's part along an axis."""
         total = local.clone(memory_format=torch.contiguous_format)
-        self._note(Collective.ALL_REDUCE, axis, total)
-        dist.all_reduce(total, group=self.mesh.get_group(axis))
+        with self._noted(Collective.ALL_REDUCE, axis, total):
+            dist.all_reduce(total, group=self.mesh.get_group(axis))
         return total
 
     def _cut(self, local: Tensor, index: int, axis: str) -> Tensor:
@@ -87,23 +91,27 @@ class Ranks:
     def _all_gather(self, local: Tensor, index: int, axis: str) -> Tensor:
         first = local.movedim(index, 0).contiguous()
         whole = first.new_empty((self.size[axis] * first.shape[0], *first.shape[1:]))
-        self._note(Collective.ALL_GATHER, axis, whole)
-        dist.all_gather_into_tensor(whole, first, group=self.mesh.get_group(axis))
+        with self._noted(Collective.ALL_GATHER, axis, whole):
+            dist.all_gather_into_tensor(whole, first, group=self.mesh.get_group(axis))
         return whole.movedim(0, index)
 
     def _reduce_scatter(self, local: Tensor, index: int, axis: str) -> Tensor:
         first = local.movedim(index, 0).contiguous()
         part = first.new_empty((first.shape[0] // self.size[axis], *first.shape[1:]))
-        self._note(Collective.REDUCE_SCATTER, axis, first)
-        dist.reduce_scatter_tensor(part, first, group=self.mesh.get_group(axis))
+        with self._noted(Collective.REDUCE_SCATTER, axis, first):
+            dist.reduce_scatter_tensor(part, first, group=self.mesh.get_group(axis))
         return part.movedim(0, index)
 
     def _all_to_all(self, local: Tensor, cut: int, to: int, axis: str) -> Tensor:
         parts = torch.stack(local.chunk(self.size[axis], to))
         received = torch.empty_like(parts)
-        self._note(Collective.ALL_TO_ALL, axis, parts)
-        dist.all_to_all_single(received, parts, group=self.mesh.get_group(axis))
+        with self._noted(Collective.ALL_TO_ALL, axis, parts):
+            dist.all_to_all_single(received, parts, group=self.mesh.get_group(axis))
         return torch.cat(received.unbind(), cut)
 
-    def _note(self, collective: Collective, axis: str, largest: Tensor) -> None:
-        self.ran.append(Ran(collective, axis, largest.numel() * largest.element_size()))
+    @contextmanager
+    def _noted(self, collective: Collective, axis: str, largest: Tensor) -> Iterator[None]:
+        start = perf_counter_ns()
+        yield
+        size = largest.numel() * largest.element_size()
+        self.ran.append(Ran(collective, axis, size, start, perf_counter_ns()))

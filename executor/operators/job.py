@@ -24,6 +24,8 @@ class OperatorJob:
         Whether parameters and inputs are turned to fp64, to compare with one process.
     dump
         Whether gradients of the last step, final parameters and collectives are written.
+    profile
+        Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
     """
@@ -35,6 +37,7 @@ class OperatorJob:
     seed: int = 0
     double: bool = False
     dump: bool = False
+    profile: bool = True
     timeout: float = 600.0
 
     def write(self, folder: Path) -> Path:

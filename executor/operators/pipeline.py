@@ -1,16 +1,18 @@
 """The passes of a step in the order of its schedule, and what stages send each other."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
 
 import torch.distributed as dist
 from torch import Tensor
 
 from executor.operators.network import OperatorNetwork, Pass
+from executor.recorder import Recorder
+from executor.trace import Row
+from simulator.program import StreamKind, TaskKind
 from strategies.mesh import PIPELINE
 from strategies.plan import Plan
 from strategies.schedule import ActionKind
-
-Beat = Callable[[str], None]
 
 
 class Pipeline:
@@ -20,15 +22,16 @@ class Pipeline:
     ----------
     network
         The stages of this rank.
-    beat
-        Called with the name of each action as it begins.
+    recorder
+        Notes every pass, and tells the launcher of it.
     """
 
-    def __init__(self, network: OperatorNetwork, plan: Plan, beat: Beat) -> None:
-        self.network, self.plan, self.beat = network, plan, beat
+    def __init__(self, network: OperatorNetwork, plan: Plan, recorder: Recorder) -> None:
+        self.network, self.plan, self.recorder = network, plan, recorder
         self.actions = plan.schedule.orders[network.ranks.coordinate.get(PIPELINE, 0)]
         self.final = len(plan.stages) - 1
         self._sends: list[tuple[dist.Work | None, Tensor]] = []
+        self.transfers: list[Row] = []
         self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
 
     def step(self, microbatches: Sequence[tuple[Tensor, ...]]) -> float | None:
@@ -39,19 +42,22 @@ class Pipeline:
         passes: dict[tuple[int, int], tuple[Pass, Tensor | None]] = {}
         total: float | None = None
         for action in self.actions:
-            self.beat(str(action))
             stage, microbatch = action.stage, action.microbatch
             if action.kind is ActionKind.FORWARD:
                 begun = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
-                sent = begun.forward(self._receive(stage - 1, stage, microbatch, begun.empty_received()))
+                received = self._receive(stage - 1, stage, microbatch, begun.empty_received())
+                with self.recorder.span(TaskKind.FORWARD, stage, microbatch):
+                    sent = begun.forward(received)
+                    loss = begun.loss() / len(microbatches) if stage == self.final else None
                 self._send(stage, stage + 1, microbatch, sent)
-                loss = begun.loss() / len(microbatches) if stage == self.final else None
                 passes[stage, microbatch] = begun, loss
                 total = total if loss is None else (total or 0.0) + float(loss.detach())
             else:
                 ended, loss = passes.pop((stage, microbatch))
-                gradients = self._receive(stage + 1, stage, microbatch, ended.empty_gradients())
-                self._send(stage, stage - 1, microbatch, ended.backward(gradients, loss))
+                received = self._receive(stage + 1, stage, microbatch, ended.empty_gradients())
+                with self.recorder.span(TaskKind.BACKWARD, stage, microbatch):
+                    gradients = ended.backward(received, loss)
+                self._send(stage, stage - 1, microbatch, gradients)
         for work, _ in self._sends:
             if work is not None:
                 work.wait()
@@ -63,17 +69,29 @@ class Pipeline:
         if tensors and self.plan.positions[stage] == self.plan.positions[to]:
             self._handed[stage, to, microbatch] = list(tensors)
             return
+        start = perf_counter_ns()
         for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
             whole = tensor.contiguous()
             self._sends.append((dist.isend(whole, self._rank(to), tag=tag), whole))
+        if tensors:
+            stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
+            self._note(stream, stage, microbatch, "send", start)
 
     def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
         """Return what another stage sends, received into ``empty`` tensors."""
         if empty and self.plan.positions[source] == self.plan.positions[stage]:
             return self._handed.pop((source, stage, microbatch))
+        start = perf_counter_ns()
         for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
             dist.recv(tensor, self._rank(source), tag=tag)
+        if empty:
+            stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
+            self._note(stream, stage, microbatch, "recv", start)
         return list(empty)
+
+    def _note(self, stream: StreamKind, stage: int, microbatch: int, name: str, start: int) -> None:
+        kind = TaskKind.PIPELINE_COMMUNICATION
+        self.transfers.append(Row(stream, kind, stage, microbatch, name, start, perf_counter_ns()))
 
     def _rank(self, stage: int) -> int:
         """Return the rank that runs another stage at the same place of the other axes."""

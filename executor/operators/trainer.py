@@ -1,9 +1,11 @@
 """One rank's share of a captured module under a plan, stepped."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +16,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from executor.capture.capture import capture
 from executor.capture.factory import made_by
 from executor.heartbeat import Heartbeat
-from executor.job import metrics_file, tensors_file
-from executor.operators.collectives import Ranks
+from executor.job import metrics_file, result_file, tensors_file
+from executor.measure import nbytes, profiled
+from executor.operators.collectives import Ran, Ranks
 from executor.operators.job import OperatorJob, collectives_file
 from executor.operators.network import OperatorNetwork
 from executor.operators.pipeline import Pipeline
 from executor.optimizer import OPTIMIZERS
-from strategies.mesh import PIPELINE
+from executor.recorder import Record, Recorder
+from executor.trace import Row, without
+from simulator.program import Category, StreamKind, TaskKind
+from strategies.lowering.step import COMMUNICATION
+from strategies.mesh import DATA, PIPELINE
 from strategies.plan import Plan
 
 
@@ -56,14 +63,14 @@ class OperatorTrainer:
     """Builds the stages of this rank and runs steps; every rank of the job makes one."""
 
     def __init__(self, job: OperatorJob, heartbeat: Heartbeat) -> None:
-        self.job, self.made, self.heartbeat = job, make(job), heartbeat
+        self.job, self.made, self.recorder = job, make(job), Recorder(heartbeat)
         self.ranks = Ranks(_device_mesh(job.plan))
         plan = job.plan
         captured = capture(self.made.module, self.made.microbatches[0])
         shardings = {sharding.operator: sharding for sharding in plan.shardings}
         owned = plan.stages_at(self.ranks.coordinate.get(PIPELINE, 0))
         self.network = OperatorNetwork(captured, self.made.module, shardings, self.ranks, plan.stages, owned)
-        self.pipeline = Pipeline(self.network, plan, heartbeat.beat)
+        self.pipeline = Pipeline(self.network, plan, self.recorder)
         kind, options = OPTIMIZERS[job.optimizer]
         self.optimizer = kind(self.network.parameters(), **options)
 
@@ -71,11 +78,12 @@ class OperatorTrainer:
         """Run one training step and return the loss; ``None`` off the last stage."""
         self.optimizer.zero_grad(set_to_none=True)
         self.ranks.ran.clear()
+        self.pipeline.transfers.clear()
         loss = self.pipeline.step(self.made.microbatches)
-        self.heartbeat.beat("gradients")
+        self.recorder.heartbeat.beat("gradients")
         self.network.sum_gradients()
-        self.heartbeat.beat("optimizer")
-        self.optimizer.step()
+        with self.recorder.span(TaskKind.OPTIMIZER):
+            self.optimizer.step()
         return loss
 
     def train(self, folder: Path, rank: int) -> None:
@@ -83,7 +91,7 @@ class OperatorTrainer:
         dist.barrier()
         with metrics_file(folder, rank).open("w") as metrics:
             for step in range(self.job.steps):
-                self.heartbeat.step = step
+                self.recorder.heartbeat.step = step
                 start = perf_counter_ns()
                 loss = self.step()
                 seconds = (perf_counter_ns() - start) / 1e9
@@ -91,17 +99,47 @@ class OperatorTrainer:
                 metrics.flush()
         if self.job.dump:
             self._dump(folder, rank)
+        if self.job.profile:
+            result_file(folder, rank).write_text(json.dumps(self._profiled_step()))
+
+    def _profiled_step(self) -> dict[str, Any]:
+        self.optimizer.zero_grad(set_to_none=True)
+        states = (value for values in self.optimizer.state.values() for value in values.values())
+        resident = {
+            Category.PARAMETERS: nbytes(self.network.parameters()),
+            Category.OPTIMIZER: nbytes(value for value in states if isinstance(value, Tensor)),
+        }
+        records: list[Record] = []
+        self.recorder.records = records
+        found = profiled(self.step, lambda _: self._spans(records), resident)
+        self.recorder.records = None
+        return found
+
+    def _spans(self, records: Sequence[Record]) -> list[Row]:
+        """Return the spans of a step: passes without the collectives inside them, these, and transfers."""
+        inside = [_collective(each, records) for each in self.ranks.ran]
+        passes = [piece for each in records for piece in without(Row(StreamKind.COMPUTE, *each), inside)]
+        return sorted([*passes, *inside, *self.pipeline.transfers], key=lambda row: (row.start, row.end))
 
     def _dump(self, folder: Path, rank: int) -> None:
         ran = [[str(each.collective), each.axis, each.size] for each in self.ranks.ran]
         collectives_file(folder, rank).write_text(json.dumps(ran))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for root, part in self.network.parts.items():
             name = self.network.captured.parameters[root]
             arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).numpy()
             assert part.grad is not None
             arrays[f"gradient {name}"] = self.network.whole(root, part.grad).numpy()
         np.savez(tensors_file(folder, rank), **arrays)
+
+
+def _collective(ran: Ran, records: Sequence[Record]) -> Row:
+    """Return a collective as a span of the pass that runs it; after all passes it sums gradients."""
+    where = next(((r.stage, r.microbatch) for r in records if r.start <= ran.start <= r.end), (-1, -1))
+    name = str(ran.collective)
+    if where[0] < 0 or ran.axis == DATA:
+        return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, ran.start, ran.end)
+    return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end)
 
 
 def _device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:

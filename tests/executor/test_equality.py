@@ -97,4 +97,4 @@ def test_loss_is_the_mean_over_data_ranks(tmp_path: Path) -> None:
     two = job(data=2, steps=1)
     for rank, loss in enumerate((2.0, 4.0)):
         (tmp_path / f"rank-{rank}.jsonl").write_text(f'{{"step": 0, "loss": {loss}, "seconds": 0.5}}\n')
-    assert losses(two, tmp_path) == (3.0,)
+    assert losses(two.plan, two.steps, tmp_path) == (3.0,)

@@ -4,13 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.measure import _nbytes, _offset  # noqa: E402
+from executor.measure import nbytes, _offset  # noqa: E402
 from executor.trace import TraceEvent  # noqa: E402
 
 
 def test_views_of_one_bucket_count_once() -> None:
     bucket = torch.zeros(100)
-    assert _nbytes([bucket[:10], bucket[10:], torch.zeros(5)]) == 4 * 105
+    assert nbytes([bucket[:10], bucket[10:], torch.zeros(5)]) == 4 * 105
 
 
 def test_a_pause_in_a_mark_does_not_move_the_profilers_clock() -> None:

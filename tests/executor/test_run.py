@@ -117,4 +117,4 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == ""
     assert compare(pair, tmp_path).equal
-    assert len(losses(pair, tmp_path)) == 3
+    assert len(losses(pair.plan, pair.steps, tmp_path)) == 3

@@ -1,0 +1,109 @@
+"""Execute a user's module under a plan on this host and return what was measured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from executor.launcher import launch, require_torch
+from executor.measured_timeline import read_timeline
+from executor.operators.job import OperatorJob
+from executor.run import VERIFIED_STEPS, WARM_UP, Progress, Run, losses, progress_of, step_times
+from executor.verification import Verification, distance
+from strategies.plan import Plan
+from strategies.recomputation import Recompute
+from strategies.schedule import ActionKind
+
+WORKER = "executor.operators.worker"
+
+
+def execute_module(
+    module: str,
+    plan: Plan,
+    *,
+    steps: int,
+    verify: bool,
+    folder: Path,
+    optimizer: str = "adamw",
+    seed: int = 0,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> Run:
+    """Return what was measured in ``steps`` steps of a module under ``plan`` on this host, one process a rank.
+
+    Parameters
+    ----------
+    module
+        ``FILE.py:FACTORY``; the factory's inputs are the global batch.
+    verify
+        Whether the same plan also runs in fp64 against one process.
+
+    Raises
+    ------
+    ValueError
+        Where the plan cannot be run; nothing was started.
+    ExecutionError
+        Where a rank fails.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is at least 1, met {steps}")
+    require_torch()
+    if reasons := unsupported(plan):
+        raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
+    job = OperatorJob(module, plan, steps, optimizer, seed, timeout=timeout)
+    checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False)
+    jobs = [(job, folder)] + ([(checked, folder / "verify")] if verify else [])
+    run_jobs(jobs, progress)
+    times = step_times(plan, folder)
+    timeline = read_timeline(plan, folder)
+    return Run(
+        steps=steps,
+        losses=losses(plan, steps, folder),
+        step_times=times,
+        step_time=median(times[WARM_UP:] or times),
+        peak_memory=timeline.peak_memory,
+        timeline=timeline,
+        verification=compare(*jobs[1]) if verify else None,
+    )
+
+
+def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:
+    """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
+    paths = [str(job.write(folder).resolve()) for job, folder in jobs]
+    first, folder = jobs[0]
+    poll: Callable[[], None] = progress_of(first.plan, folder, progress)
+    timeout = max(job.timeout for job, _ in jobs)
+    launch(WORKER, paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+
+
+def compare(job: OperatorJob, folder: Path) -> Verification:
+    """Return how far a dumped job is from one process."""
+    from executor.operators.reference import train
+
+    expected_losses, expected = train(job)
+    return distance(job.plan.mesh.num_ranks, folder, losses(job.plan, job.steps, folder), expected_losses, expected)
+
+
+def unsupported(plan: Plan) -> tuple[str, ...]:
+    """Return every reason why the operator back end cannot run ``plan``; empty where it can."""
+    reasons = []
+    if {action.kind for order in plan.schedule.orders for action in order} - {ActionKind.FORWARD, ActionKind.BACKWARD}:
+        reasons.append(f"schedule: backward of a captured module is one pass, met {plan.rule.name}; nearest: 1f1b")
+    if plan.asynchronous:
+        reasons.append(f"schedule: steps of a captured module end with a flush, met {plan.rule.name}; nearest: 1f1b")
+    if plan.recompute is not Recompute.NONE:
+        reasons.append(f"recompute: a captured module keeps what backward reads, met {plan.recompute}; nearest: none")
+    if plan.zero:
+        met = f"met {plan.zero}; nearest: 0"
+        reasons.append(f"zero: shards of a captured module's parameters are in its shardings, {met}")
+    if plan.offload:
+        reasons.append(f"offload: a captured module stays on the device, met {plan.offload}")
+    if not isinstance(plan.microbatch, int):
+        reasons.append(
+            f"microbatch: one size on all data ranks, met {list(plan.microbatch)}; nearest: {plan.sizes[-1]}"
+        )
+    if plan.context > 1 or plan.expert > 1 or plan.replica > 1:
+        reasons.append(
+            "a captured module is cut along operator axes, data and pipeline, met context, expert or replica"
+        )
+    return tuple(reasons)
