@@ -169,8 +169,9 @@ def _draw_edge(ax: Axes, edge: Edge, left: float, lane: int) -> int:
 
 
 def _arrow(start: Point, end: Point, colour: str, width: float) -> FancyArrowPatch:
-    shape = {"arrowstyle": "-|>", "mutation_scale": 9, "shrinkA": 0, "shrinkB": 0}
-    return FancyArrowPatch(start, end, color=colour, linewidth=width, **shape)
+    return FancyArrowPatch(
+        start, end, color=colour, linewidth=width, arrowstyle="-|>", mutation_scale=9.0, shrinkA=0.0, shrinkB=0.0
+    )
 
 
 def _label(ax: Axes, edge: Edge, x: float, y: float, colour: str) -> None:

@@ -28,5 +28,5 @@ def test_edges_of_a_layer_are_megatrons(tmp_path: Path) -> None:
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
     scenario = load("scenarios/gpt3-175b-1024-a100.yaml")
-    with pytest.raises(ValueError, match="ends in .png or .svg"):
+    with pytest.raises(ValueError, match=r"ends in \.png or \.svg"):
         draw_sharded_graph(scenario.problem.graph, scenario.simulate().plan, tmp_path / "graph.pdf")
