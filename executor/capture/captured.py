@@ -43,8 +43,8 @@ class Captured:
         value in the blocks that read it.
     parameter_names
         ``(block, occurrence, tensor)`` -> placeholder of that parameter.
-    sizes
-        Size of each named dim for the inputs that the module was captured with; ``batch`` is that of the inputs.
+    batch
+        Samples of the inputs that the module was captured with; the program is for as many.
     warnings
         What was not understood, a line each: operators without a rule, which are not cut.
     """
@@ -60,5 +60,5 @@ class Captured:
     occurrence: dict[str, int]
     tensors: dict[str, str]
     parameter_names: dict[tuple[str, int, str], str]
-    sizes: dict[str, int]
+    batch: int
     warnings: tuple[str, ...] = ()
