@@ -6,6 +6,7 @@ one. Two dims of one tensor are *apart*: they are never unified, so that a named
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
 
@@ -122,7 +123,6 @@ class Dims:
             if len(sizes) > 1:
                 leaf.factors = tuple(self.new(size) for size in sizes)
                 for factor in leaf.factors:
-                    factor.hints |= {(rank, f"{name}_{place}") for rank, name in leaf.hints for place in ("part",)}
                     factor.apart |= leaf.apart
                     for other in leaf.apart:
                         other.root.apart.add(factor)
@@ -139,9 +139,9 @@ def refine(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
     if prod(left) != prod(right):
         return None
     strides = sorted({*_strides(left), *_strides(right)}, reverse=True)
-    if any(outer % inner for outer, inner in zip(strides, strides[1:], strict=False)):
+    if any(outer % inner for outer, inner in pairwise(strides)):
         return None
-    return [outer // inner for outer, inner in zip(strides, strides[1:], strict=False)]
+    return [outer // inner for outer, inner in pairwise(strides)]
 
 
 def _strides(sizes: Sequence[int]) -> Iterator[int]:

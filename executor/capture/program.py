@@ -1,9 +1,7 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +46,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False)
-            exported = exported.run_decompositions(_table())
+            exported = exported.run_decompositions(DECOMPOSITIONS)
     except Exception as error:
         raise CaptureError(f"torch cannot export the module: {_reason(error)}") from error
     signature, graph = exported.graph_signature, exported.graph_module.graph
@@ -58,8 +56,9 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     losses = [each.arg.name for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT]
     updated = [str(each.target) for each in signature.output_specs if each.kind is OutputKind.BUFFER_MUTATION]
     output = graph.output_node()
-    output.args = (tuple(node for node in output.args[0] if isinstance(node, Node) and node.name in losses),)
-    _check_loss(output)
+    results = [node for node in output.all_input_nodes if node.name in losses]
+    _check_loss(results)
+    output.args = (tuple(results),)
     for node in list(graph.nodes):
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
             raise CaptureError(f"torch cannot export the module: it has the operator {node.target}, which is not ATen")
@@ -79,16 +78,12 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     )
 
 
-def _table() -> dict[Any, Callable[..., Any]]:
-    return dict(DECOMPOSITIONS)
-
-
 def _gets(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
-def _check_loss(output: Node) -> None:
-    values = [node.meta["val"] for node in output.args[0]]
+def _check_loss(results: list[Node]) -> None:
+    values = [node.meta["val"] for node in results]
     if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != 1:
         met = ", ".join(f"a tensor of shape {tuple(value.shape)}" for value in values) or "no tensor"
         raise CaptureError(f"forward(*inputs) returns a scalar loss, met {met}")

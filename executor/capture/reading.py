@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from executor.capture.dims import Axes, Dims
+from executor.capture.dims import Axes, Dim, Dims
 from executor.capture.program import Program
 from executor.capture.rules.table import name_of, rule_of
 from executor.capture.rules.work import RESULT, Call, Rule, Unknown, Work, present
@@ -84,11 +84,11 @@ def shapes(node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each.shape) for each in (value if isinstance(value, tuple | list) else (value,)))
 
 
-def _placeholder(reading: Reading, node: Node, samples: object) -> None:
+def _placeholder(reading: Reading, node: Node, samples: Dim) -> None:
     (shape,) = shapes(node)
     axes = reading.dims.axes(shape)
     if node.name in reading.program.inputs:
-        axes = (samples, *axes[1:])  # type: ignore[assignment]
+        axes = (samples, *axes[1:])
         reading.dims.keep_apart(axes)
     elif node.name not in reading.program.parameters:
         reading.constant.add(node)

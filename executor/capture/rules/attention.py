@@ -9,7 +9,8 @@ def attention(call: Call) -> Work:
     """``query (.., heads, sequence, head_dim)`` sees keys and values ``(.., heads, key, head_dim)``.
 
     With grouped queries the heads of the queries are those of the keys times a group. A causal kernel
-    executes half of its square (Dao et al. 2022, "FlashAttention", section 3).
+    executes half of its square (Dao et al. 2022, "FlashAttention", section 3), and its rows are cut by no
+    axis: which keys one sees depends on its place.
     """
     query = call["query"]
     first = call.axes(query)
@@ -25,6 +26,7 @@ def attention(call: Call) -> Work:
         group.hints.add((5, "group"))
     keys = call.align(keys, {**wanted, last: first[-1]})
     tokens = call.axes(keys)[last - 1]
+    call.dims.keep_apart((first[-2], tokens))
     values = call.align(call["value"], {**wanted, last - 1: tokens})
     width = call.axes(values)[last]
     if grouped:
@@ -46,7 +48,7 @@ def attention(call: Call) -> Work:
     return Work(
         (out,),
         OperatorKind.ATTENTION,
-        uncut=present((*first[-1:], width)),
+        uncut=present((*first[-1:], width, tokens, first[-2] if call["is_causal"] else None)),
         space=(*square_dims, *present(first[-1:])) if same else square_dims,
         flops=flops,
         saves=(query, keys, values, RESULT),

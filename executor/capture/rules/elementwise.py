@@ -9,7 +9,7 @@ from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 
 KEEPS_NOTHING = frozenset(
-    [
+    {
         "add",
         "sub",
         "rsub",
@@ -20,27 +20,17 @@ KEEPS_NOTHING = frozenset(
         "floor",
         "ceil",
         "trunc",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "logical_not",
-        "logical_and",
-        "logical_or",
         "eq",
         "ne",
         "lt",
         "le",
         "gt",
         "ge",
-        "bitwise_not",
-        "bitwise_and",
-        "bitwise_or",
-    ]
+    }
+    | {"zeros_like", "ones_like", "full_like", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and"}
 )
 KEEPS_RESULT = frozenset(["exp", "sigmoid", "tanh", "rsqrt", "sqrt", "reciprocal", "relu", "expm1"])
-KEEPS_FACTORS = frozenset({"mul", "div"})
 KEEPS_CONDITION = frozenset({"where", "masked_fill"})
-ALSO = (*KEEPS_NOTHING, "clone_like", "one_hot")
 
 
 def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> Axes:
@@ -87,13 +77,21 @@ def _saves(call: Call) -> tuple[Node | str, ...]:
         return (RESULT,)
     if name in KEEPS_CONDITION:
         return tuple(each for each in operands if not each.meta["val"].is_floating_point())
-    if name in KEEPS_FACTORS:
-        moving = [each for each in operands if call.differentiable(each)]
-        kept = [each for each in operands if any(other is not each for other in moving) or len(moving) > len(operands)]
-        squares = len(operands) == 1 and isinstance(call.value(1), Node)
-        divides = name == "div" and len(operands) == 2 and call.differentiable(operands[1])
-        return tuple(operands if squares or divides else kept) if len(operands) > 1 or squares else ()
+    if name == "mul":
+        return _factors(call, operands)
+    if name == "div":
+        divisor = call.value(1)
+        if not isinstance(divisor, Node):
+            return ()
+        return tuple(operands) if call.differentiable(divisor) else (divisor,)
     return tuple(operands)
+
+
+def _factors(call: Call, operands: list[Node]) -> tuple[Node, ...]:
+    """Return the factors that the gradient of another one needs; a square needs itself."""
+    if len(operands) == 1:
+        return tuple(operands) if isinstance(call.value(1), Node) else ()
+    return tuple(one for one, other in zip(operands, reversed(operands), strict=True) if call.differentiable(other))
 
 
 def dropout(call: Call) -> Work:

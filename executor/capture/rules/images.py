@@ -1,6 +1,8 @@
 """Convolutions, pooling and resizing of images: dims ``batch channels`` and those of space."""
 
-from executor.capture.dims import Axes
+from torch.fx import Node
+
+from executor.capture.dims import Axes, Dim
 from executor.capture.rules.work import Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 
@@ -12,20 +14,18 @@ def convolution(call: Call) -> Work:
 
     Along space a point needs its neighbours: no axis cuts it. With groups, channels are not cut either.
     """
-    source, weight = call["input"], call["weight"]
-    axes, groups = call.axes(source), call["groups"]
-    read = call.align(weight, {1: axes[1]}) if groups == 1 else weight
-    read = call.separate(read, [0], axes[1:2])
-    return _convolved(call, read, 0, 1)
+    weight, channels = call["weight"], call.axes(call["input"])[1]
+    read = call.align(weight, {1: channels}) if call["groups"] == 1 else weight
+    read = call.separate(read, [0], (channels,))
+    return _convolved(call, read, call.axes(read)[0], call.axes(read)[1])
 
 
 def transposed_convolution(call: Call) -> Work:
     """``(batch, in, ..) * weight (in, out / groups, kernel ..) -> (batch, out, ..)``."""
-    source, weight = call["input"], call["weight"]
-    axes, groups = call.axes(source), call["groups"]
-    read = call.align(weight, {0: axes[1]})
-    read = call.separate(read, [1], axes[1:2])
-    return _convolved(call, read, 1 if groups == 1 else -1, 0)
+    channels = call.axes(call["input"])[1]
+    read = call.separate(call.align(call["weight"], {0: channels}), [1], (channels,))
+    (grouped,) = call.dims.axes(call.shape[1:2])
+    return _convolved(call, read, call.axes(read)[1] if call["groups"] == 1 else grouped, channels)
 
 
 def general_convolution(call: Call) -> Work:
@@ -33,25 +33,22 @@ def general_convolution(call: Call) -> Work:
     return transposed_convolution(call) if call["transposed"] else convolution(call)
 
 
-def _convolved(call: Call, weight: "object", out_place: int, in_place: int) -> Work:
-    read = call.node if weight is None else weight
-    call.read("weight", read)  # type: ignore[arg-type]
+def _convolved(call: Call, weight: Node, wide: Dim | None, inner: Dim | None) -> Work:
+    call.read("weight", weight)
     source = call["input"]
-    axes, kernel = call.axes(source), call.axes(read)  # type: ignore[arg-type]
-    grouped = call["groups"] > 1
-    wide = kernel[out_place] if out_place >= 0 else call.dims.axes((call.shape[1],))[0]
+    axes, kernel = call.axes(source), call.axes(weight)
     if call["bias"] is not None:
         call.read("bias", call.align(call["bias"], {0: wide}))
     space = _moved(call, axes, call.shape)
     out = (axes[0], wide, *space)
-    inner = kernel[in_place]
     window = kernel[2:]
     call.dims.keep_apart((*out, inner, *window))
     _name(call, axes, out, kernel)
-    points = axes[2:] if out_place else space  # a transposed convolution multiplies at every point that it reads
+    transposed = call.given.get("transposed", "transpose" in str(call.node.target))
+    points = axes[2:] if transposed else space  # a transposed convolution multiplies at every point that it reads
     walked = present((axes[0], wide, *points, inner, *window))
     spatial = present((*space, *axes[2:], *window))
-    channels = present((wide, axes[1], inner)) if grouped else ()
+    channels = present((wide, axes[1], inner)) if call["groups"] > 1 else ()
     return Work(
         (out,),
         OperatorKind.CONVOLUTION,

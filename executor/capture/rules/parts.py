@@ -46,20 +46,11 @@ def unbind(call: Call) -> Work:
 
 
 def split(call: Call) -> Work:
-    """Take parts along a dim. Equal ones have one dim: the whole is their number times it."""
+    """Take parts along a dim."""
     axes = call.axes(call.value(0))
-    place = call.place(call["dim"], axes)
-    whole, sizes = axes[place], [shape[place] for shape in call.shapes]
-    if len(sizes) == 1 or whole is None:
-        return same(call)
-    parts = call.dims.split([whole], (len(sizes), sizes[0])) if len(set(sizes)) == 1 else None
-    if parts is not None:
-        inner = parts[1] if sizes[0] > 1 else None
-        out = (*axes[:place], inner, *axes[place + 1 :])
-        return Work(tuple(out for _ in sizes), OperatorKind.VIEW, uncut=parts[:1])
     made = tuple(_replaced(call, axes, shape) for shape in call.shapes)
-    news = tuple(axis for each in made for axis in present((each[place],)))
-    return Work(made, OperatorKind.VIEW, uncut=(whole, *news), space=present(axes))
+    changed = tuple(dim for out in made for dim in _changed(axes, out))
+    return Work(made, OperatorKind.VIEW, uncut=changed, space=present(axes))
 
 
 def concatenate(call: Call) -> Work:

@@ -90,7 +90,6 @@ def einsum(call: Call) -> Work:
         if len(set(letters)) < len(letters):
             raise Unknown("the rule of einsum reads no diagonals")
         read = call.align(operand, {place: of.get(letter) for place, letter in enumerate(letters)})
-        mine = call.axes(read)
         fresh = [place for place, letter in enumerate(letters) if not of.get(letter)]
         read = call.separate(read, fresh, [dim for letter, dim in of.items() if letter not in letters])
         mine = call.axes(read)
@@ -102,13 +101,9 @@ def einsum(call: Call) -> Work:
     call.dims.keep_apart(of.values())
     out = tuple(of[letter] for letter in written)
     gone = present(dim for letter, dim in of.items() if letter not in written)
-    return Work(
-        (out,),
-        _einsum_kind(reads.split(","), written),
-        reduced=gone,
-        flops=2.0 * (len(operands) - 1) if len(operands) > 1 else 0.0,
-        saves=tuple(operands) if len(operands) > 1 else (),
-    )
+    kind = _einsum_kind(reads.split(","), written)
+    flops = 0.0 if kind is OperatorKind.ELEMENTWISE else 2.0
+    return Work((out,), kind, reduced=gone, flops=flops, saves=tuple(operands) if len(operands) > 1 else ())
 
 
 def _einsum_kind(reads: list[str], written: str) -> OperatorKind:
