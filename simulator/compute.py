@@ -16,7 +16,7 @@ from simulator.accelerator import Accelerator
 from simulator.kernels.attention import AttentionShape, attention_compute_time
 from simulator.kernels.matmul import Matmul, compute_time, soft_roofline
 from simulator.kernels.memory_bound import streaming_time
-from simulator.operator_graph import ITEMSIZE, Block, Operator, OperatorKind, Tensor
+from simulator.operator_graph import ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 
 PRODUCTS = frozenset(
     {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
@@ -90,6 +90,8 @@ def operator_time(
         Whether a product casts its input, and in the backward pass its output's gradient, to fp8
         and multiplies in fp8 (Micikevicius et al. 2022, "FP8 formats for deep learning").
     """
+    if operator.kind is OperatorKind.VIEW:
+        return 0.0
     sizes = _loaded(operator, sizes)
     if operator.kind in PRODUCTS:
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
@@ -118,7 +120,9 @@ def weight_gradient_time(
 
 
 def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = False) -> int:
-    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8."""
+    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8, a view none."""
+    if operator.kind is OperatorKind.VIEW:
+        return 0
     return (2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1) + quantised
 
 
@@ -290,12 +294,18 @@ def _attention_time(
 
 
 def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:
-    """Return the shape of fused attention; its query has dims ``batch sequence heads group head_dim``."""
+    """Return the shape of fused attention; its query has dims ``batch sequence heads group head_dim``.
+
+    Tokens that are no ``sequence`` are those dims of the query that the keys do not have.
+    """
     query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
-    heads = prod(sizes[dim] for dim in query.dims[:-1] if dim != "sequence")
+    tokens = [dim for dim in query.dims[:-1] if dim not in keys.dims]
+    tokens = [SEQUENCE] if SEQUENCE in query.dims else tokens
+    heads = prod(sizes[dim] for dim in query.dims[:-1] if dim not in tokens)
     attended = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
     widths = query.shape[-1], context.shape[-1]
     width = sum(widths) / 2
     flops = operator.flops_per_point * operator.executed_fraction * prod(sizes[dim] for dim, _ in operator.dims)
-    seen = flops / (4.0 * heads * sizes["sequence"] * width)
-    return AttentionShape(heads, sizes["sequence"], attended, width, seen, float(max(widths)))
+    attending = prod(sizes[dim] for dim in tokens)
+    seen = flops / (4.0 * heads * attending * width)
+    return AttentionShape(heads, attending, attended, width, seen, float(max(widths)))

@@ -36,6 +36,7 @@ class OperatorKind(StrEnum):
     PERMUTE = "permute"
     POOLING = "pooling"
     INTERACTION = "interaction"
+    VIEW = "view"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Operator:
         Ranks that cut one sum their parts.
     kernel
         What computes it, where the field has several kernels for it: ``flash_2`` and others for fused attention.
+    uncut
+        Dims that no axis may cut: what the operator does along them is no sum of its parts.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Operator:
     imbalance: float = 1.0
     statistics: tuple[tuple[str, int], ...] = ()
     kernel: str = ""
+    uncut: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float:

@@ -7,7 +7,11 @@ from torch.fx import GraphModule
 from simulator.operator_graph import OperatorGraph
 
 NamedDims = tuple[tuple[str, ...], ...]
-"""Per torch dim the named dims it is made of, outermost first; a dim of size 1 may have none."""
+"""Per torch dim the named dims it is made of, outermost first; a dim of size 1 has none."""
+
+
+class CaptureError(ValueError):
+    """A module or its factory cannot be captured; the message says why in one line."""
 
 
 @dataclass(frozen=True)
@@ -20,28 +24,29 @@ class Captured:
         The operators of one sample.
     program
         The forward pass in training mode as flat ATen operators on plain tensors. Its placeholders are
-        parameters, then buffers, then constants, then the inputs; its output is a tuple: the loss first, then the
-        new values of ``mutated`` buffers.
+        parameters, buffers and constants, then the inputs; its output is a tuple of the loss alone.
+        An ``aten.alias`` in it marks where a tensor is read under other named dims.
     parameters, buffers, constants
         Name of a placeholder -> qualified name in the module (of a constant: in the exported program).
     inputs
         Names of the placeholders of the module's inputs, in order.
-    mutated
-        Qualified names of the buffers whose new values the program returns after the loss, in order.
     dims
-        Name of a node -> the named dims of each torch dim of its value; those of a node with several values, one
-        after the other as ``name.0``, ``name.1``, ...
+        Name of a node -> the named dims of each torch dim of its value, as the block of the node calls them.
+        A node with several values has none: its ``getitem`` nodes do.
     operators
-        Name of a node -> ``block.operator`` as the shardings of a plan name it. Views and constants are no
-        operators: they are absent and follow their input.
+        Name of a node -> ``block.operator`` as the shardings of a plan name it. Views, constants, parameters
+        and inputs are no operators: they are absent and follow their input.
     occurrence
-        Name of a node -> which occurrence of its block it is in, from 0. Every node that has a place has one.
+        Name of an operator's node -> which occurrence of its block it is in, from 0.
     tensors
-        Name of a node -> name of its value in its block; of several values as in ``dims``.
-    sizes
-        Size of each named dim for the inputs that the module was captured with; ``batch`` is that of the inputs.
+        Name of an operator's node, of a ``getitem`` of one, of an input or of a constant value -> name of its
+        value in the blocks that read it.
+    parameter_names
+        ``(block, occurrence, tensor)`` -> placeholder of that parameter.
+    batch
+        Samples of the inputs that the module was captured with; the program is for as many.
     warnings
-        What could not be told apart, a line each: operators without a rule, which are not cut.
+        What was not understood, a line each: operators without a rule, which are not cut.
     """
 
     graph: OperatorGraph
@@ -50,10 +55,10 @@ class Captured:
     buffers: dict[str, str]
     constants: dict[str, str]
     inputs: tuple[str, ...]
-    mutated: tuple[str, ...]
     dims: dict[str, NamedDims]
     operators: dict[str, str]
     occurrence: dict[str, int]
     tensors: dict[str, str]
-    sizes: dict[str, int]
+    parameter_names: dict[tuple[str, int, str], str]
+    batch: int
     warnings: tuple[str, ...] = ()

@@ -1,0 +1,229 @@
+"""Puts operators, named dims and blocks together to an operator graph."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from executor.capture.captured import CaptureError, NamedDims
+from executor.capture.dims import Axes, Dim, leaves
+from executor.capture.drafts import Draft
+from executor.capture.naming import hint_input, hint_parameter, named
+from executor.capture.reading import Reading, Value, is_part
+from executor.capture.segments import Placed, unique
+from simulator.operator_graph import SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+
+DTYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.bool: "mask",
+    torch.complex64: "fp64",
+    **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), "int64"),
+}
+"""What the graph calls dtypes: a complex number has the bytes of two, and whole numbers are those of indices."""
+
+
+@dataclass
+class Maps:
+    """How nodes of the program map to the graph; see `Captured`."""
+
+    operators: dict[str, str] = field(default_factory=dict)
+    occurrence: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    parameter_names: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    dims: dict[str, NamedDims] = field(default_factory=dict)
+
+
+class Assembly:
+    """Builds the blocks one after the other; ``boundary`` is what flows from the last one to the next."""
+
+    def __init__(self, reading: Reading, operators: Sequence[Draft], placed: Sequence[Placed]) -> None:
+        self.reading, self.operators, self.placed = reading, operators, placed
+        self.maps = Maps()
+        self.boundary: list[Value] = []
+        self.owner: dict[Value, tuple[str, str]] = {}
+        self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
+        self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
+        self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
+        self.names = self._named()
+
+    def graph(self, name: str) -> OperatorGraph:
+        """Return the graph, and fill ``maps``."""
+        blocks = tuple(self._block(each) for each in self.placed)
+        self._map_dims()
+        sequence = next((dim.size for dim, word in self.names.items() if word == SEQUENCE), 1)
+        return OperatorGraph(name, blocks, sequence, tuple(self.tied))
+
+    def _axes(self, value: Value) -> Axes:
+        return self.reading.axes[value[0]][value[1]]
+
+    def _named(self) -> dict[Dim, str]:
+        program = self.reading.program
+        for node in program.module.graph.find_nodes(op="placeholder"):
+            axes = self._axes((node, 0))
+            if node.name in program.inputs:
+                hint_input(axes, floating=node.meta["val"].is_floating_point())
+            elif node.name in program.parameters:
+                hint_parameter(program.parameters[node.name], axes)
+        same: dict[Dim, Dim] = {}
+        for each in self.placed:
+            for renaming in each.segment.renamings[1:]:
+                same |= {dim: first for dim, first in renaming.items() if dim is not first}
+        homes = [list(self._dims_of(each)) for each in self.placed]
+        return named(homes, same)
+
+    def _dims_of(self, placed: Placed) -> Iterator[Dim]:
+        segment = placed.segment
+        for draft in self.operators[segment.start : segment.start + segment.length]:
+            yield from draft.space
+            for value in draft.values:
+                yield from leaves(self._axes(value))
+            for operand in draft.node.all_input_nodes:
+                yield from leaves(axis for axes in self.reading.axes[operand] for axis in axes)
+
+    def _words(self, dims: Sequence[Dim]) -> tuple[str, ...]:
+        return tuple(self.names[dim] for dim in dims)
+
+    def _block(self, placed: Placed) -> Block:
+        segment = placed.segment
+        drafts = self.operators[segment.start : segment.start + segment.length]
+        words = _Words(self, placed, drafts)
+        incoming = list(self.boundary)
+        inputs = tuple(words.of(value) for value in incoming)
+        operators = tuple(self._operator(draft, words) for draft in drafts)
+        outgoing, outputs = self._outgoing(placed, incoming, words)
+        self.boundary = outgoing
+        self._note(placed, words)
+        tensors = tuple(self._tensor(value, word) for value, word in words.known.items())
+        return Block(placed.name, operators, tensors, inputs, outputs, segment.repeat, placed.layer)
+
+    def _operator(self, draft: Draft, words: "_Words") -> Operator:
+        return Operator(
+            words.operators[draft.node],
+            draft.kind,
+            tuple((self.names[dim], 1 if dim.batch else dim.size) for dim in draft.space),
+            tuple(words.of(value) for value in draft.inputs),
+            tuple(words.of(value) for value in draft.outputs),
+            tuple(words.of(value) for value in draft.parameters),
+            self._words(draft.reduced),
+            draft.flops,
+            tuple(words.of(value) for value in draft.saved),
+            recompute_selectively=draft.kind is OperatorKind.ATTENTION,
+            executed_fraction=draft.executed,
+            uncut=self._words(draft.uncut),
+        )
+
+    def _outgoing(self, placed: Placed, incoming: list[Value], words: "_Words") -> tuple[list[Value], tuple[str, ...]]:
+        """Return what flows on, and how the block calls it."""
+        segment = placed.segment
+        if segment.repeat > 1:
+            handed = dict(segment.handed)
+            model = segment.start + segment.length * (segment.repeat - 1)
+            outgoing = [handed.get(value, value) for value in incoming]
+            calls = [value if value in incoming else self._first(segment.start, model, value) for value in outgoing]
+            return outgoing, tuple(words.of(value) for value in calls)
+        carried = [value for value in incoming if self.last.get(value, -1) >= segment.stop]
+        made = [value for each in self.operators[segment.start : segment.stop] for value in each.outputs]
+        outgoing = carried + [value for value in made if self.last.get(value, -1) >= segment.stop]
+        if segment.stop == len(self.operators):
+            outgoing.append(self.reading.root(self.reading.program.module.graph.output_node().all_input_nodes[0]))
+        return outgoing, tuple(words.of(value) for value in outgoing)
+
+    def _first(self, start: int, model: int, value: Value) -> Value:
+        """Return the value of the first copy that stands where one of the last copy does."""
+        return self.operators[start + self.made[value] - model].outputs[value[1]]
+
+    def _note(self, placed: Placed, words: "_Words") -> None:
+        """Note which node is which operator and tensor, in every copy, and which parameters are one."""
+        segment, maps = placed.segment, self.maps
+        for copy in range(segment.repeat):
+            first = segment.start + copy * segment.length
+            for mine, model in zip(
+                self.operators[first : first + segment.length], self.operators[segment.start :], strict=False
+            ):
+                maps.operators[mine.node.name] = f"{placed.name}.{words.operators[model.node]}"
+                maps.occurrence[mine.node.name] = copy
+                for value, like in zip(mine.outputs, model.outputs, strict=True):
+                    self._note_tensor(value, words.of(like), len(mine.outputs))
+                for value, like in zip(mine.parameters, model.parameters, strict=True):
+                    maps.parameter_names[placed.name, copy, words.of(like)] = value[0].name
+                    self._note_owner(value, placed.name, words.of(like))
+
+    def _note_tensor(self, value: Value, word: str, count: int) -> None:
+        node, index = value
+        if count == 1:
+            self.maps.tensors[node.name] = word
+        for user in node.users:
+            if is_part(user) and user.args[1] == index:
+                self.maps.tensors[user.name] = word
+
+    def _note_owner(self, value: Value, block: str, word: str) -> None:
+        first = self.owner.setdefault(value, (block, word))
+        pair = (first, (block, word))
+        if first[0] != block and pair not in self.tied:
+            self.tied.append(pair)
+
+    def _tensor(self, value: Value, word: str) -> Tensor:
+        node, index = value
+        held = node.meta["val"]
+        dtype = (held[index] if isinstance(held, tuple | list) else held).dtype
+        if dtype not in DTYPES:
+            raise CaptureError(f"{node.name} is of {dtype}; dtypes are {', '.join(map(str, DTYPES))}")
+        dims = leaves(self._axes(value))
+        shape = tuple(1 if dim.batch else dim.size for dim in dims)
+        return Tensor(word, self._words(dims), shape, DTYPES[dtype])
+
+    def _map_dims(self) -> None:
+        for node, values in self.reading.axes.items():
+            parts = [tuple(leaf for leaf in axis.leaves) if axis is not None else () for axis in values[0]]
+            if len(values) == 1 and all(leaf in self.names for part in parts for leaf in part):
+                self.maps.dims[node.name] = tuple(self._words(part) for part in parts)
+        for node in self.reading.program.module.graph.find_nodes(op="placeholder"):
+            if node.name in self.reading.program.inputs:
+                self.maps.tensors[node.name] = node.name
+
+
+class _Words:
+    """What one block calls its operators and tensors."""
+
+    def __init__(self, assembly: Assembly, placed: Placed, drafts: Sequence[Draft]) -> None:
+        self.assembly, self.placed = assembly, placed
+        self.known: dict[Value, str] = {}
+        self._taken: dict[str, None] = {}
+        names: dict[str, None] = {}
+        self.operators: dict[Node, str] = {draft.node: unique(self._operator(draft), names) for draft in drafts}
+
+    def of(self, value: Value) -> str:
+        """Return the name of a tensor, given when it is first met."""
+        if value not in self.known:
+            self.known[value] = unique(self._tensor(value), self._taken)
+        return self.known[value]
+
+    def _operator(self, draft: Draft) -> str:
+        within = self._within(draft.path)
+        own = draft.name.strip("_")
+        if within and draft.parameters and draft.kind is not OperatorKind.ELEMENTWISE:
+            return within.replace(".", "_")
+        return f"{within.replace('.', '_')}_{own}".strip("_")
+
+    def _within(self, path: str) -> str:
+        """Return the name of a module as the block's own module calls it."""
+        inside = path == self.placed.path or path.startswith(f"{self.placed.path}.")
+        short = path[len(self.placed.path) + 1 :] if inside and self.placed.path else path
+        last = path.rpartition(".")[2]
+        return short or (last if not last.isdigit() else "")
+
+    def _tensor(self, value: Value) -> str:
+        node, index = value
+        program = self.assembly.reading.program
+        if node.name in program.parameters:
+            return self._within(program.parameters[node.name])
+        if node in self.operators:
+            many = len(self.assembly.reading.axes[node]) > 1
+            return f"{self.operators[node]}_{index}" if many else self.operators[node]
+        return node.name if value not in self.assembly.made else "x"

@@ -1,0 +1,193 @@
+"""Operators that are written out as others, so that what they do along the batch is seen, and is a sum.
+
+Losses of mean reduction become a sum over a number of elements, and the batch norm its statistics: sums
+over all samples, wherever they are. torch's own gradient of some mean losses divides by the size of the local
+part where the input is cut; a sum has no such division.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+aten = torch.ops.aten
+MEAN, SUM = 1, 2
+"""Numbers of reductions in ATen."""
+
+
+def _reduced(points: Tensor, reduction: int) -> Tensor:
+    if reduction == MEAN:
+        return points.sum() / points.numel()
+    return points.sum() if reduction == SUM else points
+
+
+def mean(points: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the mean of all elements as a sum over their number."""
+    return points.sum(dtype=dtype) / points.numel()
+
+
+def mean_of_dims(
+    points: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the mean along dims as a sum over their size."""
+    dims = dim or list(range(points.dim()))
+    return points.sum(dims, keepdim, dtype=dtype) / prod(points.shape[each] for each in dims)
+
+
+def mse_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """Return squares of differences, reduced."""
+    difference = points - target
+    return _reduced(difference * difference, reduction)
+
+
+def l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """Return absolute differences, reduced."""
+    return _reduced((points - target).abs(), reduction)
+
+
+def huber_loss(points: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    """Return Huber's loss: ``min(|d|, delta) * (|d| - min(|d|, delta) / 2)``, reduced."""
+    distance = (points - target).abs()
+    near = distance.clamp(max=delta)
+    return _reduced(near * (distance - 0.5 * near), reduction)
+
+
+def smooth_l1_loss(points: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    """Return Huber's loss of ``delta = beta`` over ``beta``, reduced."""
+    if beta == 0:
+        return l1_loss(points, target, reduction)
+    distance = (points - target).abs()
+    near = distance.clamp(max=beta)
+    return _reduced(near * (distance - 0.5 * near) / beta, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """Return ``softplus(-x) * target + softplus(x) * (1 - target)``, weighted and reduced."""
+    positive = functional.softplus(-logits) * target
+    points = (positive if pos_weight is None else positive * pos_weight) + functional.softplus(logits) * (1 - target)
+    return _reduced(points if weight is None else points * weight, reduction)
+
+
+def cross_entropy_loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross-entropy over the classes of dim 1 as log-softmax, gather and masked sums."""
+    classes = 0 if logits.dim() == 1 else 1
+    logs = torch.log_softmax(logits, classes)
+    if target.is_floating_point():
+        return _of_probabilities(logs, target, weight, reduction, label_smoothing, classes)
+    smooth = label_smoothing / logits.shape[classes]
+    points, counted = _picked(logs, target, weight, ignore_index, classes)
+    if label_smoothing:
+        every = -(logs if weight is None else logs * _along(weight, logs, classes)).sum(classes)
+        points = (1 - label_smoothing) * points + smooth * every * (target != ignore_index)
+    return points.sum() / counted.sum() if reduction == MEAN else _reduced(points, reduction)
+
+
+def _of_probabilities(
+    logs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float, classes: int
+) -> Tensor:
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / logs.shape[classes]
+    weighted = logs * target if weight is None else logs * target * _along(weight, logs, classes)
+    points = -weighted.sum(classes)
+    return points.sum() / (logs.numel() // logs.shape[classes]) if reduction == MEAN else _reduced(points, reduction)
+
+
+def nll_loss(
+    logs: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: int = -100
+) -> Tensor:
+    """Return the negative of the logs that the target names, reduced over those that are not ignored."""
+    points, counted = _picked(logs, target, weight, ignore_index, 0 if logs.dim() == 1 else 1)
+    return points.sum() / counted.sum() if reduction == MEAN else _reduced(points, reduction)
+
+
+def _picked(
+    logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted losses of the target's classes, 0 where it is ignored, and what each counts."""
+    counts = target != ignore_index
+    safe = torch.where(counts, target, 0)
+    points = -logs.gather(classes, safe.unsqueeze(classes)).squeeze(classes)
+    counted = counts.to(logs.dtype)
+    if weight is not None:
+        counted = counted * weight[safe]
+    return points * counted, counted
+
+
+def _along(weight: Tensor, like: Tensor, dim: int) -> Tensor:
+    return weight.view([-1 if each == dim else 1 for each in range(like.dim())])
+
+
+def batch_norm(
+    image: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the batch norm of all samples, its statistics, and the new running statistics.
+
+    Ioffe and Szegedy 2015, "Batch normalization", algorithm 1; dim 1 holds the channels.
+    """
+    others = [dim for dim in range(image.dim()) if dim != 1]
+    count = image.numel() // image.shape[1]
+    if training:
+        average = image.sum(others) / count
+        centred = image - _along(average, image, 1)
+        variance = (centred * centred).sum(others) / count
+        unbiased = variance * (count / max(count - 1, 1))
+        running_mean = (1 - momentum) * running_mean + momentum * average
+        running_var = (1 - momentum) * running_var + momentum * unbiased
+    else:
+        variance = running_var
+        average = running_mean
+        centred = image - _along(average, image, 1)
+    inverse = (variance + epsilon).rsqrt()
+    result = centred * _along(inverse, image, 1)
+    if weight is not None:
+        result = result * _along(weight, image, 1)
+    if bias is not None:
+        result = result + _along(bias, image, 1)
+    return result, average, inverse, running_mean, running_var
+
+
+def batch_norm_without_running(
+    image: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the batch norm of all samples and its statistics."""
+    zeros = image.new_zeros(image.shape[1])
+    return batch_norm(image, weight, bias, zeros, zeros, True, momentum, epsilon)[:3]
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.mean.default: mean,
+    aten.mean.dim: mean_of_dims,
+    aten.mse_loss.default: mse_loss,
+    aten.l1_loss.default: l1_loss,
+    aten.huber_loss.default: huber_loss,
+    aten.smooth_l1_loss.default: smooth_l1_loss,
+    aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
+    aten.cross_entropy_loss.default: cross_entropy_loss,
+    aten.nll_loss_nd.default: nll_loss,
+    aten.nll_loss.default: nll_loss,
+    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten._native_batch_norm_legit.no_stats: batch_norm_without_running,
+}

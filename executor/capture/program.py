@@ -1,0 +1,95 @@
+"""A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from executor.capture.captured import CaptureError
+from executor.capture.decompositions import DECOMPOSITIONS
+
+
+@dataclass(frozen=True)
+class Program:
+    """The graph, what its placeholders are, and their values for the example.
+
+    Parameters
+    ----------
+    trained
+        Placeholders of the parameters that have gradients.
+    updated
+        Qualified names of buffers that the module updates in its forward pass; the program does not.
+    """
+
+    module: GraphModule
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, str]
+    inputs: tuple[str, ...]
+    trained: frozenset[str]
+    updated: tuple[str, ...]
+
+
+def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+    """Return the program of ``module(*inputs)``.
+
+    Raises
+    ------
+    CaptureError
+        Where torch cannot export the module; the message is torch's reason in one line.
+    """
+    module.train()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(module, inputs, strict=False)
+            exported = exported.run_decompositions(DECOMPOSITIONS)
+    except Exception as error:
+        raise CaptureError(f"torch cannot export the module: {_reason(error)}") from error
+    signature, graph = exported.graph_signature, exported.graph_module.graph
+    named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
+    for each in signature.input_specs:
+        named[each.kind][each.arg.name] = each.target or each.arg.name
+    losses = [each.arg.name for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT]
+    updated = [str(each.target) for each in signature.output_specs if each.kind is OutputKind.BUFFER_MUTATION]
+    output = graph.output_node()
+    results = [node for node in output.all_input_nodes if node.name in losses]
+    _check_loss(results)
+    output.args = (tuple(results),)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
+            raise CaptureError(f"torch cannot export the module: it has the operator {node.target}, which is not ATen")
+        if node.op == "call_function" and "_assert" in str(node.target):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    mine = named[InputKind.PARAMETER]
+    return Program(
+        GraphModule(exported.graph_module, graph),
+        mine,
+        named[InputKind.BUFFER],
+        named[InputKind.CONSTANT_TENSOR],
+        tuple(named[InputKind.USER_INPUT]),
+        frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
+        tuple(updated),
+    )
+
+
+def _gets(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _check_loss(results: list[Node]) -> None:
+    values = [node.meta["val"] for node in results]
+    if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != 1:
+        met = ", ".join(f"a tensor of shape {tuple(value.shape)}" for value in values) or "no tensor"
+        raise CaptureError(f"forward(*inputs) returns a scalar loss, met {met}")
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of torch's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

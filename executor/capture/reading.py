@@ -1,0 +1,162 @@
+"""Reads a program node by node: what each does, and the dims of each value."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from executor.capture.dims import Axes, Dim, Dims
+from executor.capture.program import Program
+from executor.capture.rules.table import name_of, rule_of
+from executor.capture.rules.work import RESULT, Call, Rule, Unknown, Work, present
+from simulator.operator_graph import OperatorKind
+
+Value = tuple[Node, int]
+"""One value of a node, by number."""
+
+_WITHOUT_GRADIENT = frozenset({"detach", "zeros_like", "ones_like", "full_like", "round", "floor", "ceil", "sign"})
+
+
+@dataclass
+class Reading:
+    """What is known of the nodes of a program.
+
+    Parameters
+    ----------
+    axes
+        Dims of the values of each node.
+    works
+        What each node does that is neither a placeholder nor a constant nor a part of another.
+    constant
+        Nodes that depend on neither parameters nor inputs.
+    differentiable
+        Nodes whose value has a gradient.
+    """
+
+    program: Program
+    dims: Dims = field(default_factory=Dims)
+    axes: dict[Node, tuple[Axes, ...]] = field(default_factory=dict)
+    works: dict[Node, Work] = field(default_factory=dict)
+    constant: set[Node] = field(default_factory=set)
+    differentiable: set[Node] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+
+    def root(self, node: Node) -> Value:
+        """Return the value that a node is a view of: itself where it is none."""
+        if node in self.constant or node.op == "placeholder":
+            return node, 0
+        if is_part(node):
+            source, index = node.args[0], int(node.args[1])  # type: ignore[arg-type]
+            assert isinstance(source, Node)
+            views = self.works.get(source)
+            if views is None or views.kind is not None:
+                return source, index
+            return self.root(source.all_input_nodes[index if len(source.all_input_nodes) > index else 0])
+        return self.root(node.all_input_nodes[0]) if self.works[node].kind is None else (node, 0)
+
+
+def read(program: Program, batch: int) -> Reading:
+    """Return the reading of a program whose inputs are ``batch`` samples."""
+    reading = Reading(program)
+    samples = reading.dims.new(batch, batch=True)
+    for node in list(program.module.graph.nodes):
+        if node.op == "placeholder":
+            _placeholder(reading, node, samples)
+        elif is_part(node):
+            source, index = node.args
+            reading.axes[node] = (reading.axes[source][index],)
+            if source in reading.constant:
+                reading.constant.add(node)
+            _note_gradient(reading, node)
+        elif node.op == "call_function":
+            _call(reading, node)
+    return reading
+
+
+def is_part(node: Node) -> bool:
+    """Return whether a node is one of the values of another."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the values of a node."""
+    value = node.meta["val"]
+    return tuple(tuple(each.shape) for each in (value if isinstance(value, tuple | list) else (value,)))
+
+
+def _placeholder(reading: Reading, node: Node, samples: Dim) -> None:
+    (shape,) = shapes(node)
+    axes = reading.dims.axes(shape)
+    if node.name in reading.program.inputs:
+        axes = (samples, *axes[1:])
+        reading.dims.keep_apart(axes)
+    elif node.name not in reading.program.parameters:
+        reading.constant.add(node)
+    elif node.name in reading.program.trained:
+        reading.differentiable.add(node)
+    reading.axes[node] = (axes,)
+
+
+def _call(reading: Reading, node: Node) -> None:
+    if all(each in reading.constant for each in node.all_input_nodes):
+        reading.constant.add(node)
+        reading.axes[node] = tuple(reading.dims.axes(shape) for shape in shapes(node))
+        return
+    try:
+        _note(reading, node, _work(reading, node))
+    except Unknown as reason:
+        reading.warnings.append(f"{node.target}: {reason}; it is replicated ({_where(node)})")
+        _note(reading, node, _replicated(reading, node))
+
+
+def _work(reading: Reading, node: Node) -> Work:
+    rule: Rule | None = rule_of(node.target)
+    if rule is None:
+        raise Unknown("no rule says what it does to named dims")
+
+    def renamed(alias: Node, work: Work) -> None:
+        _note(reading, alias, work)
+        if alias.all_input_nodes[0] in reading.constant:
+            reading.constant.add(alias)
+
+    call = Call(node, reading.dims, reading.axes, reading.differentiable.__contains__, renamed)
+    try:
+        work = rule(call)
+    except (KeyError, IndexError) as error:
+        raise Unknown(f"its rule does not cover this call ({type(error).__name__}: {error})") from error
+    sizes = tuple(tuple(1 if axis is None else axis.size for axis in axes) for axes in work.outputs)
+    if sizes != shapes(node):
+        raise Unknown(f"its rule says shapes {sizes} where torch says {shapes(node)}")
+    return work
+
+
+def _replicated(reading: Reading, node: Node) -> Work:
+    outputs = tuple(reading.dims.axes(shape) for shape in shapes(node))
+    operands = node.all_input_nodes
+    every = [axis for each in operands for axis in present(reading.axes[each][0])]
+    every += [axis for axes in outputs for axis in present(axes)]
+    return Work(outputs, OperatorKind.ELEMENTWISE, uncut=tuple(every), saves=(*operands, RESULT))
+
+
+def _note(reading: Reading, node: Node, work: Work) -> None:
+    reading.axes[node] = work.outputs
+    reading.works[node] = work
+    _note_gradient(reading, node)
+
+
+def _note_gradient(reading: Reading, node: Node) -> None:
+    value = node.meta["val"]
+    floats = not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
+    stops = not is_part(node) and name_of(node.target) in _WITHOUT_GRADIENT
+    if floats and not stops and any(each in reading.differentiable for each in node.all_input_nodes):
+        reading.differentiable.add(node)
+
+
+def _where(node: Node) -> str:
+    return module_path(node) or "in forward of the module itself"
+
+
+def module_path(node: Node) -> str:
+    """Return the qualified name of the module that a node is part of; the module itself is ``""``."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""

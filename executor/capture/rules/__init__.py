@@ -1,0 +1,1 @@
+"""What each ATen operator does to named dims, one file per family of operators."""

@@ -1,0 +1,118 @@
+"""Operators that work point by point, and the copies of values among them."""
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from executor.capture.dims import Axes, Dim
+from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
+from simulator.operator_graph import OperatorKind
+
+KEEPS_NOTHING = frozenset(
+    {
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "_to_copy",
+        "sign",
+        "round",
+        "floor",
+        "ceil",
+        "trunc",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    }
+    | {"zeros_like", "ones_like", "full_like", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and"}
+)
+KEEPS_RESULT = frozenset(["exp", "sigmoid", "tanh", "rsqrt", "sqrt", "reciprocal", "relu", "expm1"])
+KEEPS_CONDITION = frozenset({"where", "masked_fill"})
+
+
+def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> Axes:
+    """Make the dims of operands one with each other, aligned at the last one, and return the dims of the result."""
+    rank = len(call.shape)
+    result: list[Dim | None] = [None] * rank
+    for name, item, operand in operands:
+        axes = call.axes(operand)
+        shift = rank - len(axes)
+        wanted = {place: result[place + shift] for place in range(len(axes))}
+        read = call.align(operand, wanted)
+        if read is not operand:
+            call.read(name, read) if item is None else call.read_item(name, item, read)
+        for place, axis in enumerate(call.axes(read)):
+            result[place + shift] = result[place + shift] or axis
+    call.dims.keep_apart(result)
+    return tuple(result)
+
+
+def tensors(call: Call) -> list[tuple[str, int | None, Node]]:
+    """Return the operands with the argument that each is, those of most dims first."""
+    found: list[tuple[str, int | None, Node]] = []
+    for name, value in call.given.items():
+        if isinstance(value, Node):
+            found.append((name, None, value))
+        elif isinstance(value, list | tuple):
+            found += [(name, item, each) for item, each in enumerate(value) if isinstance(each, Node)]
+    return sorted(found, key=lambda each: -len(present(call.axes(each[2]))))
+
+
+def pointwise(call: Call) -> Work:
+    """Work point by point on operands that are broadcast."""
+    operands = tensors(call)
+    out = broadcast(call, operands)
+    return Work((out,), OperatorKind.ELEMENTWISE, saves=_saves(call))
+
+
+def _saves(call: Call) -> tuple[Node | str, ...]:
+    name = call.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    operands = call.operands()
+    if name in KEEPS_NOTHING:
+        return ()
+    if name in KEEPS_RESULT:
+        return (RESULT,)
+    if name in KEEPS_CONDITION:
+        return tuple(each for each in operands if not each.meta["val"].is_floating_point())
+    if name == "mul":
+        return _factors(call, operands)
+    if name == "div":
+        divisor = call.value(1)
+        if not isinstance(divisor, Node):
+            return ()
+        return tuple(operands) if call.differentiable(divisor) else (divisor,)
+    return tuple(operands)
+
+
+def _factors(call: Call, operands: list[Node]) -> tuple[Node, ...]:
+    """Return the factors that the gradient of another one needs; a square needs itself."""
+    if len(operands) == 1:
+        return tuple(operands) if isinstance(call.value(1), Node) else ()
+    return tuple(one for one, other in zip(operands, reversed(operands), strict=True) if call.differentiable(other))
+
+
+def dropout(call: Call) -> Work:
+    """Drop points out; backward reads which."""
+    out = call.axes(call.value(0))
+    if len(call.shapes) == 1:
+        return Work((out,), OperatorKind.DROPOUT)
+    return Work((out, out), OperatorKind.DROPOUT, saves=(MASK,))
+
+
+def one_hot(call: Call) -> Work:
+    """Write numbers of classes as rows of zeros and a one."""
+    classes = call.dims.new(call.shape[-1])
+    out = (*call.axes(call.value(0)), classes if classes.size > 1 else None)
+    call.dims.keep_apart(out)
+    classes.hints.add((4, "experts"))
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut=(classes,))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("_to_copy", "masked_fill", "where", "zeros_like", "ones_like", "full_like"), pointwise),
+    **dict.fromkeys(("native_dropout", "dropout"), dropout),
+    "one_hot": one_hot,
+}

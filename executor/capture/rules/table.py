@@ -1,0 +1,23 @@
+"""The one table of rules, by the name of the ATen operator."""
+
+from typing import Any
+
+import torch
+
+from executor.capture.rules import attention, elementwise, images, lookups, norms, parts, products, reductions, views
+from executor.capture.rules.work import Rule
+
+_FAMILIES = (views, parts, elementwise, reductions, products, attention, norms, images, lookups)
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+
+
+def name_of(target: Any) -> str:
+    """Return the name of an operator without its overload, as in ``linear``."""
+    return str(target.overloadpacket.__name__)
+
+
+def rule_of(target: Any) -> Rule | None:
+    """Return the rule of an ATen operator; those that torch marks as pointwise share one."""
+    rule = RULES.get(name_of(target))
+    pointwise = elementwise.pointwise if torch.Tag.pointwise in target.tags else None
+    return rule or pointwise
