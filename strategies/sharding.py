@@ -26,6 +26,11 @@ class ShardingSpec:
         return dict(self.cuts).get(dim, ())
 
     @property
+    def placed(self) -> frozenset[str]:
+        """The axes that cut a dim."""
+        return frozenset(axis for _, axes in self.cuts for axis in axes)
+
+    @property
     def complete(self) -> "ShardingSpec":
         """The same cuts with nothing left to sum."""
         return ShardingSpec(self.cuts)

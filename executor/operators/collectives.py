@@ -103,7 +103,7 @@ class Ranks:
         return part.movedim(0, index)
 
     def _all_to_all(self, local: Tensor, cut: int, to: int, axis: str) -> Tensor:
-        parts = torch.stack(local.chunk(self.size[axis], to))
+        parts = torch.stack(local.chunk(self.size[axis], to)).contiguous()
         received = torch.empty_like(parts)
         with self._noted(Collective.ALL_TO_ALL, axis, parts):
             dist.all_to_all_single(received, parts, group=self.mesh.get_group(axis))

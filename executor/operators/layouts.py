@@ -11,8 +11,7 @@ from typing import Any
 from torch.fx import Node
 
 from executor.capture.captured import Captured
-from executor.operators.views import ALIASES
-from simulator.operator_graph import BATCH, Operator, Tensor
+from simulator.operator_graph import BATCH, Block, Operator, Tensor
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -47,14 +46,16 @@ class Layouts:
         self._shardings = {
             name: _with_batch(shardings.get(name, OperatorSharding(name, ())), batch_axes) for name in self._operators
         }
-        self._several: dict[str, list[str]] = {}
-        for name in captured.dims:
-            self._several.setdefault(name.rpartition(".")[0], []).append(name)
+        self._sizes = {block.name: _sizes(block, captured.batch) for block in captured.graph.blocks}
+        self._home = {placeholder: key[0] for key, placeholder in captured.parameter_names.items()}
+        self.constants = _constants(captured)
+        self._parameter_names = {placeholder: key[-1] for key, placeholder in captured.parameter_names.items()}
         self.root: dict[str, str] = {}
         self.produced: dict[str, ShardingSpec] = {}
         self.gradient: dict[tuple[str, ShardingSpec], ShardingSpec] = {}
         nodes = [node for node in captured.program.graph.nodes if node.op != "output"]
         for node in nodes:
+            self._find_home(node)
             self._place(node)
         for node in nodes:
             for root in self.read_by(node):
@@ -69,18 +70,18 @@ class Layouts:
         output = next(iter(self.captured.program.graph.find_nodes(op="output")))
         return self.root[output.args[0][0].name]
 
-    def roots(self, node: Node) -> list[str]:
-        """Return the roots that a node makes."""
-        return [name for name in self._outputs(node) if self.root.get(name) == name]
-
     def dims(self, root: str) -> tuple[str, ...]:
         """Return the named dims of a root, one for each torch dim that it is kept with."""
         return tuple(dim for dims in self.captured.dims[root] for dim in dims)
 
+    def sizes(self, name: str) -> Mapping[str, int]:
+        """Return the sizes of the named dims of the block in which a value is made, or first read, by name."""
+        return self._sizes[self._home[name]]
+
     def tensor(self, root: str) -> Tensor:
         """Return a root as a tensor of the graph."""
         dims = self.dims(root)
-        return Tensor(root, dims, tuple(self.captured.sizes[dim] for dim in dims), "fp32")
+        return Tensor(root, dims, tuple(self.sizes(root)[dim] for dim in dims), "fp32")
 
     def sharding(self, node: Node) -> OperatorSharding | None:
         """Return how the operator of a node is cut; ``None`` where it has none."""
@@ -94,50 +95,52 @@ class Layouts:
 
     def read_by(self, node: Node) -> tuple[str, ...]:
         """Return the roots that a node reads, each once; an alias reads none."""
-        if node.target in ALIASES and node.name not in self.captured.operators:
+        if node.name not in self.captured.operators:
             return ()
         return tuple(dict.fromkeys(self.root[each.name] for each in node.all_input_nodes if each.name in self.root))
 
     def reading(self, node: Node, root: str) -> Reading:
-        """Return how a node reads a root."""
+        """Return how the operator of a node reads a root."""
         sharding, tensor = self.sharding(node), self.tensor(root)
-        if sharding is not None:
-            return Reading(sharding.of_input(tensor), sharding.of_gradient(tensor))
-        outputs = {dim for name in self._outputs(node) for dim in self.dims(name)}
-        have = self.produced[root]
-        wanted = ShardingSpec(tuple((dim, axes) for dim, axes in have.cuts if dim in outputs))
-        return Reading(wanted, wanted)
+        assert sharding is not None
+        return Reading(sharding.of_input(tensor), sharding.of_gradient(tensor))
 
-    def kept(self, root: str) -> ShardingSpec:
-        """Return the layout in which a parameter is kept: as its first reader says."""
-        return self.produced[root]
+    def values(self, node: Node) -> list[str]:
+        """Return the names of a node's values in order: of several, those of the nodes that pick one."""
+        if node.name in self.captured.dims:
+            return [node.name]
+        return [user.name for user in sorted(filter(_picks, node.users), key=lambda user: int(str(user.args[1])))]
 
-    def _outputs(self, node: Node) -> list[str]:
-        return [node.name] if node.name in self.captured.dims else self._several.get(node.name, [])
+    def _find_home(self, node: Node) -> None:
+        users = [node, *_readers(self.captured, node)]
+        name = next(
+            (self.captured.operators[user.name] for user in users if user.name in self.captured.operators), None
+        )
+        if name is not None:
+            for value in {node.name, *self.values(node)}:
+                self._home.setdefault(value, name.rpartition(".")[0])
 
     def _place(self, node: Node) -> None:
         """Note root and layout of what a node makes."""
-        captured = self.captured
-        if node.op == "placeholder":
-            self.root[node.name] = node.name
-            self.produced[node.name] = self._of_placeholder(node)
-        elif _picks(node):
-            source, index = node.args
-            self.root[node.name] = f"{source.name}.{index}"  # type: ignore[union-attr]
-        elif node.target in ALIASES and node.name not in captured.operators:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            self.root[node.name] = self.root[source.name]
-        else:
-            for name in self._outputs(node):
+        if node.op == "placeholder" or node.name in self.constants:
+            if node.name in self.captured.dims:
+                self.root[node.name] = node.name
+                self.produced[node.name] = self._of_placeholder(node)
+        elif node.name in self.captured.operators:
+            sharding, operator = self.sharding(node), self.operator(node)
+            assert sharding is not None
+            assert operator is not None
+            for name in self.values(node):
                 self.root[name] = name
-                self.produced[name] = self._made(node, name)
+                self.produced[name] = sharding.of_output(operator, self.tensor(name))
+        elif node.name in self.captured.dims and node.name not in self.root:
+            self.root[node.name] = self.root[_source(node).name]
 
     def _of_placeholder(self, node: Node) -> ShardingSpec:
         """Return how an input, constant or buffer comes, whole; a parameter as its first reader keeps it."""
         if node.name not in self.captured.parameters:
             return REPLICATED
-        for reader in _readers(node):
+        for reader in _readers(self.captured, node):
             sharding = self.sharding(reader)
             if sharding is not None:
                 return self._of_kept(sharding, node.name)
@@ -146,24 +149,39 @@ class Layouts:
     def _of_kept(self, sharding: OperatorSharding, placeholder: str) -> ShardingSpec:
         """Return the layout in which an operator keeps a parameter, which the graph knows by another name."""
         tensor = self.tensor(placeholder)
-        name = self.captured.tensors.get(placeholder, placeholder)
+        name = self._parameter_names.get(placeholder, placeholder)
         return sharding.of_kept(Tensor(name, tensor.dims, tensor.shape, tensor.dtype))
 
-    def _made(self, node: Node, name: str) -> ShardingSpec:
-        sharding, operator = self.sharding(node), self.operator(node)
-        if sharding is not None and operator is not None:
-            return sharding.of_output(operator, self.tensor(name))
-        cuts: dict[str, tuple[str, ...]] = {}
-        for root in self.read_by(node):
-            cuts |= {dim: axes for dim, axes in self.reading(node, root).wanted.cuts if dim in self.dims(name)}
-        return ShardingSpec(tuple(cuts.items()))
+
+def _constants(captured: Captured) -> frozenset[str]:
+    """Return the nodes that depend on neither parameters nor buffers nor inputs."""
+    found: set[str] = set(captured.constants)
+    for node in captured.program.graph.nodes:
+        if node.op == "call_function" and all(each.name in found for each in node.all_input_nodes):
+            found.add(node.name)
+    return frozenset(found - set(captured.constants))
 
 
-def _readers(node: Node) -> list[Node]:
+def _sizes(block: Block, batch: int) -> dict[str, int]:
+    tensors = [pair for tensor in block.tensors for pair in zip(tensor.dims, tensor.shape, strict=True)]
+    return {**dict(tensors), **dict(pair for operator in block.operators for pair in operator.dims), BATCH: batch}
+
+
+def _source(node: Node) -> Node:
+    """Return the node that another one views; of several the one that it picks."""
+    source = node.all_input_nodes[0]
+    if _picks(node):
+        parts = source.args[0]
+        assert isinstance(parts, list | tuple)
+        source = parts[int(str(node.args[1]))]  # type: ignore[assignment]
+    return source
+
+
+def _readers(captured: Captured, node: Node) -> list[Node]:
     """Return the nodes that read a value, through aliases too, in order."""
     found: list[Node] = []
     for user in node.users:
-        found += _readers(user) if user.target in ALIASES else [user]
+        found += _readers(captured, user) if user.name not in captured.operators else [user]
     return found
 
 

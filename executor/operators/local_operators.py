@@ -66,12 +66,19 @@ def _addmm(part: Part, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return aten.addmm.default(_once(part, bias), first, second)  # type: ignore[no-any-return]
 
 
-def _convolution(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    return aten.convolution.default(inputs, weight, _once(part, bias), *rest)  # type: ignore[no-any-return]
+def _convolution(kind: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a convolution whose bias, its third argument, counts once."""
+
+    def run(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
+        return kind(inputs, weight, _once(part, bias), *rest)
+
+    return run
 
 
-def _conv2d(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
-    return aten.conv2d.default(inputs, weight, _once(part, bias), *rest)  # type: ignore[no-any-return]
+_CONVOLUTIONS = (
+    *(aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+)
 
 
 def _mean(part: Part, *arguments: Any, **options: Any) -> Tensor:
@@ -83,8 +90,7 @@ _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     aten.embedding.default: _embedding,
     aten.linear.default: _linear,
     aten.addmm.default: _addmm,
-    aten.convolution.default: _convolution,
-    aten.conv2d.default: _conv2d,
+    **{kind: _convolution(kind) for kind in _CONVOLUTIONS},
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
 }

@@ -6,6 +6,7 @@ layout of their value, those of parameters are summed once a step.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 
 class OperatorNetwork(nn.Module):
-    """A captured module on one rank of a mesh.
+    """A captured module on one rank of a mesh; ``names`` are those of its parameters, one of several for tied ones.
 
     Parameters
     ----------
@@ -54,7 +55,10 @@ class OperatorNetwork(nn.Module):
         self.programs = stage_programs(captured, self.layouts, stages)
         self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
         constants = dict(captured.program.named_buffers()) | dict(captured.program.named_parameters())
-        whole = dict(module.named_parameters()) | dict(module.named_buffers()) | constants
+        named = module.named_parameters(remove_duplicate=False)
+        whole = dict(named) | dict(module.named_buffers(remove_duplicate=False)) | constants
+        first = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.names = {root: first[id(whole[name])] for root, name in captured.parameters.items()}
         self.parts = nn.ParameterDict()
         self._fixed: dict[str, Tensor] = {}
         read = {root for stage in owned for node in self.programs[stage].nodes for root in self.layouts.read_by(node)}
@@ -64,11 +68,22 @@ class OperatorNetwork(nn.Module):
             self.parts[placeholder] = nn.Parameter(self._part(placeholder, whole[name].detach()))
         for placeholder, name in (captured.buffers | captured.constants).items():
             self._fixed[placeholder] = whole[name].detach().clone()
+        self._evaluate_constants()
+
+    def _evaluate_constants(self) -> None:
+        """Compute what depends on no input once, whole."""
+        known = dict(self._fixed)
+        for node in self.captured.program.graph.nodes:
+            if node.name in self.layouts.constants:
+                arguments = torch.fx.map_arg(node.args, lambda argument: known[argument.name])
+                options = torch.fx.map_arg(node.kwargs, lambda argument: known[argument.name])
+                known[node.name] = node.target(*arguments, **options)
+        self._fixed = {name: value for name, value in known.items() if name in self.layouts.root}
 
     def _part(self, root: str, whole: Tensor) -> Tensor:
         """Return this rank's part of a parameter."""
         dims = self.layouts.dims(root)
-        shaped = whole.reshape([self.captured.sizes[dim] for dim in dims])
+        shaped = whole.reshape([self.layouts.sizes(root)[dim] for dim in dims])
         return self.ranks.redistribute(shaped, dims, REPLICATED, self.layouts.produced[root]).clone()
 
     def whole(self, root: str, part: Tensor) -> Tensor:
@@ -79,14 +94,12 @@ class OperatorNetwork(nn.Module):
 
     def dtype(self, root: str) -> torch.dtype:
         """Return the dtype of a root."""
-        name, _, index = root.rpartition(".")
-        value = self._values[name or root]
-        return (value[int(index)] if name else value).dtype  # type: ignore[no-any-return]
+        return self._values[root].dtype  # type: ignore[no-any-return]
 
     def sum_gradients(self) -> None:
         """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators."""
         for axis in self.ranks.size:
-            found = [part.grad for root, part in self.parts.items() if axis in self._partial(root)]
+            found = [part.grad for root, part in self.parts.items() if axis in self.summed(root)]
             gradients = [gradient for gradient in found if gradient is not None]
             if gradients:
                 flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -94,17 +107,11 @@ class OperatorNetwork(nn.Module):
                 for gradient, piece in zip(gradients, torch.split(total, [g.numel() for g in gradients]), strict=True):
                     gradient.copy_(piece.view_as(gradient))
 
-    def _partial(self, root: str) -> tuple[str, ...]:
-        """Return the axes over which the gradient of a parameter is left partial by backward."""
-        return tuple(dict.fromkeys(axis for spec in self._left(root) for axis in spec))
-
-    def _left(self, root: str) -> list[tuple[str, ...]]:
-        cut = {axis for _, axes in self.layouts.produced[root].cuts for axis in axes}
-        return [
-            tuple(axis for axis in spec.partial if axis not in cut and self.ranks.size.get(axis, 1) > 1)
-            for (name, _), spec in self.layouts.gradient.items()
-            if name == root
-        ]
+    def summed(self, root: str) -> tuple[str, ...]:
+        """Return the axes over which the gradient of a parameter is left to be summed once a step."""
+        placed = self.layouts.produced[root].placed
+        found = [spec.partial for (name, _), spec in self.layouts.gradient.items() if name == root]
+        return tuple(axis for axis in dict.fromkeys(chain.from_iterable(found)) if axis not in placed)
 
 
 class Pass:
@@ -113,13 +120,12 @@ class Pass:
     def __init__(self, network: OperatorNetwork, program: StageProgram, inputs: Sequence[Tensor]) -> None:
         self.network, self.ranks, self.layouts = network, network.ranks, network.layouts
         self.program = program
-        self.sizes = network.captured.sizes
         self.values: dict[str, DTensor] = {}
         self.locals: dict[str, Tensor] = {}
         self.brought: dict[tuple[str, ShardingSpec], Tensor] = {}
         given = dict(zip(network.captured.inputs, inputs, strict=True)) | network._fixed
         for name, tensor in given.items():
-            self.locals[name] = tensor.reshape([self.sizes[dim] for dim in self.layouts.dims(name)])
+            self.locals[name] = tensor.reshape(self.layouts.tensor(name).shape)
         self.locals |= dict(network.parts.items())
 
     def forward(self, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -149,9 +155,13 @@ class Pass:
         return [torch.empty_like(value, memory_format=torch.contiguous_format) for value in self.flowing(self.sent)]
 
     def _empty(self, root: str) -> Tensor:
-        dims, spec = self.layouts.dims(root), self.layouts.produced[root]
-        shape = [self.sizes[dim] // self.ranks.ways(spec.axes(dim)) for dim in dims]
-        return torch.empty(shape, dtype=self.network.dtype(root))
+        return torch.empty(self._shape(root), dtype=self.network.dtype(root))
+
+    def _shape(self, root: str) -> list[int]:
+        """Return the sizes of a rank's part of a root."""
+        tensor, spec = self.layouts.tensor(root), self.layouts.produced[root]
+        whole = zip(tensor.dims, tensor.shape, strict=True)
+        return [size // self.ranks.ways(spec.axes(dim)) for dim, size in whole]
 
     @staticmethod
     def flowing(values: Sequence[Tensor]) -> list[Tensor]:
@@ -161,8 +171,6 @@ class Pass:
     def _run(self, node: Node) -> None:
         """Run the operator of a node on this rank's parts."""
         layouts = self.layouts
-        if layouts.root.get(node.name, node.name) != node.name:
-            return  # a view of a root, or one of several values
         reads = {name: self._read(node, name) for name in layouts.read_by(node)}
 
         def local(argument: Node) -> Any:
@@ -198,12 +206,11 @@ class Pass:
 
     def _keep(self, node: Node, result: Any) -> None:
         several = isinstance(result, tuple | list)
-        for index, value in enumerate(result if several else [result]):
-            name = f"{node.name}.{index}" if several else node.name
-            if isinstance(value, Tensor) and name in self.layouts.produced:
-                dims, spec = self.layouts.dims(name), self.layouts.produced[name]
-                shape = [self.sizes[dim] // self.ranks.ways(spec.axes(dim)) for dim in dims]
-                self.values[name] = self._placed(value.reshape(shape), dims, spec)
+        picked = [int(str(user.args[1])) for user in node.users] if several else []
+        values = [result[index] for index in sorted(picked)] if several else [result]
+        for name, value in zip(self.layouts.values(node), values, strict=True):
+            dims, spec = self.layouts.dims(name), self.layouts.produced[name]
+            self.values[name] = self._placed(value.reshape(self._shape(name)), dims, spec)
 
     def _placed(self, local: Tensor, dims: tuple[str, ...], spec: ShardingSpec) -> DTensor:
         return DTensor.from_local(local, self.ranks.mesh, self._placements(dims, spec), run_check=False)
@@ -228,19 +235,24 @@ class Pass:
             self.brought[root, reading.wanted] = self._bring(root, dims, reading.wanted, union)
         value = self.brought[root, reading.wanted]
         missing = tuple(axis for axis in union.partial if axis not in reading.gradient.partial)
-        if self.ranks.ways(missing) > 1 and value.is_floating_point():
-            shared: Tensor = Share.apply(value, self.ranks.ways(missing))  # type: ignore[no-untyped-call]
-            return shared
-        return value
+        return self._shared(value, missing) if value.is_floating_point() else value
+
+    def _shared(self, value: Tensor, axes: tuple[str, ...]) -> Tensor:
+        """Return a value whose gradient, whole on every rank, counts once in a sum over axes that others need."""
+        if self.ranks.ways(axes) == 1:
+            return value
+        shared: Tensor = Share.apply(value, self.ranks.ways(axes))  # type: ignore[no-untyped-call]
+        return shared
 
     def _bring(self, root: str, dims: tuple[str, ...], wanted: ShardingSpec, union: ShardingSpec) -> Tensor:
         have, local = self.layouts.produced[root], self._local(root)
         if not local.is_floating_point():
             return self.ranks.redistribute(local, dims, have, wanted)
         back = union
-        if root in self.network.parts:  # what the parameter is not cut along is summed once a step
-            cut = {axis for _, axes in have.cuts for axis in axes}
-            back = ShardingSpec(union.cuts, tuple(axis for axis in union.partial if axis in cut))
+        if root in self.network.parts:
+            back = ShardingSpec(union.cuts, tuple(axis for axis in union.partial if axis in have.placed))
+            left = tuple(axis for axis in union.partial if axis not in have.placed)
+            local = self._shared(local, tuple(axis for axis in self.network.summed(root) if axis not in left))
         moved: Tensor = Move.apply(local, self.ranks, dims, have, wanted, back)  # type: ignore[no-untyped-call]
         return moved
 
@@ -249,9 +261,11 @@ class Pass:
         captured, root = self.network.captured, self.layouts.root[argument.name]
         have, dims = self.layouts.dims(root), captured.dims[argument.name]
         sharding = self.layouts.sharding(node)
-        cuts = dict(sharding.cuts) if sharding is not None else dict(self.layouts.reading(node, root).wanted.cuts)
+        assert sharding is not None
+        cuts = dict(sharding.cuts)
         named = [dim for group in dims for dim in group]
-        size = {dim: self.sizes[dim] // self.ranks.ways(cuts.get(dim, ())) for dim in named}
+        whole = self.layouts.sizes(node.name)
+        size = {dim: whole[dim] // self.ranks.ways(cuts.get(dim, ())) for dim in named}
         value = value.permute([have.index(dim) for dim in named if dim in have])
         for index, dim in enumerate(named):
             if dim not in have:

@@ -37,10 +37,10 @@ def stage_programs(captured: Captured, layouts: Layouts, stages: tuple[Stage, ..
         Where two stages read one parameter.
     """
     stage_of_block = {block: index for index, stage in enumerate(stages) for block in stage.blocks}
-    nodes = [node for node in captured.program.graph.nodes if node.op == "call_function"]
-    placed = _place(captured, layouts, nodes, stage_of_block)
+    nodes = [node for node in captured.program.graph.nodes if node.name in captured.operators]
+    placed = _place(captured, nodes, stage_of_block)
     _check_parameters(captured, layouts, placed)
-    made = {name: placed[node] for node in nodes for name in layouts.roots(node)}
+    made = {name: placed[node] for node in nodes for name in layouts.values(node) if node.name in captured.operators}
     last: dict[str, int] = {}
     for node in nodes:
         for root in layouts.read_by(node):
@@ -56,21 +56,14 @@ def stage_programs(captured: Captured, layouts: Layouts, stages: tuple[Stage, ..
     return tuple(result)
 
 
-def _place(
-    captured: Captured, layouts: Layouts, nodes: list[Node], stage_of_block: Mapping[str, int]
-) -> dict[Node, int]:
-    """Return the stage of every node: of operators that of their block, of others that of what they read."""
-    placed: dict[Node, int] = {}
+def _place(captured: Captured, nodes: list[Node], stage_of_block: Mapping[str, int]) -> dict[Node, int]:
+    """Return the stage of every operator: that of its block."""
     repeats = {block.name: block.repeat for block in captured.graph.blocks}
+    placed: dict[Node, int] = {}
     for node in nodes:
-        operator = captured.operators.get(node.name)
-        before = [placed[each] for each in node.all_input_nodes if each in placed]
-        if operator is None:
-            placed[node] = max(before, default=0)
-        else:
-            block = operator.rpartition(".")[0]
-            occurrence = f"{block}.{captured.occurrence[node.name]}" if repeats[block] > 1 else block
-            placed[node] = stage_of_block[occurrence]
+        block = captured.operators[node.name].rpartition(".")[0]
+        occurrence = f"{block}.{captured.occurrence[node.name]}" if repeats[block] > 1 else block
+        placed[node] = stage_of_block[occurrence]
     return placed
 
 

@@ -106,8 +106,8 @@ class OperatorTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         states = (value for values in self.optimizer.state.values() for value in values.values())
         resident = {
-            Category.PARAMETERS: nbytes(self.network.parameters()),
-            Category.OPTIMIZER: nbytes(value for value in states if isinstance(value, Tensor)),
+            str(Category.PARAMETERS): nbytes(self.network.parameters()),
+            str(Category.OPTIMIZER): nbytes(value for value in states if isinstance(value, Tensor)),
         }
         records: list[Record] = []
         self.recorder.records = records
@@ -126,7 +126,7 @@ class OperatorTrainer:
         collectives_file(folder, rank).write_text(json.dumps(ran))
         arrays: dict[str, Any] = {}
         for root, part in self.network.parts.items():
-            name = self.network.captured.parameters[root]
+            name = self.network.names[root]
             arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).numpy()
             assert part.grad is not None
             arrays[f"gradient {name}"] = self.network.whole(root, part.grad).numpy()
