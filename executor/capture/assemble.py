@@ -50,6 +50,7 @@ class Assembly:
         self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
         self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
+        self.handed = {value for each in placed for _, value in each.segment.handed}
         self.names = self._named()
 
     def graph(self, name: str) -> OperatorGraph:
@@ -85,6 +86,9 @@ class Assembly:
                 yield from leaves(self._axes(value))
             for operand in draft.node.all_input_nodes:
                 yield from leaves(axis for axes in self.reading.axes[operand] for axis in axes)
+        for value, made in self.made.items():
+            if made < segment.start and (self.last.get(value, -1) >= segment.start or value in self.handed):
+                yield from leaves(self._axes(value))
 
     def _words(self, dims: Sequence[Dim]) -> tuple[str, ...]:
         return tuple(self.names[dim] for dim in dims)
