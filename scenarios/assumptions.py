@@ -25,6 +25,8 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
         result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
     elif table.model.hf_config is not None:
         result.append(f"model.hf_config {table.model.hf_config} means {_sizes(spec)}")
+    elif table.model.graph is not None:
+        result.append(f"model.graph {table.model.graph} means {spec.summary}, as captured")
     elif table.model.transformer is not None:
         written = table.model.transformer
         result += _defaults("model.transformer", written, {"kv_heads": written.heads})

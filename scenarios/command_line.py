@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from scenarios.commands import accuracy, benchmark, calibrate, demo, execute, library, search, simulate
+from scenarios.commands import accuracy, benchmark, calibrate, capture, demo, execute, library, search, simulate
 from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
 
 
@@ -29,6 +29,7 @@ def application() -> typer.Typer:
     app.command("compare")(search.compare)
     app.command("execute")(execute.execute)
     app.command("calibrate")(calibrate.calibrate)
+    app.command("capture")(capture.capture)
     app.command("demo")(demo.demo)
     app.command("accuracy")(accuracy.accuracy)
     app.command("benchmark")(benchmark.benchmark)

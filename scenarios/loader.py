@@ -10,6 +10,7 @@ from scenarios.checking import check, sound_sections
 from scenarios.cluster_file import FieldError, load_cluster, resized, to_cluster, with_conditions
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.fields import Table
+from scenarios.graph_file import load_graph
 from scenarios.library import find
 from scenarios.long_run_schema import RunTable
 from scenarios.model_file import load_model
@@ -117,9 +118,12 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
         return MODELS[table.preset]
     if table.transformer is not None:
         return _transformer(table.transformer, document, faults)
-    assert table.hf_config is not None  # the schema asks for one of the three
+    folder = Path(document.file).parent
     try:
-        return load_model(Path(document.file).parent / table.hf_config)
+        if table.graph is not None:
+            return load_graph(folder / table.graph)
+        assert table.hf_config is not None  # the schema asks for one of the four
+        return load_model(folder / table.hf_config)
     except ScenarioError as error:
         faults.extend(error.faults)
         return None

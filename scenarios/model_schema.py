@@ -1,10 +1,10 @@
 """The fields of a scenario's model, and what each may hold."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scenarios.fields import Count, NotYet, OneOf, Table, Text
+from scenarios.fields import Count, OneOf, Table, Text
 from simulator.models.attention import ATTENTION
 from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
 
@@ -75,19 +75,25 @@ class TransformerTable(Table):
     latent: LatentAttentionTable | None = None
 
 
+_SOURCES = ("preset", "transformer", "hf_config", "graph")
+
+
 class ModelTable(Table):
-    """The network: one of ``preset``, ``transformer`` and ``hf_config``."""
+    """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
 
     preset: Annotated[str, OneOf(_model_names)] | None = None
     transformer: TransformerTable | None = None
     hf_config: Text | None = Field(
         default=None, description="Path of a Hugging Face config.json, relative to the scenario."
     )
-    graph: Annotated[Any, NotYet("graph", None)] = None
+    graph: Text | None = Field(
+        default=None, description="Path of a graph file, as `meshwise capture` writes it, relative to the scenario."
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "ModelTable":
-        stated = [name for name in ("preset", "transformer", "hf_config") if getattr(self, name) is not None]
+        stated = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(stated) != 1:
-            raise ValueError(f"holds one of preset, transformer and hf_config, met {' and '.join(stated) or 'none'}")
+            met = " and ".join(stated) or "none"
+            raise ValueError(f"holds one of preset, transformer, hf_config and graph, met {met}")
         return self

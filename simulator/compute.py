@@ -120,7 +120,10 @@ def weight_gradient_time(
 
 
 def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = False) -> int:
-    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8, a view none."""
+    """Return how many kernels an operator launches: a product has two gradients, a cast comes before fp8.
+
+    A view launches none.
+    """
     if operator.kind is OperatorKind.VIEW:
         return 0
     return (2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1) + quantised

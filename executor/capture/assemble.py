@@ -50,6 +50,7 @@ class Assembly:
         self.tied: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.last = {value: index for index, each in enumerate(operators) for value in each.inputs}
         self.made = {value: index for index, each in enumerate(operators) for value in each.outputs}
+        self.handed = {value for each in placed for _, value in each.segment.handed}
         self.names = self._named()
 
     def graph(self, name: str) -> OperatorGraph:
@@ -85,6 +86,9 @@ class Assembly:
                 yield from leaves(self._axes(value))
             for operand in draft.node.all_input_nodes:
                 yield from leaves(axis for axes in self.reading.axes[operand] for axis in axes)
+        for value, made in self.made.items():
+            if made < segment.start and (self.last.get(value, -1) >= segment.start or value in self.handed):
+                yield from leaves(self._axes(value))
 
     def _words(self, dims: Sequence[Dim]) -> tuple[str, ...]:
         return tuple(self.names[dim] for dim in dims)
@@ -188,6 +192,9 @@ class Assembly:
                 self.maps.tensors[node.name] = node.name
 
 
+_SHORT = {"scaled_dot_product_attention": "attention"}
+
+
 class _Words:
     """What one block calls its operators and tensors."""
 
@@ -205,18 +212,19 @@ class _Words:
         return self.known[value]
 
     def _operator(self, draft: Draft) -> str:
-        within = self._within(draft.path)
-        own = draft.name.strip("_")
-        if within and draft.parameters and draft.kind is not OperatorKind.ELEMENTWISE:
-            return within.replace(".", "_")
-        return f"{within.replace('.', '_')}_{own}".strip("_")
+        """Return the name of an operator's module within the block, and of the operator where that is not the same."""
+        within = self._within(draft.path).replace(".", "_")
+        own = _SHORT.get(draft.name, draft.name.strip("_"))
+        if draft.parameters and draft.kind is not OperatorKind.ELEMENTWISE:
+            last = draft.path.rpartition(".")[2]
+            return within or (own if last.isdigit() else last) or own
+        return within if within.endswith(own) else f"{within}_{own}".strip("_")
 
     def _within(self, path: str) -> str:
-        """Return the name of a module as the block's own module calls it."""
-        inside = path == self.placed.path or path.startswith(f"{self.placed.path}.")
-        short = path[len(self.placed.path) + 1 :] if inside and self.placed.path else path
-        last = path.rpartition(".")[2]
-        return short or (last if not last.isdigit() else "")
+        """Return the name of a module, or of a parameter, as the block's own module calls it."""
+        if not self.placed.path or not f"{path}.".startswith(f"{self.placed.path}."):
+            return path
+        return path[len(self.placed.path) + 1 :]
 
     def _tensor(self, value: Value) -> str:
         node, index = value

@@ -26,6 +26,7 @@ class FileKind(StrEnum):
     SCENARIO = "scenario"
     PLAN = "plan"
     CLUSTER = "cluster"
+    GRAPH = "graph"
 
 
 def init(
@@ -139,10 +140,10 @@ _LISTS = {
 
 
 def validate(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A scenario, plan or cluster file.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A scenario, plan, cluster or graph file.")],
     as_json: Json = False,
 ) -> None:
-    """Check a scenario, plan or cluster file and report all errors at once."""
+    """Check a scenario, plan, cluster or graph file and report all errors at once."""
     from scenarios.errors import Fault, ScenarioError
     from scenarios.library import find
     from scenarios.reader import read
@@ -172,6 +173,8 @@ def kind_of(data: Any) -> FileKind:
     fields = set(data) if isinstance(data, dict) else set()
     if fields & {"model", "training", "cluster", "search"}:
         return FileKind.SCENARIO
+    if "blocks" in fields:
+        return FileKind.GRAPH
     if fields & {"accelerator", "host", "intra_node", "inter_node", "node_types"}:
         return FileKind.CLUSTER
     if fields & {"version", "mesh", "data", "tensor", "pipeline", "microbatch", "schedule"}:
@@ -182,12 +185,15 @@ def kind_of(data: Any) -> FileKind:
 def _check(kind: FileKind, document: Any) -> None:
     from scenarios.cluster_file import cluster_in
     from scenarios.errors import Fault, ScenarioError
+    from scenarios.graph_file import graph_in
     from scenarios.loader import plan_in, scenario_in
 
     if kind is FileKind.SCENARIO:
         scenario_in(document)
     elif kind is FileKind.CLUSTER:
         cluster_in(document)
+    elif kind is FileKind.GRAPH:
+        graph_in(document)
     else:
         faults: list[Fault] = []
         plan_in(document, faults)
@@ -200,12 +206,14 @@ def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_jso
     from pydantic import TypeAdapter
 
     from scenarios.cluster_schema import WrittenCluster
+    from scenarios.graph_schema import GraphTable
     from scenarios.schema import AnyPlan, ScenarioTable
 
     types: dict[FileKind, Any] = {
         FileKind.SCENARIO: ScenarioTable,
         FileKind.PLAN: AnyPlan,
         FileKind.CLUSTER: WrittenCluster,
+        FileKind.GRAPH: GraphTable,
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"meshwise {kind.value}"}
     emit(head | {key: value for key, value in TypeAdapter(types[kind]).json_schema().items() if key != "title"})

@@ -1,4 +1,4 @@
-"""Small networks of eight families, seeded, whose forward returns a loss: what capture and the back end are tested on."""
+"""Small networks of eight families, seeded, whose forward returns a loss: to be captured and executed."""
 
 from collections.abc import Callable
 

@@ -1,0 +1,88 @@
+"""Runs one operator in two parts, as a cut of one of its dims says, and puts the results together."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Interpreter, Node
+
+from executor.capture.captured import Captured
+from simulator.operator_graph import Operator
+
+PARTS = 2
+
+
+class Values(Interpreter):
+    """Runs the program and keeps the value of every node."""
+
+    def __init__(self, captured: Captured, arguments: list[Tensor]) -> None:
+        super().__init__(captured.program)
+        self.values: dict[Node, Any] = {}
+        self.run(*arguments)
+
+    def run_node(self, node: Node) -> Any:
+        self.values[node] = super().run_node(node)
+        return self.values[node]
+
+
+def arguments(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return what the program is called with."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    named = [parameters[name] for name in captured.parameters.values()]
+    return [*named, *(buffers[name] for name in captured.buffers.values()), *inputs]
+
+
+def operators(captured: Captured) -> dict[str, Operator]:
+    """Return the operators of the graph by ``block.operator``."""
+    return {f"{block.name}.{each.name}": each for block in captured.graph.blocks for each in block.operators}
+
+
+def place(captured: Captured, node: Node, dim: str) -> int | None:
+    """Return the torch dim of a node whose contiguous parts are parts of ``dim``; None where it has no such dim."""
+    dims = captured.dims[node.name]
+    found = [index for index, parts in enumerate(dims) if dim in parts]
+    if not found:
+        return None
+    assert len(found) == 1 and dims[found[0]][0] == dim, f"{dim} lies within {dims[found[0]]} of {node.name}"
+    return found[0]
+
+
+def in_parts(captured: Captured, values: dict[Node, Any], node: Node, dim: str) -> list[Any]:
+    """Return the results of an operator on each part of ``dim``."""
+    results = []
+    for part in range(PARTS):
+
+        def local(operand: Node, part: int = part) -> Any:
+            index, value = place(captured, operand, dim), values[operand]
+            return value if index is None else value.chunk(PARTS, index)[part]
+
+        args = list(torch.fx.node.map_arg(node.args, local))
+        target = node.target
+        name = target.overloadpacket.__name__
+        reduced = dim in operators(captured)[captured.operators[node.name]].reduced
+        if name == "linear" and reduced and part and len(args) > 2:
+            args[2] = None  # the bias is added once
+        if name in ("conv2d", "conv_transpose2d") and reduced and part:
+            args[2] = None
+        if name == "embedding" and reduced:
+            results.append(_rows(args[0], args[1], part))
+            continue
+        results.append(target(*args, **torch.fx.node.map_arg(node.kwargs, local)))
+    return results
+
+
+def _rows(table: Tensor, indices: Tensor, part: int) -> Tensor:
+    """Return the rows that a part of a table has, zeros for the others."""
+    local = indices - part * len(table)
+    here = (local >= 0) & (local < len(table))
+    rows = torch.nn.functional.embedding(local.clamp(0, len(table) - 1), table)
+    return rows * here.unsqueeze(-1)
+
+
+def together(captured: Captured, node: Node, dim: str, parts: list[Tensor], *, reduced: bool) -> Tensor:
+    """Return one result of the parts': their sum where the dim is reduced, else one after the other."""
+    if reduced:
+        return sum(parts[1:], parts[0])
+    index = place(captured, node, dim)
+    return parts[0] if index is None else torch.cat(parts, index)

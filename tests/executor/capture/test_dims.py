@@ -1,0 +1,70 @@
+"""Dims unify, factor and stay apart."""
+
+from itertools import pairwise
+from math import prod
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.capture.dims import Dims, refine
+
+
+def test_a_dim_that_is_factored_twice_has_the_common_factors() -> None:
+    dims = Dims()
+    whole = dims.new(24)
+    assert dims.unify(whole, dims.merge((dims.new(4), dims.new(6))))
+    assert dims.unify(whole, dims.merge((dims.new(2), dims.new(12))))
+    # 24 = 4 * 6 = 2 * 12: strides 24, 12, 6, 1
+    assert [leaf.size for leaf in whole.leaves] == [2, 2, 6]
+
+
+def test_dims_of_one_tensor_are_never_one() -> None:
+    dims = Dims()
+    rows, columns = dims.axes((8, 8))
+    assert rows is not None and columns is not None
+    assert not dims.unify(rows, columns)
+    other = dims.new(8)
+    assert dims.unify(other, rows)
+    assert not dims.unify(other, columns)
+
+
+def test_parts_of_dims_that_are_apart_are_apart() -> None:
+    dims = Dims()
+    rows, columns = dims.axes((8, 4))
+    assert rows is not None and columns is not None
+    split = dims.split([rows], (2, 4))
+    assert split is not None
+    assert not dims.unify(split[1], columns)
+
+
+def test_the_batch_is_never_factored() -> None:
+    dims = Dims()
+    batch = dims.new(4, batch=True)
+    assert dims.split([batch], (2, 2)) is None
+    assert not dims.unify(dims.merge((dims.new(2), dims.new(2))), batch)
+    assert dims.unify(dims.new(4), batch)
+
+
+sizes = st.lists(st.integers(2, 6), min_size=1, max_size=5)
+
+
+@given(sizes, st.data())
+def test_merged_neighbours_are_refined_to_what_they_were_merged_of(parts: list[int], data: st.DataObject) -> None:
+    def merged() -> list[int]:
+        edges = sorted({0, len(parts), *data.draw(st.sets(st.integers(1, len(parts))))})
+        return [prod(parts[a:b]) for a, b in pairwise(edges)]
+
+    one, other = merged(), merged()
+    fine = refine(one, other)
+    assert fine is not None and prod(fine) == prod(parts)
+    for sizes in (one, other):
+        remaining = list(fine)
+        for size in sizes:
+            total = 1
+            while total < size:
+                total *= remaining.pop(0)
+            assert total == size
