@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from executor.capture.capture import capture
-from executor.capture.factory import made_by
+from executor.capture.factory import made
 from executor.heartbeat import Heartbeat
 from executor.job import metrics_file, result_file, tensors_file
 from executor.measure import nbytes, profiled
@@ -48,7 +48,7 @@ def make(job: OperatorJob) -> Made:
         Where the plan does not train on the batch that the factory makes.
     """
     torch.manual_seed(job.seed)
-    module, inputs = made_by(job.module)
+    module, inputs = made(job.module)
     if job.double:
         module = module.double()
         inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
