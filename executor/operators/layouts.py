@@ -31,7 +31,7 @@ class Layouts:
     Parameters
     ----------
     shardings
-        By the name of an operator in the graph.
+        By the name of an operator in the graph, or of an operator of one occurrence of a block.
     batch_axes
         Axes that cut the batch of everything that has one, outside of what the shardings say (data parallelism).
     """
@@ -43,9 +43,8 @@ class Layouts:
         self._operators = {
             f"{block.name}.{operator.name}": operator for block in captured.graph.blocks for operator in block.operators
         }
-        self._shardings = {
-            name: _with_batch(shardings.get(name, OperatorSharding(name, ())), batch_axes) for name in self._operators
-        }
+        self._repeats = {block.name: block.repeat for block in captured.graph.blocks}
+        self._shardings = {name: self._sharding(name, shardings, batch_axes) for name in captured.operators}
         self._sizes = {block.name: _sizes(block, captured.batch) for block in captured.graph.blocks}
         self._home = {placeholder: key[0] for key, placeholder in captured.parameter_names.items()}
         self.constants = _constants(captured)
@@ -83,10 +82,18 @@ class Layouts:
         dims = self.dims(root)
         return Tensor(root, dims, tuple(self.sizes(root)[dim] for dim in dims), "fp32")
 
+    def _sharding(
+        self, node: str, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...]
+    ) -> OperatorSharding:
+        """Return how a node is cut: as is said of its occurrence, or of all occurrences of its block."""
+        name = self.captured.operators[node]
+        block, _, operator = name.rpartition(".")
+        own = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
+        return _with_batch(shardings.get(own) or shardings.get(name) or OperatorSharding(name, ()), batch_axes)
+
     def sharding(self, node: Node) -> OperatorSharding | None:
         """Return how the operator of a node is cut; ``None`` where it has none."""
-        name = self.captured.operators.get(node.name)
-        return None if name is None else self._shardings[name]
+        return self._shardings.get(node.name)
 
     def operator(self, node: Node) -> Operator | None:
         """Return the operator of a node; ``None`` where it has none."""
