@@ -27,7 +27,7 @@ class Program:
     module: GraphModule
     parameters: dict[str, str]
     buffers: dict[str, str]
-    constants: dict[str, str]
+    constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     trained: frozenset[str]
     updated: tuple[str, ...]
@@ -71,7 +71,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         GraphModule(exported.graph_module, graph),
         mine,
         named[InputKind.BUFFER],
-        named[InputKind.CONSTANT_TENSOR],
+        {name: exported.constants[target] for name, target in named[InputKind.CONSTANT_TENSOR].items()},
         tuple(named[InputKind.USER_INPUT]),
         frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
         tuple(updated),

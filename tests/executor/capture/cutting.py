@@ -30,7 +30,7 @@ def arguments(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor,
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     named = [parameters[name] for name in captured.parameters.values()]
-    return [*named, *(buffers[name] for name in captured.buffers.values()), *inputs]
+    return [*named, *(buffers[name] for name in captured.buffers.values()), *captured.constants.values(), *inputs]
 
 
 def operators(captured: Captured) -> dict[str, Operator]:
