@@ -298,8 +298,6 @@ def _boundaries(table: GraphTable) -> Iterator[Message]:
             if out in one and into in other and _words(one[out]) != _words(other[into]):
                 needed = f"{after.name} reads {_words(other[into])} in its place"
                 yield (*where, place), f"{needed}, met {_words(one[out])}"
-    if table.blocks[0].inputs:
-        yield ("blocks", 0, "inputs"), f"nothing flows into the first block, met {len(table.blocks[0].inputs)} inputs"
 
 
 def _words(tensor: GraphTensorTable) -> str:
