@@ -1,7 +1,9 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from executor.capture.captured import CaptureError
 from executor.capture.decompositions import DECOMPOSITIONS
+from executor.capture.rules.table import rule_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False)
-            exported = exported.run_decompositions(DECOMPOSITIONS)
+            exported = exported.run_decompositions(_table())
     except Exception as error:
         raise CaptureError(f"torch cannot export the module: {_reason(error)}") from error
     signature, graph = exported.graph_signature, exported.graph_module.graph
@@ -76,6 +79,13 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
         tuple(updated),
     )
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Return what is written out: what must be, and by torch's own definitions what has no rule."""
+    default: Any = torch.export.default_decompositions()
+    without = {target: written for target, written in default.items() if rule_of(target) is None}
+    return {**without, **DECOMPOSITIONS}
 
 
 def _gets(node: Node) -> bool:

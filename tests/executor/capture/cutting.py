@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from executor.capture.captured import Captured
-from simulator.operator_graph import Operator
+from simulator.operator_graph import BATCH, Operator
 
 PARTS = 2
 
@@ -86,3 +86,22 @@ def together(captured: Captured, node: Node, dim: str, parts: list[Tensor], *, r
         return sum(parts[1:], parts[0])
     index = place(captured, node, dim)
     return parts[0] if index is None else torch.cat(parts, index)
+
+
+def check(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Check that every operator gives in two parts, along any dim that may be cut, what it gives whole; count them."""
+    values = Values(captured, arguments(captured, module, inputs)).values
+    every, tried = operators(captured), 0
+    for node, whole in values.items():
+        if node.name not in captured.operators or not isinstance(whole, Tensor):
+            continue
+        operator = every[captured.operators[node.name]]
+        for dim, size in operator.dims:
+            size = captured.batch if dim == BATCH else size
+            if dim in operator.uncut or size % PARTS:
+                continue
+            parts = in_parts(captured, values, node, dim)
+            result = together(captured, node, dim, parts, reduced=dim in operator.reduced)
+            torch.testing.assert_close(result, whole, rtol=0, atol=1e-12, msg=f"{operator.name} cut along {dim}")
+            tried += 1
+    return tried
