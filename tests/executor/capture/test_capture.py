@@ -1,5 +1,6 @@
 """Modules as operator graphs: the same numbers, the true sizes, and cuts that mean what they say."""
 
+from collections.abc import Callable
 from functools import cache
 from math import prod
 
