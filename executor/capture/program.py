@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     )
 
 
+@cache
 def _table() -> dict[Any, Callable[..., Any]]:
     """Return what is written out: what must be, and by torch's own definitions what has no rule."""
     default: Any = torch.export.default_decompositions()

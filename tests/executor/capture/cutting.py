@@ -61,10 +61,8 @@ def in_parts(captured: Captured, values: dict[Node, Any], node: Node, dim: str) 
         target = node.target
         name = target.overloadpacket.__name__
         reduced = dim in operators(captured)[captured.operators[node.name]].reduced
-        if name == "linear" and reduced and part and len(args) > 2:
+        if (name == "linear" or name.startswith("conv")) and reduced and part and len(args) > 2:
             args[2] = None  # the bias is added once
-        if name in ("conv2d", "conv_transpose2d") and reduced and part:
-            args[2] = None
         if name == "embedding" and reduced:
             results.append(_rows(args[0], args[1], part))
             continue

@@ -82,11 +82,15 @@ def test_an_operator_in_parts_gives_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_capture_is_the_same_every_time_and_knows_every_operator(name: str) -> None:
+def test_every_operator_has_a_rule(name: str) -> None:
+    assert not [line for line in captured(name)[0].warnings if "replicated" in line]
+
+
+@pytest.mark.parametrize("name", ["llama", "unet"])
+def test_a_capture_is_the_same_every_time(name: str) -> None:
     found, module, inputs = captured(name)
     again = capture(module, inputs, name)
     assert again.graph == found.graph and again.dims == found.dims and again.operators == found.operators
-    assert not [line for line in found.warnings if "replicated" in line]
 
 
 def test_layers_are_one_block_that_repeats() -> None:
