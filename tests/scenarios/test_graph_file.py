@@ -191,7 +191,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "a matmul multiplies an input by a parameter or another input, met 1 operands",
     ),
     "a table without rows": (change("blocks.2.operators.0.kind", "embedding"), "an embedding has a table whose first"),
-    "attention without keys": (change(f"{SCALE}.kind", "attention"), "attention reads queries"),
+    "attention without keys": (change(f"{SCALE}.kind", "attention"), "attention reads queries and keys"),
     "no result": (change(f"{SCALE}.outputs", []), f"{SCALE}.outputs: an operator makes a tensor, met none"),
     "more than can be executed": (change(f"{SCALE}.executed_fraction", 2.0), "is at most 1"),
     "FLOP without end": (change(f"{SCALE}.flops_per_point", 1e300), "is at most 1e+18"),
