@@ -254,9 +254,11 @@ def _kind_messages(block: GraphBlockTable, operator: GraphOperatorTable) -> Iter
         if not rows or rows[0] not in operator.dims:
             yield ("parameters",), "an embedding has a table whose first dim is one of the operator's dims"
     if kind is OperatorKind.ATTENTION:
-        query = dims.get(operator.inputs[0], []) if operator.inputs else []
-        if len(operator.inputs) < 2 or len(query) < 2 or not set(query[:-1]) <= set(operator.dims):
-            yield ("inputs",), "attention reads queries, whose dims but the last are the operator's, and keys"
+        query, keys = ([dims.get(name, []) for name in operator.inputs[:2]] + [[], []])[:2]
+        context = dims.get(operator.outputs[0], []) if operator.outputs else []
+        known = {*query[:-1], *keys[:-1]} <= set(operator.dims)
+        if min(len(query), len(keys), len(context)) < 2 or not known:
+            yield ("inputs",), "attention reads queries and keys, whose dims but the last are the operator's"
 
 
 def _order(block: GraphBlockTable) -> Iterator[Message]:
@@ -298,8 +300,6 @@ def _boundaries(table: GraphTable) -> Iterator[Message]:
             if out in one and into in other and _words(one[out]) != _words(other[into]):
                 needed = f"{after.name} reads {_words(other[into])} in its place"
                 yield (*where, place), f"{needed}, met {_words(one[out])}"
-    if table.blocks[0].inputs:
-        yield ("blocks", 0, "inputs"), f"nothing flows into the first block, met {len(table.blocks[0].inputs)} inputs"
 
 
 def _words(tensor: GraphTensorTable) -> str:

@@ -303,7 +303,7 @@ def _attended(block: Block, operator: Operator, sizes: Mapping[str, int]) -> Att
     """
     query, keys, context = (block.tensor[name] for name in (*operator.inputs[:2], operator.outputs[0]))
     tokens = [dim for dim in query.dims[:-1] if dim not in keys.dims]
-    tokens = [SEQUENCE] if SEQUENCE in query.dims else tokens
+    tokens = [SEQUENCE] if SEQUENCE in query.dims[:-1] else tokens
     heads = prod(sizes[dim] for dim in query.dims[:-1] if dim not in tokens)
     attended = prod(sizes[dim] for dim in keys.dims[:-1] if dim not in query.dims)
     widths = query.shape[-1], context.shape[-1]

@@ -177,7 +177,7 @@ class Assembly:
         held = node.meta["val"]
         dtype = (held[index] if isinstance(held, tuple | list) else held).dtype
         if dtype not in DTYPES:
-            raise CaptureError(f"{node.name} is of {dtype}; dtypes are {', '.join(map(str, DTYPES))}")
+            raise CaptureError(f"dtypes of a graph are {', '.join(map(str, DTYPES))}; {node.name} is of {dtype}")
         dims = leaves(self._axes(value))
         shape = tuple(1 if dim.batch else dim.size for dim in dims)
         return Tensor(word, self._words(dims), shape, DTYPES[dtype])

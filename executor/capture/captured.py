@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from simulator.operator_graph import OperatorGraph
@@ -26,8 +27,10 @@ class Captured:
         The forward pass in training mode as flat ATen operators on plain tensors. Its placeholders are
         parameters, buffers and constants, then the inputs; its output is a tuple of the loss alone.
         An ``aten.alias`` in it marks where a tensor is read under other named dims.
-    parameters, buffers, constants
-        Name of a placeholder -> qualified name in the module (of a constant: in the exported program).
+    parameters, buffers
+        Name of a placeholder -> qualified name in the module.
+    constants
+        Name of a placeholder -> its value, which is no part of the module: a tensor that forward writes out.
     inputs
         Names of the placeholders of the module's inputs, in order.
     dims
@@ -53,7 +56,7 @@ class Captured:
     program: GraphModule
     parameters: dict[str, str]
     buffers: dict[str, str]
-    constants: dict[str, str]
+    constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     dims: dict[str, NamedDims]
     operators: dict[str, str]

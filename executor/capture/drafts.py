@@ -50,7 +50,7 @@ def _draft(reading: Reading, node: Node, work: Work) -> Draft:
     views = [axes for each in operands for axes in reading.axes[each][:1]] + list(work.outputs)
     reduced = leaves(work.reduced)
     space = leaves(work.space) if work.space else leaves(axis for axes in (*work.outputs, *views) for axis in axes)
-    space = tuple(dict.fromkeys((*space, *(leaf for leaf in reduced if leaf not in space))))
+    space = tuple(dict.fromkeys((*space, *reduced)))
     closed = {*leaves(work.uncut), *_inner(views)}
     roots = [reading.root(each) for each in operands]
     is_parameter = [value[0].name in reading.program.parameters for value in roots]

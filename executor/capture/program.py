@@ -1,7 +1,10 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from executor.capture.captured import CaptureError
 from executor.capture.decompositions import DECOMPOSITIONS
+from executor.capture.rules.table import rule_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Program:
     module: GraphModule
     parameters: dict[str, str]
     buffers: dict[str, str]
-    constants: dict[str, str]
+    constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     trained: frozenset[str]
     updated: tuple[str, ...]
@@ -46,7 +50,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False)
-            exported = exported.run_decompositions(DECOMPOSITIONS)
+            exported = exported.run_decompositions(_table())
     except Exception as error:
         raise CaptureError(f"torch cannot export the module: {_reason(error)}") from error
     signature, graph = exported.graph_signature, exported.graph_module.graph
@@ -71,11 +75,19 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         GraphModule(exported.graph_module, graph),
         mine,
         named[InputKind.BUFFER],
-        named[InputKind.CONSTANT_TENSOR],
+        {name: exported.constants[target] for name, target in named[InputKind.CONSTANT_TENSOR].items()},
         tuple(named[InputKind.USER_INPUT]),
         frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
         tuple(updated),
     )
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Return what is written out: what must be, and by torch's own definitions what has no rule."""
+    default: Any = torch.export.default_decompositions()
+    without = {target: written for target, written in default.items() if rule_of(target) is None}
+    return {**without, **DECOMPOSITIONS}
 
 
 def _gets(node: Node) -> bool:

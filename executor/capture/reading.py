@@ -14,7 +14,10 @@ from simulator.operator_graph import OperatorKind
 Value = tuple[Node, int]
 """One value of a node, by number."""
 
-_WITHOUT_GRADIENT = frozenset({"detach", "zeros_like", "ones_like", "full_like", "round", "floor", "ceil", "sign"})
+_WITHOUT_GRADIENT = frozenset(
+    {"detach", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli"}
+    | {"round", "floor", "ceil", "sign"}
+)
 
 
 @dataclass
@@ -132,10 +135,9 @@ def _work(reading: Reading, node: Node) -> Work:
 
 def _replicated(reading: Reading, node: Node) -> Work:
     outputs = tuple(reading.dims.axes(shape) for shape in shapes(node))
-    operands = node.all_input_nodes
-    every = [axis for each in operands for axis in present(reading.axes[each][0])]
-    every += [axis for axes in outputs for axis in present(axes)]
-    return Work(outputs, OperatorKind.ELEMENTWISE, uncut=tuple(every), saves=(*operands, RESULT))
+    made = tuple(axis for axes in outputs for axis in present(axes))
+    operands = tuple(node.all_input_nodes)
+    return Work(outputs, OperatorKind.ELEMENTWISE, uncut=made, space=made, saves=(*operands, RESULT))
 
 
 def _note(reading: Reading, node: Node, work: Work) -> None:

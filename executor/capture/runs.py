@@ -203,13 +203,10 @@ class _Finder:
         return handed
 
     def _steady(self, outsides: list[list[Value]], handed: dict[Value, Value], renamings: list[Renaming]) -> bool:
-        """Return whether what goes from copy to copy has the same dims everywhere, and shared dims are the same."""
-        for slot, first in enumerate(outsides[0]):
-            every = [outside[slot] for outside in outsides] + [handed[first]]
-            if any(self.dims(value) != self.dims(first) for value in every):
-                return False
-        crossing = {dim for outside in outsides for value in outside for dim in self.dims(value)}
-        shared = {dim for renaming in renamings[1:] for dim in renaming if dim in renamings[0]} | crossing
+        """Return whether dims that go from copy to copy, or that copies share, are the same in all of them."""
+        crossing = [value for outside in outsides for value in outside] + list(handed.values())
+        shared = {dim for value in crossing for dim in self.dims(value)}
+        shared |= {dim for renaming in renamings[1:] for dim in renaming if dim in renamings[0]}
         return all(renaming.get(dim, dim) is dim for renaming in renamings for dim in shared)
 
 

@@ -27,7 +27,8 @@ KEEPS_NOTHING = frozenset(
         "gt",
         "ge",
     }
-    | {"zeros_like", "ones_like", "full_like", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and"}
+    | {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli"}
+    | {"logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and"}
 )
 KEEPS_RESULT = frozenset(["exp", "sigmoid", "tanh", "rsqrt", "sqrt", "reciprocal", "relu", "expm1"])
 KEEPS_CONDITION = frozenset({"where", "masked_fill"})
@@ -113,6 +114,7 @@ def one_hot(call: Call) -> Work:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("_to_copy", "masked_fill", "where", "zeros_like", "ones_like", "full_like"), pointwise),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli"), pointwise),
     **dict.fromkeys(("native_dropout", "dropout"), dropout),
     "one_hot": one_hot,
 }

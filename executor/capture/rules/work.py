@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from executor.capture.dims import Axes, Dim, Dims
+from executor.capture.dims import Axes, Dim, Dims, leaves
 from simulator.operator_graph import OperatorKind
 
 ALIAS = torch.ops.aten.alias.default
@@ -116,7 +116,10 @@ class Call:
         ]
         if not failed:
             return operand
-        alias = self.rename(operand, failed)
+        sought = {leaf for dim in wanted.values() if dim is not None for leaf in dim.leaves}
+        others = (place for place in range(len(axes)) if place not in wanted)
+        taken = [place for place in others if sought & set(leaves(axes[place : place + 1]))]
+        alias = self.rename(operand, failed + taken)
         for place in failed:
             if not self._unify(self.axes(alias)[place], wanted[place]):
                 raise Unknown(f"dim {place} of {operand.name} is not one with that of another operand")
@@ -128,9 +131,8 @@ class Call:
 
     def separate(self, operand: Node, places: Iterable[int], others: Sequence[Dim | None]) -> Node:
         """Make dims of an operand others than some; return what is then read: the operand or its alias."""
-        taken = {leaf for other in others if other is not None for leaf in other.leaves}
-        axes = self.axes(operand)
-        same = [place for place in places if axes[place] is not None and taken & set(axes[place].leaves)]  # type: ignore[union-attr]
+        taken, axes = set(leaves(others)), self.axes(operand)
+        same = [place for place in places if taken & set(leaves(axes[place : place + 1]))]
         return self.rename(operand, same) if same else operand
 
     def rename(self, operand: Node, places: Sequence[int]) -> Node:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from executor.capture.captured import Captured
-from simulator.operator_graph import Operator
+from simulator.operator_graph import BATCH, Operator
 
 PARTS = 2
 
@@ -30,7 +30,7 @@ def arguments(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor,
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     named = [parameters[name] for name in captured.parameters.values()]
-    return [*named, *(buffers[name] for name in captured.buffers.values()), *inputs]
+    return [*named, *(buffers[name] for name in captured.buffers.values()), *captured.constants.values(), *inputs]
 
 
 def operators(captured: Captured) -> dict[str, Operator]:
@@ -61,10 +61,8 @@ def in_parts(captured: Captured, values: dict[Node, Any], node: Node, dim: str) 
         target = node.target
         name = target.overloadpacket.__name__
         reduced = dim in operators(captured)[captured.operators[node.name]].reduced
-        if name == "linear" and reduced and part and len(args) > 2:
+        if (name == "linear" or name.startswith("conv")) and reduced and part and len(args) > 2:
             args[2] = None  # the bias is added once
-        if name in ("conv2d", "conv_transpose2d") and reduced and part:
-            args[2] = None
         if name == "embedding" and reduced:
             results.append(_rows(args[0], args[1], part))
             continue
@@ -86,3 +84,22 @@ def together(captured: Captured, node: Node, dim: str, parts: list[Tensor], *, r
         return sum(parts[1:], parts[0])
     index = place(captured, node, dim)
     return parts[0] if index is None else torch.cat(parts, index)
+
+
+def check(captured: Captured, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Check that every operator gives in two parts, along any dim that may be cut, what it gives whole; count them."""
+    values = Values(captured, arguments(captured, module, inputs)).values
+    every, tried = operators(captured), 0
+    for node, whole in values.items():
+        if node.name not in captured.operators or not isinstance(whole, Tensor):
+            continue
+        operator = every[captured.operators[node.name]]
+        for dim, size in operator.dims:
+            size = captured.batch if dim == BATCH else size
+            if dim in operator.uncut or size % PARTS:
+                continue
+            parts = in_parts(captured, values, node, dim)
+            result = together(captured, node, dim, parts, reduced=dim in operator.reduced)
+            torch.testing.assert_close(result, whole, rtol=0, atol=1e-12, msg=f"{operator.name} cut along {dim}")
+            tried += 1
+    return tried
