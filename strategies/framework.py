@@ -1,4 +1,4 @@
-"""What a training framework keeps in memory beyond the tensors of the algorithm, one convention a field.
+"""What a training framework does beyond the algorithm, in memory and in time, one convention a field.
 
 References
 ----------
@@ -55,6 +55,12 @@ class Framework:
     flattens_gradients
         Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
         all that are summed after the last backward.
+    adds_gradients
+        Whether kernels of their own add the gradients of a microbatch to a buffer of those of a step
+        (`strategies.lowering.accumulation`); no time is counted for it else.
+    hides_input_gradients
+        Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
+        gradient of its weight (`strategies.lowering.tensor_overlap`).
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.
@@ -77,6 +83,8 @@ class Framework:
     buffers_every_microbatch: bool
     late_biases: bool
     flattens_gradients: bool
+    adds_gradients: bool
+    hides_input_gradients: bool
     waits_for_exchanges: bool
 
 
@@ -98,8 +106,19 @@ MEGATRON = Framework(
     buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
+    adds_gradients=False,
+    hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
 )
+
+MEGATRON_2021 = replace(
+    MEGATRON,
+    name="megatron_2021",
+    fused_gradients=False,
+    adds_gradients=True,  # model/distributed.py, _make_param_hook: main_grad.add_
+    hides_input_gradients=False,  # mpu/layers.py, copy_to_tensor_model_parallel_region: waits for the sum
+)
+"""Megatron-LM of 2021, before products added their gradients and summed those of their inputs asynchronously."""
 
 TORCH = Framework(
     name="torch",
@@ -119,6 +138,8 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
+    adds_gradients=False,
+    hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
 )
 
@@ -129,5 +150,5 @@ TORCH_FUSED_LOSS = replace(
     loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, MEGATRON_2021, TORCH, TORCH_FUSED_LOSS)}
 """Frameworks by name."""

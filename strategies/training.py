@@ -34,7 +34,7 @@ class Training:
     gradient_clipping
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     framework
-        What runs the step, one of `FRAMEWORKS`: what it keeps in memory besides.
+        What runs the step, one of `FRAMEWORKS`: what it does by itself, in memory and in time.
     """
 
     global_batch: int
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def conventions(self) -> Framework:
-        """What the framework keeps in memory, and how."""
+        """What the framework does by itself, in memory and in time."""
         return FRAMEWORKS[self.framework]
 
     @property

@@ -7,6 +7,7 @@ from scenarios.rows.row import Row
 from simulator.accelerator import Accelerator
 
 _MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
+_BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
 _SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(
@@ -48,9 +49,12 @@ def is_megatron(row: Row) -> bool:
 
 
 def memory_conventions(row: Row) -> str:
-    """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
+    """Return whose conventions the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
-        return "megatron"
+        if not _BEFORE_2022.search(row.text("framework")):
+            return "megatron"
+        row.assume("gradients added by kernels of their own, and none summed beside products (Megatron-LM before 2022)")
+        return "megatron_2021"
     words = row.text("framework", "plan_note")
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")

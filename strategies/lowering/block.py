@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
 from strategies.local_batches import Microbatch
+from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
 from strategies.lowering.liveness import Liveness
@@ -137,8 +138,12 @@ class BlockCosts:
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
             steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
-            if plan.overlap_tensor:
-                steps = with_overlap(self.layout(plan, name), rank.accelerator, steps)
+            chunks = plan.overlap_tensor and self.blocks[name].layer
+            if chunks or self._hides_gradients(plan):
+                steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
+            if self._adds_gradients(plan):
+                layout, each = self.layout(plan, name), self.problem.training.gradient_bytes
+                steps = with_accumulation(layout, rank.accelerator, steps, each)
             self._costs[key] = BlockCost(
                 steps,
                 chain_ticks(steps.forward),
@@ -151,6 +156,15 @@ class BlockCosts:
                 undeferred=self.undeferred(plan, name),
             )
         return self._costs[key]
+
+    def _hides_gradients(self, plan: Plan) -> bool:
+        """Return whether gradients of inputs are summed over tensor ranks beside products of weights' gradients."""
+        whole = plan.tensor > 1 and plan.tensor_rows == 1 and not plan.splits_backward
+        return whole and self.problem.training.conventions.hides_input_gradients
+
+    def _adds_gradients(self, plan: Plan) -> bool:
+        """Return whether kernels of their own add gradients to those of a step's other microbatches."""
+        return self.problem.training.conventions.adds_gradients and not self._leaves_whole(plan)
 
     def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""

@@ -162,3 +162,19 @@ def test_techniques() -> None:
     )
     assert techniques(mixed) == ("dp", "ep", "zero3", "recompute", "fp8", "moe")
     assert techniques(scenario({"n_devices": 1, "dp": 1, "tp": 1})) == ("plain",)
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        ("Megatron-LM (April 2021)", "megatron_2021"),
+        ("Megatron-LM v2.4", "megatron_2021"),
+        ("Megatron-LM", "megatron"),
+        ("Megatron-LM (mcore, 2024-07)", "megatron"),
+        ("Megatron-LM 23e00ed0 + TE 2.5", "megatron"),
+        ("NeMo", "megatron"),
+        ("torchtitan", "torch"),
+    ],
+)
+def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(framework: str, expected: str) -> None:
+    assert scenario({"framework": framework}).problem.training.framework == expected
