@@ -77,6 +77,8 @@ def batch(row: Row, at: Degrees, length: int) -> Batch:
     """Return the batch of a row, from whichever of its fields say it."""
     accumulated, total = row.count("grad_accum", MAX_BATCH), row.count("global_batch", MAX_BATCH)
     micro = row.number("micro_batch")
+    if micro is not None and total is not None:
+        micro = _of_data_rank(row, at, micro, accumulated, total)
     if total is None:
         total = _total(row, at, length, micro, accumulated)
     if micro is None and accumulated is not None:
@@ -85,6 +87,21 @@ def batch(row: Row, at: Degrees, length: int) -> Batch:
     if micro is not None and micro >= 1 and not micro.is_integer():
         row.assume(f"micro_batch {round(micro)}, for {micro:g} is no whole number")
     return Batch(total, None if micro is None else max(1, round(micro)))
+
+
+def _of_data_rank(row: Row, at: Degrees, micro: float, accumulated: int | None, total: int) -> float:
+    """Return the sequences of a microbatch that a data rank has, where a row counts those of a device.
+
+    MaxText counts sequences a chip (``per_device_batch_size``): tensor ranks have those of all of them together.
+    """
+    a_device, a_rank = (micro * ranks * (accumulated or 1) for ranks in (at.devices, at.data))
+    if accumulated is None and "maxtext" not in row.text("framework"):
+        return micro
+    if a_rank == total or a_device != total:
+        return micro
+    whole = micro * at.devices / at.data
+    row.assume(f"micro_batch {whole:g}, for {micro:g} a device make the global_batch({total})")
+    return whole
 
 
 def _total(row: Row, at: Degrees, length: int, micro: float | None, accumulated: int | None) -> int:
