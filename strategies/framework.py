@@ -58,6 +58,9 @@ class Framework:
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.
+    recomputes_unread
+        Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
+        last product, and what follows it.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Framework:
     late_biases: bool
     flattens_gradients: bool
     waits_for_exchanges: bool
+    recomputes_unread: bool
 
 
 MEGATRON = Framework(
@@ -99,6 +103,7 @@ MEGATRON = Framework(
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
+    recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
 )
 
 TORCH = Framework(
@@ -120,14 +125,22 @@ TORCH = Framework(
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
+    recomputes_unread=True,
 )
 
 TORCH_FUSED_LOSS = replace(
     TORCH,
     name="torch_fused_loss",
     logits_in_precision=True,
-    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
+XLA = replace(
+    TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
+    name="xla",
+    flattens_gradients=False,  # a collective reads the gradient where the product has put it
+    recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
+)
+
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS, XLA)}
 """Frameworks by name."""

@@ -9,10 +9,9 @@ from simulator.accelerator import Accelerator
 _MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
 _SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
-_FUSES_LOSS = re.compile(
-    r"llm-?foundry|composer|maxtext|jax|xla|liger|fused[- ]?(linear )?cross|unsloth|levanter|easylm|t5x|pax"
-)
+_FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
 """llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+_XLA = re.compile(r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion")
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -47,10 +46,18 @@ def is_megatron(row: Row) -> bool:
     return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
 
 
+def is_xla(row: Row) -> bool:
+    """Return whether XLA compiles the step of a row."""
+    return bool(_XLA.search(row.text("framework")))
+
+
 def memory_conventions(row: Row) -> str:
     """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
         return "megatron"
+    if is_xla(row):
+        row.assume("memory kept as XLA keeps it")
+        return "xla"
     words = row.text("framework", "plan_note")
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
@@ -95,9 +102,25 @@ def sequence_parallel(row: Row) -> bool:
     stated = row.flag("sequence_parallel")
     if stated is None:
         words = row.text("framework")
-        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron", words))
+        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext", words))
         row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
     return stated
+
+
+def overlaps_tensor(row: Row) -> bool:
+    """Return whether the gathers and scatters of tensor ranks run beside products.
+
+    XLA cuts both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
+    decomposition in large deep learning models", ASPLOS, section 6); MaxText cuts activations between layers over
+    tensor ranks (``configs/base.yml``: ``activation_embed``), and so has such gathers and scatters.
+    """
+    stated = row.flag("tp_overlap")
+    if stated is not None:
+        return stated
+    overlaps = is_xla(row) and bool(re.search(r"tpu|\bv[2-7][ep]?\b", row.text("accelerator")))
+    if overlaps:
+        row.assume("tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)")
+    return overlaps
 
 
 def attention_kernel(row: Row) -> str:

@@ -136,7 +136,8 @@ class BlockCosts:
         key = (name, self.how(plan), again, rank.key)
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
-            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
+            unread = self.problem.training.conventions.recomputes_unread
+            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how, unread=unread)
             if plan.overlap_tensor:
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps)
             self._costs[key] = BlockCost(
