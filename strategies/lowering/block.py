@@ -241,8 +241,10 @@ class BlockCosts:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
             shardings = {sharding.operator: sharding for sharding in plan.shardings}
+            training = self.problem.training
+            summed = training.gradient_bytes if training.conventions.fused_gradients else 0
             self._layouts[key] = BlockLayout(
-                self.blocks[name], plan.mesh, shardings, sequences, self.problem.training.precision
+                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed
             )
         return self._layouts[key]
 

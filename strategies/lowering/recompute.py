@@ -149,10 +149,11 @@ def with_recompute(block: Block, steps: BlockSteps, how: OfLayer, *, unread: boo
     whole = len(again) == len(block.operators)
     repeated: list[Step] = []
     waiting: list[Step] = []
-    for step in steps.forward:  # the collectives of what an operator reads come right before it
-        if step.collective is not None:
+    for step in steps.forward:  # what moves the tensors that an operator reads comes right before it
+        if step.collective is not None or step.tensor:
             gathered = step.collective is Collective.ALL_GATHER and step.axis in (TENSOR, TENSOR_ROWS)
-            waiting += [step] if whole or step.beside or gathered or step.tensor in made else []
+            again_moved = step if step.collective else step._replace(kind=TaskKind.RECOMPUTE)
+            waiting += [again_moved] if whole or step.beside or gathered or step.tensor in made else []
             continue
         if step.operators in names:
             repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
