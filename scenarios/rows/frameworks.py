@@ -6,12 +6,16 @@ from dataclasses import replace
 from scenarios.rows.row import Row
 from simulator.accelerator import Accelerator
 
-_MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
-_SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
+_MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
+_SHARDS_PARAMETERS = re.compile(
+    r"fsdp|torchtitan|maxtext|levanter|easylm|axlearn|torchtune|gemini|mics\b|hpz|zero\+\+|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded"
+)
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
 """llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
-_XLA = re.compile(r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion")
+_XLA = re.compile(
+    r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
+)
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -75,6 +79,8 @@ def zero_stage(row: Row) -> int:
     named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
     if named:
         stage = int(named[1])
+    elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):
+        stage = 2
     elif _DDP.search(words):
         stage = 0
     elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
@@ -102,7 +108,11 @@ def sequence_parallel(row: Row) -> bool:
     stated = row.flag("sequence_parallel")
     if stated is None:
         words = row.text("framework")
-        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext", words))
+        stated = bool(
+            re.search(
+                r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus", words
+            )
+        )
         row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
     return stated
 
@@ -139,7 +149,7 @@ def attention_kernel(row: Row) -> str:
 def host_launch(row: Row) -> float:
     """Return the seconds in which a host launches the kernels of one operator; 0 where it replays whole steps."""
     words = row.text("framework", "plan_note", "software")
-    if _COMPILED.search(words):
+    if is_xla(row) or _COMPILED.search(words):
         return 0.0
     seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
