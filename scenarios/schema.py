@@ -80,6 +80,7 @@ class TrainingTable(Table):
     framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
         default="megatron", description="What runs the step: what it keeps in memory besides."
     )
+    frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
 
 
 class PresetCluster(ConditionsTable):

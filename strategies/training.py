@@ -35,6 +35,10 @@ class Training:
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     framework
         What runs the step, one of `FRAMEWORKS`: what it keeps in memory besides.
+    frozen
+        Whether weights stay as they are, and only low-rank adapters beside products are trained, which are so small
+        that they count for nothing: backward makes no gradients of weights, and there are no optimizer states (Hu et
+        al. 2022, "LoRA: low-rank adaptation of large language models", section 4.2).
     """
 
     global_batch: int
@@ -44,6 +48,7 @@ class Training:
     gradient_precision: str | None = None
     gradient_clipping: bool = False
     framework: str = "megatron"
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.sequence < 1:
@@ -89,8 +94,15 @@ class Training:
 
         Megatron-LM accumulates bf16 gradients in fp32 and keeps fp16 ones in fp16.
         """
+        if self.frozen:
+            return 0
         wide = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
         return 4 if wide else ITEMSIZE[self.dtype]
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of one parameter that the optimizer writes."""
+        return 0 if self.frozen else self.parameter_bytes
 
     @property
     def optimizer_bytes(self) -> int:
@@ -98,6 +110,8 @@ class Training:
 
         Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
         """
+        if self.frozen:
+            return 0
         half = self.dtype in ("fp16", "bf16")
         return self._state_bytes * (OPTIMIZERS[self.optimizer] + half)
 
@@ -108,7 +122,7 @@ class Training:
         Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes of an [m, n]
         matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
         """
-        return self._state_bytes if self.optimizer == "adafactor" else 0
+        return self._state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
 
     @property
     def _state_bytes(self) -> int:

@@ -8,7 +8,8 @@ from simulator.accelerator import Accelerator
 
 _MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
 _SHARDS_PARAMETERS = re.compile(
-    r"fsdp|torchtitan|maxtext|levanter|easylm|axlearn|torchtune|gemini|mics\b|hpz|zero\+\+|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded"
+    r"fsdp|torchtitan|torchtune|gemini|zero[- ]?3|zero stage 3|fully sharded|zero\+\+|\bhpz\b|\bmics\b|"
+    r"maxtext|levanter|easylm|axlearn|llm-?foundry|composer"
 )
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")

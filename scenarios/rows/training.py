@@ -4,6 +4,7 @@ import re
 
 from scenarios.rows.frameworks import is_xla, memory_conventions
 from scenarios.rows.row import Row
+from scenarios.rows.words import is_frozen
 from simulator.accelerator import Accelerator
 from strategies.training import Training
 
@@ -49,7 +50,15 @@ def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: in
         _optimizer(row),
         gradient_precision=_gradients(row, precision),
         framework=memory_conventions(row),
+        frozen=_frozen(row),
     )
+
+
+def _frozen(row: Row) -> bool:
+    if not is_frozen(row):
+        return False
+    row.assume("weights are frozen, and adapters count for nothing (LoRA)")
+    return True
 
 
 def _precision(row: Row, accelerator: Accelerator) -> str:

@@ -244,7 +244,7 @@ class BlockCosts:
             training = self.problem.training
             summed = training.gradient_bytes if training.conventions.fused_gradients else 0
             self._layouts[key] = BlockLayout(
-                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed
+                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed, training.frozen
             )
         return self._layouts[key]
 

@@ -52,8 +52,10 @@ class BlockLayout:
         microbatch: int,
         precision: str = "",
         gradient_bytes: int = 0,
+        frozen: bool = False,
     ) -> None:
         self.block, self.mesh, self.precision = block, mesh, precision
+        self.frozen = frozen  # no gradients of weights
         self.gradient_bytes = gradient_bytes  # of sums to which products add; 0 where gradients are written apart
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
@@ -101,6 +103,10 @@ class BlockLayout:
 
     def weight_gradient_time(self, accelerator: Accelerator, operator: Operator) -> float:
         """Return the seconds of an operator's backward that make gradients of its parameters alone."""
+        return 0.0 if self.frozen else self.frozen_time(accelerator, operator)
+
+    def frozen_time(self, accelerator: Accelerator, operator: Operator) -> float:
+        """Return the seconds of an operator's backward that it would not take with frozen parameters."""
         return weight_gradient_time(
             accelerator,
             self.block,
@@ -281,6 +287,8 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
         accelerator, layout.block, operator, sizes, direction, quantised=quantised, gradient_bytes=summed
     )
     launches = operator_launches(operator, direction, quantised=quantised)
+    if layout.frozen and direction is Pass.BACKWARD and (saved := layout.frozen_time(accelerator, operator)):
+        seconds, launches = seconds - saved, launches - 1
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
         seconds += launches * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
