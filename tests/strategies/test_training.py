@@ -231,3 +231,25 @@ def test_the_logits_stay_out_of_fp8() -> None:
         small = problem(devices=1, precision=precision, accelerator=FAST)
         heads.append(StageCosts(small).of(complete(small, Layout())).stages[0].blocks[-1])
     assert heads[0] == heads[1]
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(data=2, zero=1), Layout(data=2, zero=3), Layout(tensor=2), Layout(pipeline=2)]
+)
+def test_frozen_weights_cost_no_gradients_and_no_states(layout: Layout) -> None:
+    # backward of a product is two products, of which one is left; of all else as much as with weights that are trained
+    small = problem(devices=2, precision="bf16")
+    passes = []
+    for each in (small, trained(small, frozen=True)):
+        costs = StageCosts(each)
+        plan = complete(each, layout)
+        layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
+        passes.append({step.operators: step.ticks for step in layer.steps.backward if step.collective is None})
+    assert passes[0].keys() == passes[1].keys()
+    for name, ticks in passes[0].items():
+        product = name in ("qkv", "projection", "up", "down")
+        assert 0 < passes[1][name] < 0.7 * ticks if product else passes[1][name] == ticks, name
+    kept, frozen = held(small, layout), held(trained(small, frozen=True), layout)
+    assert frozen[Category.PARAMETERS] == kept[Category.PARAMETERS]
+    assert frozen[Category.GRADIENTS] == frozen[Category.OPTIMIZER] == 0 < kept[Category.OPTIMIZER]
+    assert optimizer_ticks(IDEAL, trained(small, frozen=True).training, complete(small, layout), Parameters(9, 9)) == 0
