@@ -61,6 +61,10 @@ class Framework:
     recomputes_unread
         Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
         last product, and what follows it.
+    keeps_remainders
+        Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+    quantised_parameters
+        Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     """
 
     name: str
@@ -82,6 +86,8 @@ class Framework:
     flattens_gradients: bool
     waits_for_exchanges: bool
     recomputes_unread: bool
+    keeps_remainders: bool
+    quantised_parameters: bool
 
 
 MEGATRON = Framework(
@@ -104,6 +110,15 @@ MEGATRON = Framework(
     flattens_gradients=False,
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
+    keeps_remainders=False,
+    quantised_parameters=False,
+)
+
+NEMO = replace(
+    MEGATRON,
+    name="nemo",
+    keeps_remainders=True,  # apex DistributedFusedAdam and Megatron-Core's OptimizerConfig, store_param_remainders
+    quantised_parameters=True,  # NeMo's user guide, "Communication overlap": fp8_param_gather
 )
 
 TORCH = Framework(
@@ -126,6 +141,8 @@ TORCH = Framework(
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=True,
+    keeps_remainders=False,
+    quantised_parameters=False,
 )
 
 TORCH_FUSED_LOSS = replace(
@@ -142,5 +159,5 @@ XLA = replace(
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS, XLA)}
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)}
 """Frameworks by name."""

@@ -89,6 +89,12 @@ class Training:
         return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
 
     @property
+    def more_bytes(self) -> int:
+        """Bytes of memory for one weight that layers multiply by in fp8, beside those of every parameter."""
+        alone = self.precision == "fp8" and self.conventions.quantised_parameters
+        return self.quantised_bytes - alone * self.parameter_bytes
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of one gradient as it is accumulated and reduced.
 
@@ -101,8 +107,11 @@ class Training:
 
     @property
     def updated_bytes(self) -> int:
-        """Bytes of one parameter that the optimizer writes."""
-        return 0 if self.frozen else self.parameter_bytes
+        """Bytes of one parameter that the optimizer writes, and that ranks gather which share its states."""
+        if self.frozen:
+            return 0
+        quantised = self.precision == "fp8" and self.conventions.quantised_parameters
+        return ITEMSIZE["fp8"] if quantised else self.parameter_bytes
 
     @property
     def optimizer_bytes(self) -> int:
@@ -113,7 +122,8 @@ class Training:
         if self.frozen:
             return 0
         half = self.dtype in ("fp16", "bf16")
-        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half)
+        remainder = self.dtype == "bf16" and self.conventions.keeps_remainders
+        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half) - remainder * self.parameter_bytes
 
     @property
     def factored_bytes(self) -> int:

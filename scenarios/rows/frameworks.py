@@ -59,7 +59,7 @@ def is_xla(row: Row) -> bool:
 def memory_conventions(row: Row) -> str:
     """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
-        return "megatron"
+        return "nemo" if re.search("nemo|bridge", row.text("framework")) else "megatron"
     if is_xla(row):
         row.assume("memory kept as XLA keeps it")
         return "xla"

@@ -253,3 +253,18 @@ def test_frozen_weights_cost_no_gradients_and_no_states(layout: Layout) -> None:
     assert frozen[Category.PARAMETERS] == kept[Category.PARAMETERS]
     assert frozen[Category.GRADIENTS] == frozen[Category.OPTIMIZER] == 0 < kept[Category.OPTIMIZER]
     assert optimizer_ticks(IDEAL, trained(small, frozen=True).training, complete(small, layout), Parameters(9, 9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "states", "beside", "gathered"),
+    [
+        ("megatron", "bf16", 12, 0, 2),  # two moments and a main weight of 4 bytes
+        ("nemo", "bf16", 10, 0, 2),  # of the main weight the 2 bytes that bf16 lacks
+        ("megatron", "fp8", 12, 2, 2),  # beside bf16 an fp8 copy and its transpose
+        ("nemo", "fp8", 10, 0, 1),  # fp8 and its transpose in the place of bf16
+        ("nemo", "fp16", 12, 0, 2),
+    ],
+)
+def test_nemo_keeps_and_gathers_less(framework: str, precision: str, states: int, beside: int, gathered: int) -> None:
+    training = Training(8, 32, precision, framework=framework)
+    assert (training.optimizer_bytes, training.more_bytes, training.updated_bytes) == (states, beside, gathered)
