@@ -119,7 +119,7 @@ def test_embedding_and_loss_take_the_place_of_layers() -> None:
 
 
 def test_little_is_recomputed_where_nothing_else_fits() -> None:
-    big = {"n_layers": 40, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
+    big = {"n_layers": 48, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
     run = run_of(ROW | big | {"seq_len": 4096, "micro_batch": 4})
     assert run.scenario is not None
     assert run.scenario.chosen().recompute is not Recompute.NONE
