@@ -80,6 +80,7 @@ class TrainingTable(Table):
     framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
         default="megatron", description="What runs the step: what it does by itself, in memory and in time."
     )
+    frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
 
 
 class PresetCluster(ConditionsTable):

@@ -78,6 +78,7 @@ def operator_time(
     direction: Pass,
     *,
     quantised: bool = False,
+    gradient_bytes: int = 0,
 ) -> float:
     """Return seconds of one operator on its local share of the work.
 
@@ -89,10 +90,13 @@ def operator_time(
     quantised
         Whether a product casts its input, and in the backward pass its output's gradient, to fp8
         and multiplies in fp8 (Micikevicius et al. 2022, "FP8 formats for deep learning").
+    gradient_bytes
+        Bytes of one element of a sum to which products add the gradients of weights: they read and write it. 0 where
+        they write gradients of their own, in the dtype of the input.
     """
     sizes = _loaded(operator, sizes)
     if operator.kind in PRODUCTS:
-        return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised)
+        return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised, gradient_bytes)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
     bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD)
@@ -100,7 +104,13 @@ def operator_time(
 
 
 def weight_gradient_time(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], *, quantised: bool = False
+    accelerator: Accelerator,
+    block: Block,
+    operator: Operator,
+    sizes: Mapping[str, int],
+    *,
+    quantised: bool = False,
+    gradient_bytes: int = 0,
 ) -> float:
     """Return the seconds of an operator's backward that make gradients of its parameters alone.
 
@@ -113,7 +123,7 @@ def weight_gradient_time(
         return operator_time(accelerator, block, operator, sizes, Pass.BACKWARD)
     if operator.kind not in PRODUCTS:
         return 0.0
-    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes), quantised)
+    _, right = _gradient_times(accelerator, block, operator, _loaded(operator, sizes), quantised, gradient_bytes)
     return accelerator.launch + right
 
 
@@ -186,12 +196,13 @@ def _matmul_operator_time(
     sizes: Mapping[str, int],
     direction: Pass,
     quantised: bool,
+    gradient_bytes: int,
 ) -> float:
     seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
     if quantised:
         seconds += _cast_time(accelerator, block, operator, sizes, direction)
     if direction is Pass.BACKWARD:
-        return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised))
+        return seconds + sum(_gradient_times(accelerator, block, operator, sizes, quantised, gradient_bytes))
     dtype, traffic = _multiplied(block, operator, quantised), _moved(block, operator, sizes, quantised)
     return seconds + matmul_time(
         accelerator, dtype, _product(block, operator, sizes), traffic.result, grouped=_grouped(operator)
@@ -199,10 +210,19 @@ def _matmul_operator_time(
 
 
 def _gradient_times(
-    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], quantised: bool
+    accelerator: Accelerator,
+    block: Block,
+    operator: Operator,
+    sizes: Mapping[str, int],
+    quantised: bool,
+    gradient_bytes: int,
 ) -> tuple[float, float]:
     """Return the seconds of the two products of a backward: the gradients of the inputs, and of the weights."""
     product, traffic = _product(block, operator, sizes), _moved(block, operator, sizes, quantised)
+    if gradient_bytes:
+        wide = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]
+        more = _elements(block, operator, sizes).weight * (2 * gradient_bytes - wide)
+        traffic = traffic._replace(weight=traffic.weight + more)
     dtype, model = _multiplied(block, operator, quantised), accelerator.matmul
     left = Matmul(product.count, product.m, product.k, product.n)
     right = Matmul(product.count, product.k, product.n, product.m)

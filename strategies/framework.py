@@ -64,6 +64,13 @@ class Framework:
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.
+    recomputes_unread
+        Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
+        last product, and what follows it.
+    keeps_remainders
+        Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+    quantised_parameters
+        Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     """
 
     name: str
@@ -86,6 +93,9 @@ class Framework:
     adds_gradients: bool
     hides_input_gradients: bool
     waits_for_exchanges: bool
+    recomputes_unread: bool
+    keeps_remainders: bool
+    quantised_parameters: bool
 
 
 MEGATRON = Framework(
@@ -109,6 +119,16 @@ MEGATRON = Framework(
     adds_gradients=False,
     hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
+    recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
+    keeps_remainders=False,
+    quantised_parameters=False,
+)
+
+NEMO = replace(
+    MEGATRON,
+    name="nemo",
+    keeps_remainders=True,  # apex DistributedFusedAdam and Megatron-Core's OptimizerConfig, store_param_remainders
+    quantised_parameters=True,  # NeMo's user guide, "Communication overlap": fp8_param_gather
 )
 
 MEGATRON_2021 = replace(
@@ -141,14 +161,24 @@ TORCH = Framework(
     adds_gradients=False,
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
+    recomputes_unread=True,
+    keeps_remainders=False,
+    quantised_parameters=False,
 )
 
 TORCH_FUSED_LOSS = replace(
     TORCH,
     name="torch_fused_loss",
     logits_in_precision=True,
-    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, MEGATRON_2021, TORCH, TORCH_FUSED_LOSS)}
+XLA = replace(
+    TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
+    name="xla",
+    flattens_gradients=False,  # a collective reads the gradient where the product has put it
+    recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
+)
+
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, MEGATRON_2021, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)}
 """Frameworks by name."""

@@ -137,7 +137,8 @@ class BlockCosts:
         key = (name, self.how(plan), again, rank.key)
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
-            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
+            unread = self.problem.training.conventions.recomputes_unread
+            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how, unread=unread)
             chunks = plan.overlap_tensor and self.blocks[name].layer
             if chunks or self._hides_gradients(plan):
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
@@ -164,7 +165,8 @@ class BlockCosts:
 
     def _adds_gradients(self, plan: Plan) -> bool:
         """Return whether kernels of their own add gradients to those of a step's other microbatches."""
-        return self.problem.training.conventions.adds_gradients and not self._leaves_whole(plan)
+        training = self.problem.training
+        return training.conventions.adds_gradients and not training.frozen and not self._leaves_whole(plan)
 
     def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""
@@ -254,8 +256,10 @@ class BlockCosts:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
             shardings = {sharding.operator: sharding for sharding in plan.shardings}
+            training = self.problem.training
+            summed = training.gradient_bytes if training.conventions.fused_gradients else 0
             self._layouts[key] = BlockLayout(
-                self.blocks[name], plan.mesh, shardings, sequences, self.problem.training.precision
+                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed, training.frozen
             )
         return self._layouts[key]
 

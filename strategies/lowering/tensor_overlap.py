@@ -41,7 +41,6 @@ from collections.abc import Collection, Sequence
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import weight_gradient_time
 from simulator.operator_graph import Operator, OperatorKind
 from simulator.program import TaskKind
 from simulator.units import to_ticks
@@ -102,9 +101,7 @@ def _cut_product(layout: BlockLayout, operator: Operator) -> bool:
 
 def _weight_gradient(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
     """Return the ticks of a product's backward that make the gradient of its weight."""
-    sizes, quantised = layout.sizes(operator), layout.quantises(operator)
-    seconds = weight_gradient_time(accelerator, layout.block, operator, sizes, quantised=quantised)
-    return min(to_ticks(seconds), step.ticks)
+    return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
 
 
 def _moves(step: Step, collectives: Collection[Collective], tensors: Collection[str]) -> bool:
