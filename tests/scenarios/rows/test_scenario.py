@@ -182,7 +182,7 @@ def test_techniques() -> None:
         ("Megatron-LM", "megatron"),
         ("Megatron-LM (mcore, 2024-07)", "megatron"),
         ("Megatron-LM 23e00ed0 + TE 2.5", "megatron"),
-        ("NeMo", "megatron"),
+        ("NeMo", "nemo"),
         ("torchtitan", "torch"),
     ],
 )
