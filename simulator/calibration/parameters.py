@@ -63,6 +63,11 @@ def matmul_parameters(*, waves: bool) -> tuple[Parameter, ...]:
     )
 
 
+def sustained_parameter(guess: float) -> Parameter:
+    """Return the time of sustained products over that of a burst, for an accelerator without shapes timed both ways."""
+    return Parameter("sustained", 1.0, 1.8, guess)
+
+
 def fraction_of(dtype: str) -> Parameter:
     """Return the part of its peak that products of another dtype reach."""
     return Parameter(f"fraction_{dtype}", 0.2, 1.0, 0.7)
@@ -112,6 +117,7 @@ def with_matmul(device: Accelerator, values: Values) -> Accelerator:
         matmul=model,
         attention=attention,
         launch=values["launch"],
+        sustained=values.get("sustained", device.sustained),
         kernel_bandwidth=tuple(bandwidths.items()),
     )
 
