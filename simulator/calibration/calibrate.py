@@ -14,6 +14,7 @@ from simulator.calibration.parameters import (
     Apply,
     Parameter,
     attention_parameters,
+    exponential_head,
     fraction_of,
     has_waves,
     matmul_parameters,
@@ -110,7 +111,8 @@ def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) ->
         values |= _fitted(device, others, (fraction_of(dtype),), _also(values))
     device = with_matmul(device, values)
     attending = [row for row in rows if isinstance(row.kernel, FusedAttention)]
-    attention = _fitted(device, attending, attention_parameters(device.matmul.fraction), with_attention)
+    known = attention_parameters(device.matmul.fraction, exponential_head(device))
+    attention = _fitted(device, attending, known, with_attention)
     return Calibration(with_attention(device, attention), values | attention, kinds, sustained)
 
 

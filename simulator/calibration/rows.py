@@ -36,7 +36,7 @@ HOST_TIMED = ("microsoft/SuperScaler", "eth-easl/sailor")
 """Publishers that time eager calls from the host: short kernels show its launches."""
 
 HOST_LOOPED = {
-    "MooreThreads/SimuMax": ("gemm", "grouped_gemm"),
+    "MooreThreads/SimuMax": ("gemm", "grouped_gemm", "attention_fwd", "attention_bwd"),
     "linkedin/Liger-Kernel": ("rope", "layernorm", "rmsnorm", "add_rmsnorm"),
 }
 """Kernels that others time from the host as well: SimuMax calls products from Python and none takes less than 14 us;
@@ -217,8 +217,8 @@ def _row(line: int, fields: _Fields) -> Row:
 
 
 def _from_host(publisher: str, name: str, kernel: Kernel) -> bool:
-    looped = name in HOST_LOOPED.get(publisher, ())
-    return publisher in HOST_TIMED or (looped and (isinstance(kernel, Product) or kernel.backward))
+    looped = name in HOST_LOOPED.get(publisher, ()) and not (isinstance(kernel, Stream) and not kernel.backward)
+    return publisher in HOST_TIMED or looped
 
 
 def _small(kernel: Kernel) -> bool:
