@@ -22,7 +22,7 @@ from simulator.calibration.parameters import (
     with_attention,
     with_matmul,
 )
-from simulator.calibration.rows import BURST, HOST_TIMED, SIXTEEN_BITS, Row
+from simulator.calibration.rows import HOST_TIMED, IN_A_ROW, SIXTEEN_BITS, Row
 from simulator.calibration.search import fit
 from simulator.kernels.matmul import Matmul
 
@@ -140,8 +140,8 @@ def sustained_factors(rows: Iterable[Row]) -> dict[str, Sustained]:
             continue
         if kernel.dtype not in SIXTEEN_BITS or row.publisher in HOST_TIMED:
             continue
-        if row.burst and row.publisher not in BURST:
-            continue  # short because it was fast: a factor of such would be of the luckier half
+        if row.burst and row.publisher in IN_A_ROW:
+            continue  # a burst because it was fast
         same = (row.device, kernel.matmul)
         burst, others = times.setdefault(same, ([], defaultdict(list)))
         (burst if row.burst else others[row.publisher]).append(row.seconds)

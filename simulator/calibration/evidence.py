@@ -18,8 +18,9 @@ from simulator.calibration.calibrate import (
     sustained_factors,
     sustained_of,
 )
+from simulator.calibration.kernel_noise import kernel_floors
 from simulator.calibration.kernels import FusedAttention, Product, Stream
-from simulator.calibration.noise import Floor, floors
+from simulator.calibration.noise import Floor
 from simulator.calibration.rows import SIXTEEN_BITS, Row
 
 
@@ -112,7 +113,7 @@ class Devices:
             tested = [row for row in own if row.publisher == publisher]
             without = self.calibrated(name, others) if any(row.device == name for row in others) else None
             held += _held(tested, others, whole, without)
-            noise += floors(tested, others, partial(predicted, without.device) if without else None)
+            noise += kernel_floors(tested, others, partial(predicted, without.device) if without else None)
             fits += [without] if without else []
         ranges = {name: _range(fit.parameters.get(name) for fit in fits) for name in whole.parameters}
         return Evidence(name, whole, own, tuple(held), ranges, tuple(noise))
