@@ -5,11 +5,11 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from simulator.calibration.collective_rows import CollectiveRow
 from simulator.calibration.collectives import deviations, fit_links, technology_of
-from simulator.calibration.noise import Floor, Sizes, Times, floor
+from simulator.calibration.noise import ITSELF, Floor, Sizes, Times, floor, repeats
 
 
 def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[Floor, ...]:
-    """Return how far each source is from each other one on the same links, beside the model without it."""
+    """Return how far each source is from each other one on the same links, and from itself, beside the model."""
     sources: dict[str, list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         sources[row.source].append(row)
@@ -29,7 +29,11 @@ def _floors(
             if compared is not None:
                 links[str(technology_of(row))].append(compared)
         found += [floor(link, "collectives", name, other, each) for link, each in links.items()]
-    return found
+    several = defaultdict(list)
+    for row in own:
+        several[str(technology_of(row))].append((*_what(row), row.seconds))
+    again = {link: repeats(each) for link, each in several.items()}
+    return found + [floor(link, "collectives", name, ITSELF, each) for link, each in again.items() if each]
 
 
 def _what(row: CollectiveRow) -> tuple[Hashable, Sizes]:

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from simulator.calibration.kernels import FusedAttention, Product
-from simulator.calibration.noise import Compared, Floor, Sizes, Times, floor
+from simulator.calibration.noise import ITSELF, Compared, Floor, Sizes, Times, floor, repeats
 from simulator.calibration.rows import SIXTEEN_BITS, Row
 
 
 def kernel_floors(
     left_out: Sequence[Row], others: Iterable[Row], predicted: Callable[[Row], float] | None = None
 ) -> list[Floor]:
-    """Return how far the rows of one publisher and accelerator are from those of each other publisher.
+    """Return how far the rows of one publisher and accelerator are from those of each other, and from themselves.
 
     Parameters
     ----------
@@ -32,7 +32,17 @@ def kernel_floors(
             if compared is not None:
                 groups[group(row)].append(compared)
         found += [floor(first.device, name, first.publisher, other, each) for name, each in sorted(groups.items())]
-    return found
+    return found + _own(left_out)
+
+
+def _own(rows: Sequence[Row]) -> list[Floor]:
+    """Return how far a publisher is from itself, where it timed a kernel more than once."""
+    groups: dict[str, list[tuple[Hashable, Sizes, float]]] = defaultdict(list)
+    for row in rows:
+        groups[group(row)].append((*what(row), row.seconds))
+    several = {name: repeats(each) for name, each in sorted(groups.items())}
+    first = rows[0]
+    return [floor(first.device, name, first.publisher, ITSELF, each) for name, each in several.items() if each]
 
 
 def group(row: Row) -> str:

@@ -1,6 +1,6 @@
 """How far publishers are from each other on the same work: the error below which no model of the others comes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, log
@@ -9,6 +9,9 @@ import numpy as np
 
 MOST_APART = 4.0
 """How many times as large as the smaller the larger of two sizes is, at most, between which a third is interpolated."""
+
+ITSELF = "itself"
+"""The other of a publisher that timed the same more than once."""
 
 Sizes = tuple[float, ...]
 
@@ -22,7 +25,7 @@ class Floor:
     on, group
         The accelerator or link, and what of the publisher's rows.
     left_out, other
-        The publisher whose times are predicted, and the one whose times predict them.
+        The publisher whose times are predicted, and the one whose times predict them: ``ITSELF`` by `repeats`.
     number, same
         Times compared, and how many of them the other has for the very same sizes; between others its times are
         interpolated.
@@ -99,6 +102,15 @@ class Times:
                 part = log(size / low) / log(high / low)
                 found.append((high / low, exp(first + part * (last - first))))
         return min(found)[1] if found else None
+
+
+def repeats(measured: Sequence[tuple[Hashable, Sizes, float]]) -> list[Compared]:
+    """Return the times of what one publisher timed more than once, each beside the median of all of the same."""
+    count = Counter((kind, sizes) for kind, sizes, _ in measured)
+    several = [each for each in measured if count[each[:2]] > 1]
+    times = Times(several)
+    found = (times.compared(*each) for each in several)
+    return [each for each in found if each is not None]
 
 
 def floor(on: str, group: str, left_out: str, other: str, compared: Sequence[Compared]) -> Floor:

@@ -1,13 +1,17 @@
 """Publishers against each other by hand: the same kernels, sizes between, and what one factor explains."""
 
+from functools import partial
 from math import sqrt
 
 import pytest
 
+from simulator.calibration.collective_noise import collective_floors
+from simulator.calibration.collective_rows import CollectiveRow
 from simulator.calibration.kernel_noise import group, kernel_floors, what
 from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
 from simulator.calibration.noise import Times
 from simulator.calibration.rows import Row
+from simulator.collective_kinds import Collective
 from simulator.compute import Pass
 from simulator.kernels.attention import AttentionShape
 from simulator.kernels.matmul import Matmul
@@ -64,6 +68,29 @@ def test_a_factor_explains_what_all_kernels_share() -> None:
     assert (found.number, found.same) == (3, 3)
     assert (found.factor, found.raw, found.scatter) == pytest.approx((1.2, 0.3, 0.25 / 3))
     assert found.model == pytest.approx(0.1)
+
+
+def test_a_publisher_is_from_itself_as_far_as_its_repeats() -> None:
+    # 1, 1 and 1.5 s of one kernel, 1 s of another: the median of the three is 1, (0 + 0 + 1 / 3) / 3
+    ours = [row(gemm(100), seconds) for seconds in (1.0, 1.0, 1.5)] + [row(gemm(200), 1.0)]
+    (found,) = kernel_floors(ours, [])
+    assert (found.other, found.number, found.model) == ("itself", 3, None)
+    assert (found.factor, found.raw) == pytest.approx((1.0, 1 / 9))
+
+
+def test_sources_of_collectives_are_compared_on_the_same_links_and_ranks() -> None:
+    def rows(source: str, ranks: int, sizes: tuple[float, ...], rate: float) -> list[CollectiveRow]:
+        made = partial(CollectiveRow, source, "dgx-a100-80gb", 1, ranks, Collective.ALL_REDUCE)
+        return [made(size, size / rate) for size in sizes]
+
+    ours, theirs = rows("a", 8, (1e6, 2e6, 9e6), 200e9), rows("b", 8, (1e6, 4e6), 160e9)
+    found = collective_floors([*ours, *theirs, *rows("c", 4, (1e6, 4e6), 100e9)])
+    # 1 MB and, half way between 1 and 4 MB, 2 MB: each 200 / 160 of the time; 9 MB is beyond
+    assert [(each.on, each.left_out, each.other, each.number, each.same) for each in found] == [
+        ("nvlink3", "a", "b", 2, 1),
+        ("nvlink3", "b", "a", 1, 1),  # 4 MB lies between 2 and 9, more than 4 times apart
+    ]
+    assert (found[0].factor, found[0].raw) == pytest.approx((1.25, 0.25))
 
 
 def test_a_constant_factor_leaves_no_scatter_and_the_other_way_round_is_its_inverse() -> None:
