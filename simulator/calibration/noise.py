@@ -11,7 +11,7 @@ MOST_APART = 4.0
 """How many times as large as the smaller the larger of two sizes is, at most, between which a third is interpolated."""
 
 ITSELF = "itself"
-"""The other of a publisher that timed the same more than once."""
+"""The other of a publisher that timed more than once what is the same to the model."""
 
 Sizes = tuple[float, ...]
 
