@@ -58,6 +58,10 @@ class Framework:
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.
+    waits_for_passes
+        Whether hosts do so without a pipeline too.
+    waits_for_collectives
+        Whether a host launches nothing before a collective inside a pass has ended.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Framework:
     late_biases: bool
     flattens_gradients: bool
     waits_for_exchanges: bool
+    waits_for_passes: bool
+    waits_for_collectives: bool
 
 
 MEGATRON = Framework(
@@ -99,6 +105,16 @@ MEGATRON = Framework(
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
+    waits_for_passes=False,
+    waits_for_collectives=False,
+)
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron_deepspeed",
+    fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
+    waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
+    waits_for_collectives=True,
 )
 
 TORCH = Framework(
@@ -120,6 +136,8 @@ TORCH = Framework(
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
+    waits_for_passes=False,
+    waits_for_collectives=False,
 )
 
 TORCH_FUSED_LOSS = replace(
@@ -129,5 +147,5 @@ TORCH_FUSED_LOSS = replace(
     loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
+FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, MEGATRON_DEEPSPEED, TORCH, TORCH_FUSED_LOSS)}
 """Frameworks by name."""

@@ -21,7 +21,7 @@ _COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda grap
 EAGER_LAUNCH = 45e-6
 """Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
 replays it in 1.9 (stas00/ml-engineering, training/performance): 0.5 ms for the 11 operators of a layer."""
-DEEPSPEED_LAUNCH = 75e-6
+DEEPSPEED_LAUNCH = 120e-6
 """The same of Megatron-DeepSpeed: the best of steps of 5 us on 14 of vTrain's 131 single-node runs, drawn at random
 (``random.Random(0).sample`` of the sorted row ids); 70 and 80 us are within a quarter of its error."""
 
@@ -50,7 +50,7 @@ def is_megatron(row: Row) -> bool:
 def memory_conventions(row: Row) -> str:
     """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
-        return "megatron"
+        return "megatron_deepspeed" if "deepspeed" in row.text("framework") else "megatron"
     words = row.text("framework", "plan_note")
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
 from strategies.local_batches import Microbatch
+from strategies.lowering.accumulation import accumulates, accumulation
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
 from strategies.lowering.liveness import Liveness
@@ -76,7 +77,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
@@ -104,7 +105,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor
+            adds = accumulates(self.problem.training, plan)
+            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
         return self._latest
 
@@ -139,6 +141,10 @@ class BlockCosts:
             steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
             if plan.overlap_tensor:
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps)
+            if accumulates(self.problem.training, plan):
+                held = self.parameters(plan, name), len(self.blocks[name].parameters)
+                added = accumulation(rank.accelerator, self.problem.training, *held)
+                steps = steps._replace(backward=(*steps.backward, added))
             self._costs[key] = BlockCost(
                 steps,
                 chain_ticks(steps.forward),

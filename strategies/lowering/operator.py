@@ -244,8 +244,7 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
 def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
     quantised = layout.quantises(operator)
     seconds = operator_time(accelerator, layout.block, operator, layout.sizes(operator), direction, quantised=quantised)
-    launches = operator_launches(operator, direction, quantised=quantised)
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
-        seconds += launches * accelerator.sharded_launch
+        seconds += operator_launches(operator, direction, quantised=quantised) * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Step(kind, to_ticks(seconds), operator.name, launches)
+    return Step(kind, to_ticks(seconds), operator.name, 1 + quantised)
