@@ -21,7 +21,7 @@ class Step(NamedTuple):
     """A stretch of work of one rank: compute, or a collective over its group along ``axis``.
 
     ``ticks`` are those where nothing contends; ``launches`` how often the host starts kernels for it: all of an
-    operator at once, for autograd has one node for its backward, and a collective's is in its ticks as measured.
+    operator at once, for autograd has one node for its backward.
     A step ``beside`` the next one starts with it, and what follows waits for both. ``tensor`` is what a
     redistribution moves. One that is ``deferred`` goes with the gradients of weights where they are apart.
     """
@@ -43,7 +43,7 @@ def communication(
 ) -> Step:
     """Return the step of a collective of ``size`` bytes along an axis."""
     ticks = group.ticks(collective, size)
-    return Step(COMMUNICATION[axis], ticks, f"{collective} {what}", 0, collective, size, axis, beside)
+    return Step(COMMUNICATION[axis], ticks, f"{collective} {what}", 1, collective, size, axis, beside)
 
 
 def chain_ticks(steps: Iterable[Step]) -> int:
