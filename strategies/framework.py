@@ -56,8 +56,8 @@ class Framework:
         Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
         all that are summed after the last backward.
     adds_gradients
-        Whether kernels of their own add the gradients of a microbatch to a buffer of those of a step
-        (`strategies.lowering.accumulation`); no time is counted for it else.
+        Whether kernels of their own add the gradients of a microbatch to those of the step's others
+        (`strategies.lowering.accumulation`).
     hides_input_gradients
         Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
         gradient of its weight (`strategies.lowering.tensor_overlap`).
@@ -71,6 +71,10 @@ class Framework:
         Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
+    waits_for_passes
+        Whether hosts do so without a pipeline too.
+    waits_for_collectives
+        Whether a host launches nothing before a collective inside a pass has ended.
     """
 
     name: str
@@ -96,6 +100,8 @@ class Framework:
     recomputes_unread: bool
     keeps_remainders: bool
     quantised_parameters: bool
+    waits_for_passes: bool
+    waits_for_collectives: bool
 
 
 MEGATRON = Framework(
@@ -122,6 +128,18 @@ MEGATRON = Framework(
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
     keeps_remainders=False,
     quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
+)
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron_deepspeed",
+    fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
+    adds_gradients=True,
+    hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
+    waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
+    waits_for_collectives=True,
 )
 
 NEMO = replace(
@@ -158,12 +176,14 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
-    adds_gradients=False,
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=True,
     keeps_remainders=False,
     quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
 )
 
 TORCH_FUSED_LOSS = replace(
@@ -180,5 +200,8 @@ XLA = replace(
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, MEGATRON_2021, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)}
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)
+}
 """Frameworks by name."""

@@ -55,9 +55,16 @@ def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
     return name, chunks if name in LOOPED else 1
 
 
+_BY_DEFAULT = re.compile(r"\brecompute\b[^;]*\bdefaults?\b")
+"""Derived fields, clause by clause: a recomputation that is some program's default says nothing of the run."""
+
+
 def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     """Return what a row recomputes; None where it does not say."""
     words = row.text("recompute")
+    if _BY_DEFAULT.search(row.text("derived_fields")):
+        row.assume(f"recompute left out, for {words[:40]!r} is a default and not what the run states")
+        return None
     if str(row.fields.get("recompute", "")).strip().lower() in ("none", "null") and row.fields["recompute"] is not None:
         words = "none"
     if not words:

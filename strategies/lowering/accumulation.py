@@ -1,12 +1,14 @@
 """Gradients of weights added to those of a step's other microbatches, where the products that make them do not.
 
-The gradient that backward makes of a parameter is read, and the buffer of gradients is read and written: of fp16
-gradients in an fp16 buffer 6 bytes a parameter, every microbatch, for the buffer is all zeros at first.
+The gradient that backward makes of a parameter is read, and the sum is read and written: of fp16 gradients in an
+fp16 sum 6 bytes a parameter, every microbatch. The first one is counted alike, to which Megatron-LM adds zeros. The
+host starts nothing, for it is a hook of autograd's threads.
 
 References
 ----------
-Megatron-LM, ``_make_param_hook`` of ``model/distributed.py`` (``main_grad.add_``); since 2022 its products add their
-gradients themselves (``--no-gradient-accumulation-fusion`` turns that off).
+PyTorch, ``torch/csrc/autograd/functions/accumulate_grad.h``. Megatron-LM, ``_make_param_hook`` of
+``model/distributed.py`` (``main_grad.add_``); since 2022 its products add their gradients themselves
+(``--no-gradient-accumulation-fusion`` turns that off).
 """
 
 from simulator.accelerator import Accelerator
@@ -40,5 +42,5 @@ def with_accumulation(
         launch = len(parameters) * accelerator.launch
         seconds = streaming_time(traffic, accelerator.bandwidth(OperatorKind.ELEMENTWISE), launch)
         what = f"gradients of {operator.name} added"
-        backward.append(Step(TaskKind.BACKWARD, to_ticks(seconds), what, deferred=defers(operator)))
+        backward.append(Step(TaskKind.BACKWARD, to_ticks(seconds), what, 0, deferred=defers(operator)))
     return steps._replace(backward=tuple(backward))

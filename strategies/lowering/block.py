@@ -77,7 +77,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
@@ -105,7 +105,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor
+            adds = self._adds_gradients(plan)
+            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
         return self._latest
 
@@ -166,7 +167,8 @@ class BlockCosts:
     def _adds_gradients(self, plan: Plan) -> bool:
         """Return whether kernels of their own add gradients to those of a step's other microbatches."""
         training = self.problem.training
-        return training.conventions.adds_gradients and not training.frozen and not self._leaves_whole(plan)
+        adds = training.conventions.adds_gradients and not training.frozen
+        return adds and plan.num_microbatches > 1 and not self._leaves_whole(plan)
 
     def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""

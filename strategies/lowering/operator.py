@@ -29,6 +29,12 @@ _DISTRIBUTED = frozenset(
 )
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
 
+FUSED_SQUARES = 4
+"""Softmax with its scale, mask and casts is one kernel where a rank's heads of all sequences are a multiple of so many
+(Megatron-LM, ``model/fused_softmax.py``, ``is_kernel_available``)."""
+EAGER_SOFTMAX = 5
+"""Else the host starts a cast, a scale, a mask, the softmax and a cast (``forward_torch_softmax``)."""
+
 _ADDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
 """Operators that may add parameters to what they read."""
 
@@ -286,10 +292,18 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
     seconds = operator_time(
         accelerator, layout.block, operator, sizes, direction, quantised=quantised, gradient_bytes=summed
     )
-    launches = operator_launches(operator, direction, quantised=quantised)
     if layout.frozen and direction is Pass.BACKWARD and (saved := layout.frozen_time(accelerator, operator)):
-        seconds, launches = seconds - saved, launches - 1
+        seconds -= saved
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
-        seconds += launches * accelerator.sharded_launch
+        seconds += operator_launches(operator, direction, quantised=quantised) * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Step(kind, to_ticks(seconds), operator.name, launches)
+    return Step(kind, to_ticks(seconds), operator.name, _launches(layout, operator) + quantised)
+
+
+def _launches(layout: BlockLayout, operator: Operator) -> int:
+    """Return how often the host starts kernels for an operator, or for its backward."""
+    if operator.kind is not OperatorKind.SOFTMAX:
+        return 1
+    tokens = (SEQUENCE, operator.dims[-1][0])
+    squares = prod(size for dim, size in layout.sizes(operator).items() if dim not in tokens)
+    return 1 if squares % FUSED_SQUARES == 0 else EAGER_SOFTMAX

@@ -39,9 +39,7 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
             continue
         ticks = min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
         weights.append(Step(TaskKind.WEIGHT_GRADIENT, ticks, step.operators))
-        if step.launches > 1:
-            inputs.append(step._replace(ticks=step.ticks - ticks, launches=step.launches - 1))
-        elif step.ticks > ticks:
+        if step.ticks > ticks:
             inputs.append(step._replace(ticks=step.ticks - ticks))
     nothing = Step(TaskKind.BACKWARD, 0, "nothing", 0)
     return Split(tuple(inputs) or (nothing,), tuple(weights) or (nothing._replace(kind=TaskKind.WEIGHT_GRADIENT),))

@@ -20,7 +20,7 @@ there is no sequence parallelism it hides the sum of that gradient so. That of a
 
     max(gather, gradient of the input) + max(scatter or sum, gradient of the weight)
 
-Chunks take together what the whole product takes, and as many launches, though small products use a device
+Chunks take together what the whole product takes, and its one launch, though small products use a device
 less well and the processors that move chunks multiply nothing. Memory is as without: the buffers of Transformer
 Engine, one of a whole microbatch's activation for each of its ten collectives, are not counted.
 
@@ -122,7 +122,5 @@ def _scattered(product: Step, scatter: Step, rest: int) -> list[Step]:
 
 
 def _cut(product: Step, ticks: int) -> tuple[Step, Step]:
-    """Return a product in two, of which the first takes so many ticks; a second kernel is launched with the second."""
-    later = product.launches // 2
-    first = product._replace(ticks=ticks, launches=product.launches - later)
-    return first, product._replace(ticks=product.ticks - ticks, launches=later)
+    """Return a product in two, of which the first takes so many ticks; both are launched with it."""
+    return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, launches=0)

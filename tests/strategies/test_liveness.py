@@ -150,8 +150,17 @@ def test_buffers_at_both_ends_change_the_first_and_the_last_block(runs: list[tup
 
 
 def test_frameworks_by_name() -> None:
-    assert set(FRAMEWORKS) == {"megatron", "megatron_2021", "nemo", "torch", "torch_fused_loss", "xla"}
+    assert set(FRAMEWORKS) == {
+        "megatron",
+        "megatron_2021",
+        "megatron_deepspeed",
+        "nemo",
+        "torch",
+        "torch_fused_loss",
+        "xla",
+    }
     with pytest.raises(
-        ValueError, match="framework is one of megatron, megatron_2021, nemo, torch, torch_fused_loss, xla, met jax"
+        ValueError,
+        match="framework is one of megatron, megatron_2021, megatron_deepspeed, nemo, torch, torch_fused_loss",
     ):
         replace(problem().training, framework="jax")

@@ -104,3 +104,17 @@ def test_how_context_ranks_attend() -> None:
 @pytest.mark.parametrize(("name", "frozen"), [("LLAMA2-70B LoRA", True), ("Florance-7B", False)])
 def test_frozen_weights(name: str, frozen: bool) -> None:
     assert bool(words.is_frozen(Row({"model": name}))) is frozen
+
+
+@pytest.mark.parametrize(
+    ("derived", "expected"),
+    [
+        ("vocab/recompute/schedule from src/config.py defaults (use_checkpoint=true)", None),
+        ("tokens/s; recompute from launcher script", FULL),
+        ("recompute from launcher script; vocab the default", FULL),
+    ],
+)
+def test_a_recomputation_that_is_a_default_is_not_stated(derived: str, expected: Recompute | None) -> None:
+    row = Row({"recompute": "full", "derived_fields": derived})
+    assert words.recompute(row, 4) == expected
+    assert bool(row.assumed) == (expected is None)
