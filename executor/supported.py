@@ -50,6 +50,8 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
         yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
     if training.gradient_precision and training.gradient_bytes != training.parameter_bytes:
         yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
+    if training.frozen:
+        yield "frozen: the executor trains all weights, met true; nearest: false"
     if training.gradient_clipping:
         yield "gradient_clipping: the executor does not clip gradients, met true; nearest: false"
     if not isinstance(plan.microbatch, int):

@@ -269,10 +269,10 @@ def _calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
         "What was calibrated on what: training runs",
         (
             "Two figures are fitted to rows of this page (scenarios/rows/frameworks.py). Hosts under "
-            f"Megatron-DeepSpeed launch an operator in {DEEPSPEED_LAUNCH * 1e6:.0f} us: 14 of the rows of "
-            "vtrain_single, drawn at random. Products under llm-foundry on the H100 take "
-            f"{FOUNDRY_HOPPER} times as long as in a burst: 5 of the rows of llmfoundry, drawn at random. The rows "
-            "drawn are in the tables; all others are held out of these figures.",
+            f"Megatron-DeepSpeed launch an operator in {DEEPSPEED_LAUNCH * 1e6:.0f} us: 8 of the rows of "
+            "vtrain_single, of every width and tensor degree one with a microbatch of 1. Products under llm-foundry on "
+            f"the H100 take {FOUNDRY_HOPPER} times as long as in a burst: 5 rows of llmfoundry, drawn at random. "
+            "The rows drawn are in the tables; all others are held out of these figures.",
             "Publishers are not always held out: MooreThreads/SimuMax timed the kernels of simumax_b200 too, and "
             "vTrain the collectives of vtrain_single's machine. The intervals are fitted to all rows.",
         ),

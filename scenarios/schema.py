@@ -78,8 +78,9 @@ class TrainingTable(Table):
     )
     gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
     framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
-        default="megatron", description="What runs the step: what it keeps in memory besides."
+        default="megatron", description="What runs the step: what it does by itself, in memory and in time."
     )
+    frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
 
 
 class PresetCluster(ConditionsTable):

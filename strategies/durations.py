@@ -144,7 +144,7 @@ class Durations:
             for kind, counts in shared if plan.replicas > 1 and not early else ():
                 _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
             for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
-                _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.parameter_bytes))
+                _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes))
             parts = [summed_share(plan, each.replicated) for each in held.positions]
             summed = _data_ticks(machine, TENSOR, Collective.ALL_REDUCE, parts, training.gradient_bytes)
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)

@@ -1,4 +1,4 @@
-"""What a training framework keeps in memory beyond the tensors of the algorithm, one convention a field.
+"""What a training framework does beyond the algorithm, in memory and in time, one convention a field.
 
 References
 ----------
@@ -55,9 +55,26 @@ class Framework:
     flattens_gradients
         Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
         all that are summed after the last backward.
+    adds_gradients
+        Whether kernels of their own add the gradients of a microbatch to those of the step's others
+        (`strategies.lowering.accumulation`).
+    hides_input_gradients
+        Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
+        gradient of its weight (`strategies.lowering.tensor_overlap`).
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.
+    recomputes_unread
+        Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
+        last product, and what follows it.
+    keeps_remainders
+        Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+    quantised_parameters
+        Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
+    waits_for_passes
+        Whether hosts do so without a pipeline too.
+    waits_for_collectives
+        Whether a host launches nothing before a collective inside a pass has ended.
     """
 
     name: str
@@ -77,7 +94,14 @@ class Framework:
     buffers_every_microbatch: bool
     late_biases: bool
     flattens_gradients: bool
+    adds_gradients: bool
+    hides_input_gradients: bool
     waits_for_exchanges: bool
+    recomputes_unread: bool
+    keeps_remainders: bool
+    quantised_parameters: bool
+    waits_for_passes: bool
+    waits_for_collectives: bool
 
 
 MEGATRON = Framework(
@@ -98,8 +122,41 @@ MEGATRON = Framework(
     buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
+    adds_gradients=False,
+    hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
+    recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
+    keeps_remainders=False,
+    quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
 )
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron_deepspeed",
+    fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
+    adds_gradients=True,
+    hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
+    waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
+    waits_for_collectives=True,
+)
+
+NEMO = replace(
+    MEGATRON,
+    name="nemo",
+    keeps_remainders=True,  # apex DistributedFusedAdam and Megatron-Core's OptimizerConfig, store_param_remainders
+    quantised_parameters=True,  # NeMo's user guide, "Communication overlap": fp8_param_gather
+)
+
+MEGATRON_2021 = replace(
+    MEGATRON,
+    name="megatron_2021",
+    fused_gradients=False,
+    adds_gradients=True,  # model/distributed.py, _make_param_hook: main_grad.add_
+    hides_input_gradients=False,  # mpu/layers.py, copy_to_tensor_model_parallel_region: waits for the sum
+)
+"""Megatron-LM of 2021, before products added their gradients and summed those of their inputs asynchronously."""
 
 TORCH = Framework(
     name="torch",
@@ -119,15 +176,32 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
+    hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
+    recomputes_unread=True,
+    keeps_remainders=False,
+    quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
 )
 
 TORCH_FUSED_LOSS = replace(
     TORCH,
     name="torch_fused_loss",
     logits_in_precision=True,
-    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward; XLA fuses the loss into what makes logits
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (MEGATRON, TORCH, TORCH_FUSED_LOSS)}
+XLA = replace(
+    TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
+    name="xla",
+    flattens_gradients=False,  # a collective reads the gradient where the product has put it
+    recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
+)
+
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)
+}
 """Frameworks by name."""

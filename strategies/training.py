@@ -34,7 +34,11 @@ class Training:
     gradient_clipping
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     framework
-        What runs the step, one of `FRAMEWORKS`: what it keeps in memory besides.
+        What runs the step, one of `FRAMEWORKS`: what it does by itself, in memory and in time.
+    frozen
+        Whether weights stay as they are, and only low-rank adapters beside products are trained, which are so small
+        that they count for nothing: backward makes no gradients of weights, and there are no optimizer states (Hu et
+        al. 2022, "LoRA: low-rank adaptation of large language models", section 4.2).
     """
 
     global_batch: int
@@ -44,6 +48,7 @@ class Training:
     gradient_precision: str | None = None
     gradient_clipping: bool = False
     framework: str = "megatron"
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.sequence < 1:
@@ -60,7 +65,7 @@ class Training:
 
     @property
     def conventions(self) -> Framework:
-        """What the framework keeps in memory, and how."""
+        """What the framework does by itself, in memory and in time."""
         return FRAMEWORKS[self.framework]
 
     @property
@@ -84,13 +89,29 @@ class Training:
         return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
 
     @property
+    def more_bytes(self) -> int:
+        """Bytes of memory for one weight that layers multiply by in fp8, beside those of every parameter."""
+        alone = self.precision == "fp8" and self.conventions.quantised_parameters
+        return self.quantised_bytes - alone * self.parameter_bytes
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of one gradient as it is accumulated and reduced.
 
         Megatron-LM accumulates bf16 gradients in fp32 and keeps fp16 ones in fp16.
         """
+        if self.frozen:
+            return 0
         wide = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
         return 4 if wide else ITEMSIZE[self.dtype]
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of one parameter that the optimizer writes, and that ranks gather which share its states."""
+        if self.frozen:
+            return 0
+        quantised = self.precision == "fp8" and self.conventions.quantised_parameters
+        return ITEMSIZE["fp8"] if quantised else self.parameter_bytes
 
     @property
     def optimizer_bytes(self) -> int:
@@ -98,8 +119,11 @@ class Training:
 
         Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
         """
+        if self.frozen:
+            return 0
         half = self.dtype in ("fp16", "bf16")
-        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half)
+        remainder = self.dtype == "bf16" and self.conventions.keeps_remainders
+        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half) - remainder * self.parameter_bytes
 
     @property
     def factored_bytes(self) -> int:
@@ -108,7 +132,7 @@ class Training:
         Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes of an [m, n]
         matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
         """
-        return self._state_bytes if self.optimizer == "adafactor" else 0
+        return self._state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
 
     @property
     def _state_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+from scenarios.rows.frameworks import is_xla
 from scenarios.rows.row import Row, Skip
 from scenarios.schema import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE
 
@@ -37,7 +38,8 @@ def degrees(row: Row) -> Degrees:
         if degree is None:
             row.assume(f"{name} 1 (not stated)")
     tensor, pipeline, context = (degree or 1 for degree in axes.values())
-    devices, data = row.count("n_devices", MAX_DEVICES), row.count("dp", MAX_DEVICES)
+    devices = row.count("n_devices", MAX_DEVICES)
+    data = row.optional("dp", MAX_DEVICES) if devices else row.count("dp", MAX_DEVICES)
     others = tensor * pipeline * context
     if devices is None:
         if data is None:
@@ -75,8 +77,11 @@ def sequence(row: Row, fixed: bool) -> int:
 
 def batch(row: Row, at: Degrees, length: int) -> Batch:
     """Return the batch of a row, from whichever of its fields say it."""
-    accumulated, total = row.count("grad_accum", MAX_BATCH), row.count("global_batch", MAX_BATCH)
+    accumulated = row.count("grad_accum", MAX_BATCH)
+    total = None if "token" in row.text("global_batch") else row.count("global_batch", MAX_BATCH)
     micro = row.number("micro_batch")
+    if micro is not None and total is not None:
+        micro = _of_data_rank(row, at, micro, accumulated, total)
     if total is None:
         total = _total(row, at, length, micro, accumulated)
     if micro is None and accumulated is not None:
@@ -87,8 +92,23 @@ def batch(row: Row, at: Degrees, length: int) -> Batch:
     return Batch(total, None if micro is None else max(1, round(micro)))
 
 
+def _of_data_rank(row: Row, at: Degrees, micro: float, accumulated: int | None, total: int) -> float:
+    """Return the sequences of a microbatch that a data rank has, where a row counts those of a device.
+
+    MaxText counts sequences a chip (``per_device_batch_size``): tensor ranks have those of all of them together.
+    """
+    a_device, a_rank = (micro * ranks * (accumulated or 1) for ranks in (at.devices, at.data))
+    if at.pipeline > 1 or (accumulated is None and not is_xla(row)):
+        return micro
+    if a_rank == total or a_device != total:
+        return micro
+    whole = micro * at.devices / at.data
+    row.assume(f"micro_batch {whole:g}, for {micro:g} a device make the global_batch({total})")
+    return whole
+
+
 def _total(row: Row, at: Degrees, length: int, micro: float | None, accumulated: int | None) -> int:
-    tokens = row.number("global_batch_tokens")
+    tokens = row.number("global_batch" if "token" in row.text("global_batch") else "global_batch_tokens")
     if tokens is not None:
         total = max(1, round(tokens / length))
     elif micro is not None:

@@ -66,6 +66,7 @@ _DEVICES: tuple[tuple[str, Device], ...] = (
     ("a40(?!0)", Device("dgx-a100-80gb", "A40", 149.7, 48, 0.696, pcie=4)),
     ("a6000", Device("dgx-a100-80gb", "RTX A6000", 154.8, 48, 0.768, pcie=4)),
     ("a5000", Device("dgx-a100-80gb", "RTX A5000", 111, 24, 0.768, pcie=4)),
+    ("pro6000", Device("dgx-b200", "RTX PRO 6000", 503.8, 96, 1.79, pcie=5)),
     ("6000ada|rtx6000", Device("dgx-h100", "RTX 6000 Ada", 364, 48, 0.96, pcie=4)),
     ("l40s", Device("dgx-h100", "L40S", 362, 48, 0.864, pcie=4)),
     ("l40", Device("dgx-h100", "L40", 181, 48, 0.864, pcie=4)),
@@ -78,6 +79,7 @@ _DEVICES: tuple[tuple[str, Device], ...] = (
     ("3080", Device("dgx-a100-80gb", "RTX 3080", 59.5, 10, 0.76, pcie=4)),
     ("v100.*pci", Device("dgx-1-v100-32gb", "V100 PCIe", 112, 0, 0.9, pcie=3)),
     ("v100", Device("dgx-1-v100-32gb")),
+    ("titanv", Device("dgx-1-v100-16gb", "TITAN V", 110, 12, 0.653, pcie=3)),
     ("2080", Device("dgx-1-v100-16gb", "RTX 2080 Ti", 56.9, 11, 0.616, pcie=3)),
     ("titanrtx|quadrortx6000", Device("dgx-1-v100-32gb", "TITAN RTX", 130.5, 24, 0.672, pcie=3)),
     ("t4", Device("dgx-1-v100-16gb", "T4", 65, 16, 0.32, pcie=3)),
@@ -103,7 +105,7 @@ _DEVICES: tuple[tuple[str, Device], ...] = (
     # data sheets of Huawei, Intel (Habana) and Amazon
     ("910c", Device("atlas-800t-a2", "Ascend 910C", 708, 128, 3.2)),
     ("910b|910(_|-)?93|a2", Device("atlas-800t-a2")),
-    ("ascend|910", Device("atlas-800-910")),
+    ("ascend|910|atlas", Device("atlas-800-910")),
     ("gaudi3", Device("gaudi2-8", "Gaudi3", 1677, 128, 3.7)),
     ("gaudi", Device("gaudi2-8")),
     ("trn2|trainium2", Device("aws-trn2")),
@@ -120,7 +122,7 @@ def device(row: Row) -> Device:
     words = re.sub(r"[^a-z0-9_]", "", row.text("accelerator"))
     if not words:
         raise Skip("accelerator is not stated")
-    memory = row.number("accel_mem_gb") or 0.0
+    memory = row.optional_number("accel_mem_gb") or 0.0
     found = next((known for pattern, known in _TABLE if pattern.search(words)), None)
     if found is None:
         return _unknown(row, memory)

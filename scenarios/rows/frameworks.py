@@ -6,13 +6,18 @@ from dataclasses import replace
 from scenarios.rows.row import Row
 from simulator.accelerator import Accelerator
 
-_MEGATRON = re.compile(r"megatron|nemo|mcore|mindspeed|\bms-swift\b")
-_SHARDS_PARAMETERS = re.compile(r"fsdp|torchtitan|maxtext|llm-?foundry|composer|zero[- ]?3|zero stage 3|fully sharded")
-_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
-_FUSES_LOSS = re.compile(
-    r"llm-?foundry|composer|maxtext|jax|xla|liger|fused[- ]?(linear )?cross|unsloth|levanter|easylm|t5x|pax"
+_MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
+_BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
+_SHARDS_PARAMETERS = re.compile(
+    r"fsdp|torchtitan|torchtune|gemini|zero[- ]?3|zero stage 3|fully sharded|zero\+\+|\bhpz\b|\bmics\b|"
+    r"maxtext|levanter|easylm|axlearn|llm-?foundry|composer"
 )
+_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
+_FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
 """llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+_XLA = re.compile(
+    r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
+)
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -21,9 +26,10 @@ _COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda grap
 EAGER_LAUNCH = 45e-6
 """Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
 replays it in 1.9 (stas00/ml-engineering, training/performance): 0.5 ms for the 11 operators of a layer."""
-DEEPSPEED_LAUNCH = 75e-6
-"""The same of Megatron-DeepSpeed: the best of steps of 5 us on 14 of vTrain's 131 single-node runs, drawn at random
-(``random.Random(0).sample`` of the sorted row ids); 70 and 80 us are within a quarter of its error."""
+DEEPSPEED_LAUNCH = 100e-6
+"""The same of Megatron-DeepSpeed: in steps of 10 us the least whose largest error (18 %, as with 110 us) is within a
+point of the best on 8 of vTrain's 131 single-node runs, which the host bounds: with a microbatch of 1, of every width
+and tensor degree one that is drawn at random (``random.Random(0).choice`` of the sorted row ids of each)."""
 
 FOUNDRY_HOPPER = 1.3
 """Sustained over burst time of products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet tuned for
@@ -47,10 +53,25 @@ def is_megatron(row: Row) -> bool:
     return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
 
 
+def is_xla(row: Row) -> bool:
+    """Return whether XLA compiles the step of a row."""
+    return bool(_XLA.search(row.text("framework")))
+
+
 def memory_conventions(row: Row) -> str:
-    """Return whose conventions of memory the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
+    """Return whose conventions the framework of a row follows, one of `strategies.framework.FRAMEWORKS`."""
     if is_megatron(row):
-        return "megatron"
+        if _BEFORE_2022.search(row.text("framework")):
+            row.assume(
+                "gradients added by kernels of their own, and none summed beside products (Megatron-LM before 2022)"
+            )
+            return "megatron_2021"
+        if "deepspeed" in row.text("framework"):
+            return "megatron_deepspeed"
+        return "nemo" if re.search("nemo|bridge", row.text("framework")) else "megatron"
+    if is_xla(row):
+        row.assume("memory kept as XLA keeps it")
+        return "xla"
     words = row.text("framework", "plan_note")
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
@@ -68,6 +89,8 @@ def zero_stage(row: Row) -> int:
     named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
     if named:
         stage = int(named[1])
+    elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):
+        stage = 2
     elif _DDP.search(words):
         stage = 0
     elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
@@ -95,9 +118,29 @@ def sequence_parallel(row: Row) -> bool:
     stated = row.flag("sequence_parallel")
     if stated is None:
         words = row.text("framework")
-        stated = bool(re.search(r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron", words))
+        stated = bool(
+            re.search(
+                r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus", words
+            )
+        )
         row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
     return stated
+
+
+def overlaps_tensor(row: Row) -> bool:
+    """Return whether the gathers and scatters of tensor ranks run beside products.
+
+    XLA cuts both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
+    decomposition in large deep learning models", ASPLOS, section 6); MaxText cuts activations between layers over
+    tensor ranks (``configs/base.yml``: ``activation_embed``), and so has such gathers and scatters.
+    """
+    stated = row.flag("tp_overlap")
+    if stated is not None:
+        return stated
+    overlaps = is_xla(row) and bool(re.search(r"tpu|\bv[2-7][ep]?\b", row.text("accelerator")))
+    if overlaps:
+        row.assume("tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)")
+    return overlaps
 
 
 def attention_kernel(row: Row) -> str:
@@ -116,7 +159,7 @@ def attention_kernel(row: Row) -> str:
 def host_launch(row: Row) -> float:
     """Return the seconds in which a host launches the kernels of one operator; 0 where it replays whole steps."""
     words = row.text("framework", "plan_note", "software")
-    if _COMPILED.search(words):
+    if is_xla(row) or _COMPILED.search(words):
         return 0.0
     seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")

@@ -164,12 +164,12 @@ _PRESETS: tuple[tuple[str, str], ...] = (
     (r"vit(h|huge)", "vit-h-14"),
     (r"vit(l|large)", "vit-l-16"),
     (r"vit(b|base)|^vit$", "vit-b-16"),
-    (r"resnet152", "resnet-152"),
-    (r"resnet101", "resnet-101"),
-    (r"resnet", "resnet-50"),
+    (r"(?<!wide)resnet152", "resnet-152"),
+    (r"(?<!wide)resnet101", "resnet-101"),
+    (r"^resnet|(?<!wide)resnet(?=50|$)", "resnet-50"),
     (r"dlrm(dcn)?v2", "dlrm-dcnv2"),
     (r"dlrm", "dlrm-criteo"),
-    (r"stablediffusion|sd1\.?5|latentdiffusion", "stable-diffusion-1.5"),
+    (r"stablediffusion(v?1|$)|sd1\.?5|latentdiffusion", "stable-diffusion-1.5"),
 )  # fmt: skip
 
 _TABLE = tuple((re.compile(pattern), spec) for pattern, spec in _WRITTEN) + tuple(

@@ -34,7 +34,7 @@ def machine(row: Row, devices: int) -> Cluster:
     else:
         found = _nodes(row, kind, devices, full.first.devices)
     ((node, count),) = found.nodes
-    memory = row.number("accel_mem_gb")
+    memory = row.optional_number("accel_mem_gb")
     accelerator = _accelerator(row, node.accelerator, kind, memory)
     node = replace(node, accelerator=on_stack(row, accelerator))
     if not kind.preset.startswith("tpu"):

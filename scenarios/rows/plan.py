@@ -7,7 +7,7 @@ from math import ceil, gcd
 from scenarios.loader import rule_violations
 from scenarios.rows import words
 from scenarios.rows.degrees import Batch, Degrees, shards
-from scenarios.rows.frameworks import is_megatron, overlaps_gradients, sequence_parallel, zero_stage
+from scenarios.rows.frameworks import is_megatron, overlaps_gradients, overlaps_tensor, sequence_parallel, zero_stage
 from scenarios.rows.row import Row, Skip
 from simulator.operator_graph import OperatorGraph, OperatorKind
 from strategies.divisors import nearest_divisor
@@ -59,7 +59,7 @@ def layout(row: Row, problem: Problem, at: Degrees, size: Batch) -> Layout:
         expert=at.expert,
         attention=words.attention(row, at.context),
         sequence_parallel=by_sequence,
-        overlap_tensor=by_sequence and bool(row.flag("tp_overlap")),
+        overlap_tensor=by_sequence and overlaps_tensor(row),
         microbatch=size.micro or 1,
         schedule=name,
         chunks=chunks,

@@ -19,6 +19,10 @@ _TRUE = re.compile(r"^(true|yes|on|1|enabled?|overlap\w*)\b")
 _FALSE = re.compile(r"^(false|no|not|off|0|disabled?|none|without)\b")
 
 
+_NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)\s*([kKmM](?![a-zA-Z])|)(?!\s*[-x*/~.][0-9])")
+"""A number, and whether it is in thousands or millions; not one of several, as of ``8x400`` or ``1-4``."""
+
+
 class Skip(ValueError):
     """Why a row is not predicted; the message begins with the field."""
 
@@ -50,12 +54,13 @@ class Row:
         return " ".join(str(value)[:MAX_TEXT] for value in values).strip().lower()
 
     def number(self, name: str) -> float | None:
-        """Return a number above 0; text such as ``"80 GB"`` is read up to its unit."""
+        """Return a number above 0; text such as ``"80 GB"`` is read up to its unit, and ``"32k"`` in thousands."""
         value: Any = self.fields.get(name)
         if not self.states(name) or value == 0:
             return None
-        if isinstance(value, str) and (found := re.match(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)", value)):
-            value = float(re.sub("[_,]", "", found[1]))
+        if isinstance(value, str) and (found := _NUMBER.match(value)):
+            thousand = 1024.0 if name == "seq_len" else 1000.0
+            value = float(re.sub("[_,]", "", found[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[found[3].lower()]
         real = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
         if not real:
             raise Skip(f"{name} is a number above 0, met {shown(value)}")
@@ -72,6 +77,14 @@ class Row:
         """Return a count, or None where the field holds none; that is an assumption."""
         try:
             return self.count(name, most)
+        except Skip as skip:
+            self.assume(f"{name} left out, for {skip}")
+            return None
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a number, or None where the field holds none; that is an assumption."""
+        try:
+            return self.number(name)
         except Skip as skip:
             self.assume(f"{name} left out, for {skip}")
             return None

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from scenarios.rows import words
 from scenarios.rows.costs import fits
 from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_sequence, sequence
 from scenarios.rows.machine import machine
@@ -23,8 +22,6 @@ from strategies.problem import Problem
 
 def scenario_of(row: Row, place: str) -> Scenario:
     """Return the scenario that a row states; raises `Skip`, or another ``ValueError``, where it states none."""
-    if words.is_frozen(row):
-        raise Skip("most weights are frozen (LoRA), which the simulator does not express")
     at = degrees(row)
     model = network(row)
     by_tokens = isinstance(model, Transformer | Bert | T5)

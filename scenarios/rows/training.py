@@ -2,8 +2,9 @@
 
 import re
 
-from scenarios.rows.frameworks import memory_conventions
+from scenarios.rows.frameworks import is_xla, memory_conventions
 from scenarios.rows.row import Row
+from scenarios.rows.words import is_frozen
 from simulator.accelerator import Accelerator
 from strategies.training import Training
 
@@ -49,7 +50,15 @@ def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: in
         _optimizer(row),
         gradient_precision=_gradients(row, precision),
         framework=memory_conventions(row),
+        frozen=_frozen(row),
     )
+
+
+def _frozen(row: Row) -> bool:
+    if not is_frozen(row):
+        return False
+    row.assume("weights are frozen, and adapters count for nothing (LoRA)")
+    return True
 
 
 def _precision(row: Row, accelerator: Accelerator) -> str:
@@ -98,7 +107,7 @@ def _gradients(row: Row, precision: str) -> str | None:
     if re.search("nemo|bridge", row.text("framework")):
         row.assume("gradients summed in bf16, as NeMo's recipes for performance do (grad_reduce_in_fp32 false)")
         return "same"
-    if re.search("maxtext|jax", row.text("framework")):
+    if is_xla(row):
         row.assume("gradients summed in the precision that is computed in, as XLA makes them of weights that are cast")
         return "same"
     row.assume("gradients summed in fp32 with bf16, in their own precision with fp16 (not stated)")

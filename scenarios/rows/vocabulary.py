@@ -27,7 +27,7 @@ def padded(row: Row, vocab: int) -> int:
     """Return a vocabulary that tensor ranks divide; Megatron-LM pads always."""
     tensor = row.count("tp") or 1
     multiple = MEGATRON_VOCAB_MULTIPLE * tensor
-    if vocab % tensor == 0 and not (is_megatron(row) and vocab % multiple):
+    if vocab % tensor == 0 and not (is_megatron(row) and "deepspeed" not in row.text("framework") and vocab % multiple):
         return vocab
     more = -(-vocab // multiple) * multiple
     row.assume(f"vocabulary padded to {more}, a multiple of {multiple}, as Megatron-LM does")

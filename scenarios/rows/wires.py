@@ -17,8 +17,10 @@ _GENERATIONS = (
 """Gb/s of four lanes of InfiniBand by generation."""
 
 _COUNTED = re.compile(
-    r"(\d+)\s*(?:x|\*|ports? of|nics? of|hcas? of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
+    r"(\d+)\s*(?:nics?|hcas?|ports?|rails?)?\s*(?:x|\*|of)\s*(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\b"
 )
+_TIMES = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(tb|gb|g)(?:it)?(?:/s|ps|be|e)?\s*(?:x|\*)\s*(\d+)\b")
+"""The rate first, and then how often: ``400 Gb/s x 8``."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*([TtGg])(b|B|[Bb]its?)?(?:/s|ps|E|e)?\b")
 _BIT = 1e9 / 8
 _MOST = 100_000.0
@@ -27,7 +29,7 @@ _MOST = 100_000.0
 
 def nic_rate(row: Row, devices: int) -> float | None:
     """Return the bytes a second that all NICs of a node with ``devices`` send together; None where not stated."""
-    stated = row.number("nic_gbps_per_device")
+    stated = row.optional_number("nic_gbps_per_device")
     if stated is not None:
         return min(stated, _MOST) * _BIT * devices
     words = row.text("inter_node_link")
@@ -35,6 +37,9 @@ def nic_rate(row: Row, devices: int) -> float | None:
     if counted:
         scale = 1000.0 if counted[3] == "tb" else 1.0
         return _checked(float(counted[1]) * float(counted[2]) * scale)
+    times = _TIMES.search(words)
+    if times:
+        return _checked(float(times[1]) * float(times[3]) * (1000.0 if times[2] == "tb" else 1.0))
     single = _RATE.search(str(row.fields.get("inter_node_link")))
     if single is None:
         rate = next((rate for pattern, rate in _GENERATIONS if re.search(pattern, words)), None)
@@ -53,14 +58,14 @@ def _single(row: Row, words: str, rate: float, devices: int) -> float | None:
         return _checked(rate * devices)
     if re.search(r"per node|node-node|node to node|/node|a node|aggregate|total|efa", words) or rate > 800:
         return _checked(rate)
-    if re.search(r"infiniband|\bib\b|hdr|ndr|edr|xdr", words):
+    if re.search(r"infiniband|\bib\b|hdr|ndr|edr|xdr|roce|rdma|spectrum|connectx|\bcx-?\d|slingshot", words):
         return _by_generation(row, rate, devices)
     row.assume(f"one NIC of {rate:g} Gb/s a node, from {words[:60]!r}")
     return _checked(rate)
 
 
 def _by_generation(row: Row, rate: float, devices: int) -> float | None:
-    """Return the rate of a node of InfiniBand: one NIC a device from HDR on, one a node before."""
+    """Return the rate of a node of InfiniBand or RoCE: one NIC a device from 200 Gb/s on, one a node before."""
     if rate >= 200:
         row.assume(f"one NIC of {rate:g} Gb/s a device (number not stated)")
         return _checked(rate * devices)

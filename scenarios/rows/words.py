@@ -55,9 +55,16 @@ def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
     return name, chunks if name in LOOPED else 1
 
 
+_BY_DEFAULT = re.compile(r"\brecompute\b[^;]*\bdefaults?\b")
+"""Derived fields, clause by clause: a recomputation that is some program's default says nothing of the run."""
+
+
 def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     """Return what a row recomputes; None where it does not say."""
     words = row.text("recompute")
+    if _BY_DEFAULT.search(row.text("derived_fields")):
+        row.assume(f"recompute left out, for {words[:40]!r} is a default and not what the run states")
+        return None
     if str(row.fields.get("recompute", "")).strip().lower() in ("none", "null") and row.fields["recompute"] is not None:
         words = "none"
     if not words:
@@ -69,7 +76,10 @@ def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
         return _of_lists(row, Recompute.FULL if lists else Recompute.SELECTIVE, (lists or some)[1])  # type: ignore[index]
     if re.search(r"recompute=false", words):
         words = "selective" if re.search(r"select\w*=true", words) else "none"
-    if re.match(r"(none|no\b|off|false|disabled|0\b|without|never)", words) and "full" not in words:
+    if (
+        re.match(r"(none|no\b|not\b|off|false|disabled|0\b|without|w/o|never|everything_?save)", words)
+        and "full" not in words
+    ):
         return Recompute.NONE
     layer = _layer(row, words)
     return _some_layers(row, layer, f"{words} {detail}", layers_a_stage)
@@ -84,11 +94,15 @@ def _layer(row: Row, words: str) -> Recompute:
     if re.search(r"qkv\w* (offload|on host)|offload", words):
         row.assume(f"recompute full: {words[:60]!r} keeps a part on hosts, which is not simulated")
         return Recompute.FULL
+    if re.search(r"nothing_?save", words):
+        return Recompute.FULL
     if re.search(r"minimal|save|dots|matmul outputs|select|core|attention|attn|partial|moe_act|mlp|norm|act\b", words):
         if not re.match(r"selective( \(attention core\))?$", words):
             row.assume(f"recompute selective, of the attention core: the nearest to {words[:60]!r}")
         return Recompute.SELECTIVE
-    if not re.search(r"full|uniform|all|every|whole|block|yes|true|on\b|checkpoint|layer|enabled|1\b", words):
+    if not re.search(
+        r"full|uniform|all|every|whole|block|yes|true|on\b|checkpoint|ckpt|remat|\bac\b|layer|enabled|1\b", words
+    ):
         row.assume(f"recompute full: {words[:40]!r} not known")
     return Recompute.FULL
 
@@ -96,12 +110,17 @@ def _layer(row: Row, words: str) -> Recompute:
 def _some_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomputation:
     """Return the recomputation of as many layers of a stage as words say: all where they do not."""
     share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
-    of = re.search(r"(\d+) (?:of|out of|/) (\d+)", words)
-    count = re.search(r"(?:num[-_ ]layers|recompute[-_ ]layers)\W{1,3}(\d+)|(\d+) layers", words)
+    of = re.search(r"(\d+) ?(?:of|out of|/) ?(\d+)", words)
+    every = re.search(r"every (?:(\d+)(?:nd|rd|th)? layer|(other|second) layer)|\bselective (\d+)\b", words)
+    count = re.search(
+        r"(?:num[-_ ]layers|recompute[-_ ]layers)\W{1,3}(\d+)|(?:block\W{1,3})?\b(\d+)(?: layers|$)", words.strip()
+    )
     if share and 0 < float(share[1]) < 100:
         number = ceil(layers * float(share[1]) / 100)
     elif of and 0 < int(of[1]) < int(of[2]):
         number = ceil(layers * int(of[1]) / int(of[2]))
+    elif every:
+        number = ceil(layers / max(1, int(every[1] or every[3] or 2)))
     elif count and "block" in words and 0 < int(count[1] or count[2]) < layers:
         number = int(count[1] or count[2])
     else:

@@ -14,13 +14,15 @@ from simulator.calibration.parameters import (
     Apply,
     Parameter,
     attention_parameters,
+    exponential_head,
     fraction_of,
     has_waves,
     matmul_parameters,
+    sustained_parameter,
     with_attention,
     with_matmul,
 )
-from simulator.calibration.rows import HOST_TIMED, SIXTEEN_BITS, Row
+from simulator.calibration.rows import HOST_TIMED, IN_A_ROW, SIXTEEN_BITS, Row
 from simulator.calibration.search import fit
 from simulator.kernels.matmul import Matmul
 
@@ -91,20 +93,26 @@ def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) ->
     """Return ``device`` with parameters fitted to ``rows``, which are its own.
 
     Rows of publishers that time sustained work are predicted with ``sustained``, the others without, so that
-    the parameters are those of a burst.
+    the parameters are those of a burst. Where no shape was timed both ways, but some shapes each way, the factor is
+    fitted with the others, from ``sustained``.
     """
     kinds = _bandwidths(device, rows)
     bandwidths = dict(device.kernel_bandwidth) | kinds
     device = replace(device, sustained=sustained.factor, kernel_bandwidth=tuple(bandwidths.items()))
     products = [row for row in rows if isinstance(row.kernel, Product)]
     plain = [row for row in products if _dtype(row) in SIXTEEN_BITS]
-    values = _fitted(device, plain, matmul_parameters(waves=has_waves(device)), with_matmul)
+    parameters = matmul_parameters(waves=has_waves(device))
+    if not sustained.pairs and len({row.burst for row in plain}) == 2:
+        parameters += (sustained_parameter(sustained.factor),)
+    values = _fitted(device, plain, parameters, with_matmul)
+    sustained = replace(sustained, factor=values.get("sustained", sustained.factor))
     for dtype in sorted({_dtype(row) for row in products} - set(SIXTEEN_BITS)):
         others = [row for row in products if _dtype(row) == dtype]
         values |= _fitted(device, others, (fraction_of(dtype),), _also(values))
     device = with_matmul(device, values)
     attending = [row for row in rows if isinstance(row.kernel, FusedAttention)]
-    attention = _fitted(device, attending, attention_parameters(device.matmul.fraction), with_attention)
+    known = attention_parameters(device.matmul.fraction, exponential_head(device))
+    attention = _fitted(device, attending, known, with_attention)
     return Calibration(with_attention(device, attention), values | attention, kinds, sustained)
 
 
@@ -132,6 +140,8 @@ def sustained_factors(rows: Iterable[Row]) -> dict[str, Sustained]:
             continue
         if kernel.dtype not in SIXTEEN_BITS or row.publisher in HOST_TIMED:
             continue
+        if row.burst and row.publisher in IN_A_ROW:
+            continue  # a burst because it was fast
         same = (row.device, kernel.matmul)
         burst, others = times.setdefault(same, ([], defaultdict(list)))
         (burst if row.burst else others[row.publisher]).append(row.seconds)

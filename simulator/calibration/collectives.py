@@ -338,7 +338,7 @@ def disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
     """Return for every two sources how the time of the one relates to that of the other, the alphabet's first."""
     places: dict[object, list[CollectiveRow]] = {}
     for row in rows:
-        places.setdefault((_technology(row), row.nodes, row.ranks, row.collective, row.algorithm), []).append(row)
+        places.setdefault((technology_of(row), row.nodes, row.ranks, row.collective, row.algorithm), []).append(row)
     found: dict[tuple[str, str, str], list[float]] = {}
     for alike in places.values():
         for first in alike:
@@ -353,5 +353,6 @@ def disagreements(rows: Sequence[CollectiveRow]) -> tuple[Disagreement, ...]:
     )
 
 
-def _technology(row: CollectiveRow) -> str | None:
+def technology_of(row: CollectiveRow) -> str | None:
+    """Return the name of the technology whose figures a row is held against, ``None`` for none."""
     return next((name for name, technology in TECHNOLOGIES.items() if _rows_of(technology, (row,))), None)

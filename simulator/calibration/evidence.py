@@ -3,13 +3,24 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
 from simulator.accelerator import Accelerator
-from simulator.calibration.calibrate import Calibration, Errors, calibrate, errors, sustained_factors, sustained_of
+from simulator.calibration.calibrate import (
+    Calibration,
+    Errors,
+    calibrate,
+    errors,
+    predicted,
+    sustained_factors,
+    sustained_of,
+)
+from simulator.calibration.kernel_noise import kernel_floors
 from simulator.calibration.kernels import FusedAttention, Product, Stream
+from simulator.calibration.noise import Floor
 from simulator.calibration.rows import SIXTEEN_BITS, Row
 
 
@@ -39,6 +50,8 @@ class Evidence:
     ----------
     ranges
         Least and largest value of each parameter among the fits that leave one publisher out.
+    floors
+        How far each publisher is from each other one, beside the model without it.
     """
 
     name: str
@@ -46,6 +59,7 @@ class Evidence:
     rows: tuple[Row, ...]
     held: tuple[Held, ...]
     ranges: Mapping[str, tuple[float, float]]
+    floors: tuple[Floor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +107,16 @@ class Devices:
         if not own:
             raise ValueError(f"{name} has rows that are not left out, met none")
         whole = self.calibrated(name, kept)
-        fits, held = [whole], _held(apart, kept, None, whole)
+        fits, held, noise = [whole], _held(apart, kept, None, whole), list[Floor]()
         for publisher in sorted({row.publisher for row in own}):
             others = [row for row in kept if row.publisher != publisher]
             tested = [row for row in own if row.publisher == publisher]
             without = self.calibrated(name, others) if any(row.device == name for row in others) else None
             held += _held(tested, others, whole, without)
+            noise += kernel_floors(tested, others, partial(predicted, without.device) if without else None)
             fits += [without] if without else []
         ranges = {name: _range(fit.parameters.get(name) for fit in fits) for name in whole.parameters}
-        return Evidence(name, whole, own, tuple(held), ranges)
+        return Evidence(name, whole, own, tuple(held), ranges, tuple(noise))
 
 
 def agreements(rows: Iterable[Row]) -> list[Agreement]:

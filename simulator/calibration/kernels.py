@@ -27,6 +27,8 @@ class Product:
     written
         Bytes moved for an element of the result; 0 for those of its dtype. A sum of gradients in fp32 is read and
         written: 8.
+    copied
+        Bytes that the measured call copies besides, in one kernel more.
     """
 
     matmul: Matmul
@@ -35,6 +37,7 @@ class Product:
     grouped: bool = False
     casts: bool = False
     written: int = 0
+    copied: float = 0.0
 
     def seconds(self, device: Accelerator) -> float:
         """Return the predicted seconds, launch included."""
@@ -45,6 +48,8 @@ class Product:
         if self.casts:
             traffic = self.matmul.count * self.matmul.m * self.matmul.k * (2 * 2 + ITEMSIZE[self.dtype])
             seconds += 2 * device.launch + traffic / device.bandwidth("elementwise")
+        if self.copied:
+            seconds += streaming_time(self.copied, device.bandwidth("elementwise"), device.launch)
         return seconds
 
     def _traffic(self) -> float:

@@ -22,6 +22,12 @@ COMMON_HEAD = 128
 PROCESSORS = {"v100": 80, "a100": 108, "l40s": 142, "h100": 132, "h200": 132, "b200": 148, "gb200": 148}
 """Streaming multiprocessors, by the first word of a catalogue name (NVIDIA architecture white papers)."""
 
+TENSOR_CORES = {"v100": 1024, "a100": 2048, "l40s": 1024, "h100": 4096, "h200": 4096, "b200": 8192, "gb200": 8192}
+"""FLOP in 16 bits of a streaming multiprocessor in a clock, dense (NVIDIA architecture white papers)."""
+
+EXPONENTIALS = 16
+"""Of a streaming multiprocessor in a clock (NVIDIA, "CUDA C++ programming guide", throughput of native arithmetic)."""
+
 WAVES = ("a100",)
 """Accelerators whose products take visible steps; later ones spread the last round (see `MatmulModel.waves`)."""
 
@@ -63,23 +69,44 @@ def matmul_parameters(*, waves: bool) -> tuple[Parameter, ...]:
     )
 
 
+def sustained_parameter(guess: float) -> Parameter:
+    """Return the time of sustained products over that of a burst, for an accelerator without shapes timed both ways."""
+    return Parameter("sustained", 1.0, 1.8, guess)
+
+
 def fraction_of(dtype: str) -> Parameter:
     """Return the part of its peak that products of another dtype reach."""
     return Parameter(f"fraction_{dtype}", 0.2, 1.0, 0.7)
 
 
-def attention_parameters(fraction: float) -> tuple[Parameter, ...]:
+def exponential_head(device: Accelerator) -> float:
+    """Return the head dim at which the products of attention take as long as its exponentials.
+
+    Forward does 4 FLOP for an exponential and element of the head dim: on the H100 4096 / (4 * 16) = 64 (Shah et al.
+    2024, "FlashAttention-3", section 3.1: 989 TFLOP/s of products beside 3.9 of exponentials, 989 / (4 * 3.9) = 63).
+    """
+    return TENSOR_CORES[device.name.split()[0].lower()] / (4.0 * EXPONENTIALS)
+
+
+def attention_parameters(fraction: float, half_head: float) -> tuple[Parameter, ...]:
     """Return the parameters of fused attention where matrix products reach ``fraction`` of the peak.
 
-    ``backward_forward`` is the ratio of the rates at a head dim of 128; the guess is that of 0.63 and 0.73 of the
-    A100's peak (Dao 2023, "FlashAttention-2", section 1).
+    Parameters
+    ----------
+    half_head
+        Guess of `AttentionModel.half_head`: `exponential_head`, as if nothing ran beside the exponentials.
+
+    The guess of ``forward`` is 0.8 of the best product at a head dim of 128, where the fits to A100, H100, H200 and
+    B200 lie from 0.75 to 0.83. ``backward_forward`` is the ratio of the rates at that head dim; the guess is that of
+    0.63 and 0.73 of the A100's peak (Dao 2023, "FlashAttention-2", section 1).
     """
-    most = 1.0 / fraction
+    most = _fastest(fraction)
+    forward = 0.8 * (1.0 + half_head / COMMON_HEAD)
     return (
-        Parameter("forward", 0.1, most, min(0.95, most), 0.2),
+        Parameter("forward", 0.1, most, min(forward, most), 0.2),
         Parameter("backward_forward", 0.5, 1.1, 0.86, 0.15),
         Parameter("half_sequence", 0.0, 2000.0, 150.0, 0.2),
-        Parameter("half_head", 0.0, 300.0, 30.0, 0.2),
+        Parameter("half_head", 0.0, 300.0, half_head, 0.05),
         Parameter("tail", 0.0, 1.5, 0.7, 0.2),
         Parameter("backward_tail", 0.0, 1.5, 0.3, 0.2),
         Parameter("attention_launch", 0.0, 30e-6, 6e-6, 0.3),
@@ -112,6 +139,7 @@ def with_matmul(device: Accelerator, values: Values) -> Accelerator:
         matmul=model,
         attention=attention,
         launch=values["launch"],
+        sustained=values.get("sustained", device.sustained),
         kernel_bandwidth=tuple(bandwidths.items()),
     )
 
@@ -121,7 +149,7 @@ def with_attention(device: Accelerator, values: Values) -> Accelerator:
     forward = values["forward"]
     half = values["half_head"] / COMMON_HEAD
     ramps = (1.0 + half / BACKWARD_PRODUCTS) / (1.0 + half)
-    backward = min(forward * values["backward_forward"] * ramps, 1.0 / device.matmul.fraction)
+    backward = min(forward * values["backward_forward"] * ramps, _fastest(device.matmul.fraction))
     plain = {name: values[name] for name in ("half_sequence", "half_head", "tail", "backward_tail")}
     attention = replace(
         device.attention,
@@ -133,6 +161,11 @@ def with_attention(device: Accelerator, values: Values) -> Accelerator:
     )
     bandwidths = dict(device.kernel_bandwidth) | {CACHE: values[CACHE]}
     return replace(device, attention=attention, kernel_bandwidth=tuple(bandwidths.items()))
+
+
+def _fastest(fraction: float) -> float:
+    """Return the most of the rate of products that attention may reach: the peak, with room for four digits."""
+    return 0.999 / fraction
 
 
 def processors(device: Accelerator) -> int:

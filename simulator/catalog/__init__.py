@@ -129,7 +129,8 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
     ----------
     devices_per_node
         How many devices of each node are used, with their share of its NICs and hosts; all where
-        ``None``. A node whose devices share a switch may be asked to have more.
+        ``None``. A node whose devices share a switch may be asked to have more, with no more NICs; a slice of a
+        torus, whose chips come with their hosts and NICs, too.
 
     Raises
     ------
@@ -146,12 +147,14 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
     devices = full if devices_per_node is None else devices_per_node
     if min(nodes, devices) < 1:
         raise ValueError(f"nodes and devices_per_node are at least 1, met {nodes} and {devices}")
+    nics = ceil(figures["nics_per_node"] * devices / full)
+    slices = figures["intra_node"]["kind"] == "torus"
     node = Node(
         accelerator=accelerator(figures["accelerator"]),
         host=_host(figures["host"]),
         devices=devices,
         network=_network(name, figures["intra_node"], devices, full),
-        nics=min(figures["nics_per_node"], ceil(figures["nics_per_node"] * devices / full)),
+        nics=nics if slices else min(figures["nics_per_node"], nics),
         nic=_link(figures["inter_node"]),
         hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from simulator.operator_graph import BATCH
 from strategies.local_batches import Microbatch
+from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
 from strategies.lowering.liveness import Liveness
@@ -76,7 +77,7 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
@@ -104,7 +105,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
             cut = self._cut_of[key]
-            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor
+            adds = self._adds_gradients(plan)
+            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
         return self._latest
 
@@ -136,9 +138,14 @@ class BlockCosts:
         key = (name, self.how(plan), again, rank.key)
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
-            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how)
-            if plan.overlap_tensor:
-                steps = with_overlap(self.layout(plan, name), rank.accelerator, steps)
+            unread = self.problem.training.conventions.recomputes_unread
+            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how, unread=unread)
+            chunks = plan.overlap_tensor and self.blocks[name].layer
+            if chunks or self._hides_gradients(plan):
+                steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
+            if self._adds_gradients(plan):
+                layout, each = self.layout(plan, name), self.problem.training.gradient_bytes
+                steps = with_accumulation(layout, rank.accelerator, steps, each)
             self._costs[key] = BlockCost(
                 steps,
                 chain_ticks(steps.forward),
@@ -151,6 +158,17 @@ class BlockCosts:
                 undeferred=self.undeferred(plan, name),
             )
         return self._costs[key]
+
+    def _hides_gradients(self, plan: Plan) -> bool:
+        """Return whether gradients of inputs are summed over tensor ranks beside products of weights' gradients."""
+        whole = plan.tensor > 1 and plan.tensor_rows == 1 and not plan.splits_backward
+        return whole and self.problem.training.conventions.hides_input_gradients
+
+    def _adds_gradients(self, plan: Plan) -> bool:
+        """Return whether kernels of their own add gradients to those of a step's other microbatches."""
+        training = self.problem.training
+        adds = training.conventions.adds_gradients and not training.frozen
+        return adds and plan.num_microbatches > 1 and not self._leaves_whole(plan)
 
     def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""
@@ -240,8 +258,10 @@ class BlockCosts:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
             shardings = {sharding.operator: sharding for sharding in plan.shardings}
+            training = self.problem.training
+            summed = training.gradient_bytes if training.conventions.fused_gradients else 0
             self._layouts[key] = BlockLayout(
-                self.blocks[name], plan.mesh, shardings, sequences, self.problem.training.precision
+                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed, training.frozen
             )
         return self._layouts[key]
 

@@ -54,7 +54,9 @@ class Cuts:
 
     @cached_property
     def passes(self) -> tuple[Passes, ...]:
-        """For every position, how its passes run."""
+        """For every position, how its passes run; a collective that a host waits for is a task of its own."""
+        if self.training.conventions.waits_for_collectives and self.machine.launches:
+            return (Passes.APART,) * self.plan.pipeline
         replicated = any(each.replicated for each in self.plan_costs.held.positions)
         return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated)
 

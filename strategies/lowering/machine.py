@@ -117,6 +117,11 @@ class Machine:
         return self._alike[kind, collective]
 
     @cached_property
+    def launches(self) -> bool:
+        """Whether some host takes time to launch a kernel."""
+        return any(self.rank(index).launch for index in range(len(self.table)))
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether every position has one class of ranks and one of groups, all compute alike and no host launches.
 

@@ -48,7 +48,7 @@ def resident(
         How often weights and gradients are kept.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
-    quantised = parameters.quantised * training.quantised_bytes
+    quantised = parameters.quantised * training.more_bytes
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
     sizes = {

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time
+from simulator.compute import PRODUCTS, Pass, local_bytes, operator_launches, operator_time, weight_gradient_time
+from simulator.kernels.memory_bound import streaming_time
 from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from simulator.program import TaskKind
 from simulator.units import to_ticks
@@ -27,6 +28,12 @@ _DISTRIBUTED = frozenset(
     {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
 )
 """Operators that run on distributed tensors; those between them work on each rank's own part."""
+
+FUSED_SQUARES = 4
+"""Softmax with its scale, mask and casts is one kernel where a rank's heads of all sequences are a multiple of so many
+(Megatron-LM, ``model/fused_softmax.py``, ``is_kernel_available``)."""
+EAGER_SOFTMAX = 5
+"""Else the host starts a cast, a scale, a mask, the softmax and a cast (``forward_torch_softmax``)."""
 
 _ADDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
 """Operators that may add parameters to what they read."""
@@ -50,8 +57,12 @@ class BlockLayout:
         shardings: Mapping[str, OperatorSharding],
         microbatch: int,
         precision: str = "",
+        gradient_bytes: int = 0,
+        frozen: bool = False,
     ) -> None:
         self.block, self.mesh, self.precision = block, mesh, precision
+        self.frozen = frozen  # no gradients of weights
+        self.gradient_bytes = gradient_bytes  # of sums to which products add; 0 where gradients are written apart
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators
@@ -95,6 +106,21 @@ class BlockLayout:
             return False
         routes = operator.kind is OperatorKind.MATMUL and EXPERTS in dict(operator.dims)
         return not routes and self.block.tensor[operator.outputs[0]].dtype != "fp32"
+
+    def weight_gradient_time(self, accelerator: Accelerator, operator: Operator) -> float:
+        """Return the seconds of an operator's backward that make gradients of its parameters alone."""
+        return 0.0 if self.frozen else self.frozen_time(accelerator, operator)
+
+    def frozen_time(self, accelerator: Accelerator, operator: Operator) -> float:
+        """Return the seconds of an operator's backward that it would not take with frozen parameters."""
+        return weight_gradient_time(
+            accelerator,
+            self.block,
+            operator,
+            self.sizes(operator),
+            quantised=self.quantises(operator),
+            gradient_bytes=self.gradient_bytes,
+        )
 
     def parameter_elements(self) -> int:
         """Return the elements of one rank's share of the block's parameters."""
@@ -196,13 +222,14 @@ def block_steps(
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                arriving = _arriving(layout, groups, operator, name)
+                arriving = _ordered(layout, accelerator, TaskKind.FORWARD, _arriving(layout, groups, operator, name))
                 forward += arriving
                 if shards:
                     regathered += [step._replace(beside=True) for step in arriving if _gathers(step)]
                 if layout.block.tensor[name].dtype != "int64":
                     gradient = _gradient(layout, name, wanted)
-                    returning += collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+                    moved = collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+                    returning += _ordered(layout, accelerator, TaskKind.BACKWARD, moved)
         around = kept_cut(layout, groups, operator, again.get(operator.name, ()))
         forward += around.forward
         returning = [*around.after, *returning]
@@ -227,6 +254,24 @@ def _arriving(layout: BlockLayout, groups: Mapping[str, Communicator], operator:
     return [*collectives(layout, groups, name, have, whole), *collectives(layout, groups, name, whole, wanted)]
 
 
+def _ordered(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, steps: list[Step]) -> list[Step]:
+    """Return steps with a copy after every exchange of routed tokens between experts' ranks.
+
+    Tokens come rank by rank and are read expert by expert, and go back the other way: they are sorted where a rank has
+    several experts (Megatron-LM, ``moe/token_dispatcher.py``: ``sort_chunks_by_idxs`` after each all-to-all).
+    """
+    result: list[Step] = []
+    for step in steps:
+        result.append(step)
+        if step.collective is not Collective.ALL_TO_ALL or step.axis != EXPERT:
+            continue
+        tensor = layout.block.tensor[step.tensor]
+        if dict(zip(tensor.dims, tensor.shape, strict=True))[EXPERTS] > layout.mesh.size(EXPERT):
+            seconds = streaming_time(2 * step.size, accelerator.bandwidth(OperatorKind.PERMUTE), accelerator.launch)
+            result.append(Step(kind, to_ticks(seconds), f"sort of {step.tensor}", tensor=step.tensor))
+    return result
+
+
 def _gathers(step: Step) -> bool:
     return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
@@ -243,9 +288,22 @@ def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingS
 
 def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Step:
     quantised = layout.quantises(operator)
-    seconds = operator_time(accelerator, layout.block, operator, layout.sizes(operator), direction, quantised=quantised)
-    launches = operator_launches(operator, direction, quantised=quantised)
+    sizes, summed = layout.sizes(operator), layout.gradient_bytes
+    seconds = operator_time(
+        accelerator, layout.block, operator, sizes, direction, quantised=quantised, gradient_bytes=summed
+    )
+    if layout.frozen and direction is Pass.BACKWARD and (saved := layout.frozen_time(accelerator, operator)):
+        seconds -= saved
     if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
-        seconds += launches * accelerator.sharded_launch
+        seconds += operator_launches(operator, direction, quantised=quantised) * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Step(kind, to_ticks(seconds), operator.name, launches)
+    return Step(kind, to_ticks(seconds), operator.name, _launches(layout, operator) + quantised)
+
+
+def _launches(layout: BlockLayout, operator: Operator) -> int:
+    """Return how often the host starts kernels for an operator, or for its backward."""
+    if operator.kind is not OperatorKind.SOFTMAX:
+        return 1
+    tokens = (SEQUENCE, operator.dims[-1][0])
+    squares = prod(size for dim, size in layout.sizes(operator).items() if dim not in tokens)
+    return 1 if squares % FUSED_SQUARES == 0 else EAGER_SOFTMAX

@@ -31,7 +31,7 @@ def state_bytes(training: Training, plan: Plan, held: Parameters) -> int:
 
 def step_bytes(training: Training, plan: Plan, held: Parameters) -> int:
     """Return the bytes that the optimizer's step reads and writes: gradients in, state in and out, parameters out."""
-    each = training.gradient_bytes + training.parameter_bytes
+    each = training.gradient_bytes + training.updated_bytes
     return updated_parameters(plan, held.elements, held.experts) * each + 2 * state_bytes(training, plan, held)
 
 
@@ -42,6 +42,8 @@ def optimizer_ticks(
 
     ``part`` is the fraction of what is held that it updates.
     """
+    if training.frozen:
+        return 0
     tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero else held.tensors))
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
     seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)

@@ -119,19 +119,41 @@ def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
     return tuple(operator for operator in block.operators if operator.recompute_selectively)
 
 
-def with_recompute(block: Block, steps: BlockSteps, how: OfLayer) -> BlockSteps:
-    """Return the steps with the recomputed part of forward put before backward."""
+def read_again(block: Block) -> frozenset[str]:
+    """Return the operators that lead to what the backward of a block reads: not those at the end of a layer.
+
+    >>> from simulator.models.transformer import Transformer
+    >>> layer = Transformer(1, 64, 4, 4, 256, 512).graph(32, "bf16").blocks[1]
+    >>> sorted({operator.name for operator in layer.operators} - read_again(layer))
+    ['down', 'feed_forward_residual']
+    """
+    read = {name for operator in block.operators for name in operator.saved}
+    found: set[str] = set()
+    for operator in reversed(block.operators):
+        if not read.isdisjoint(operator.outputs):
+            found.add(operator.name)
+            read |= set(operator.inputs)
+    return frozenset(found)
+
+
+def with_recompute(block: Block, steps: BlockSteps, how: OfLayer, *, unread: bool = True) -> BlockSteps:
+    """Return the steps with the recomputed part of forward put before backward.
+
+    ``unread`` says that operators run again too whose results backward does not read.
+    """
     again = recomputed_operators(block, how)
     if not again:
         return steps
     names, made = {operator.name for operator in again}, {name for operator in again for name in operator.outputs}
+    names = names if unread else names & read_again(block)
     whole = len(again) == len(block.operators)
     repeated: list[Step] = []
     waiting: list[Step] = []
-    for step in steps.forward:  # the collectives of what an operator reads come right before it
-        if step.collective is not None:
+    for step in steps.forward:  # what moves the tensors that an operator reads comes right before it
+        if step.collective is not None or step.tensor:
             gathered = step.collective is Collective.ALL_GATHER and step.axis in (TENSOR, TENSOR_ROWS)
-            waiting += [step] if whole or step.beside or gathered or step.tensor in made else []
+            again_moved = step if step.collective else step._replace(kind=TaskKind.RECOMPUTE)
+            waiting += [again_moved] if whole or step.beside or gathered or step.tensor in made else []
             continue
         if step.operators in names:
             repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]

@@ -31,7 +31,7 @@ class _Shape:
 
     def step(self) -> StepShape:
         """Return what the skeleton depends on."""
-        plan = self.plan
+        plan, framework = self.plan, self.training.conventions
         positions = range(plan.pipeline)
         late = plan.replicas > 1 and not self.cuts.in_buckets
         return StepShape(
@@ -48,7 +48,8 @@ class _Shape:
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.cuts.sharing,
             norm=self._norm_legs(),
-            hosts_wait=plan.pipeline > 1 and self.training.conventions.waits_for_exchanges,
+            hosts_wait=framework.waits_for_passes or (plan.pipeline > 1 and framework.waits_for_exchanges),
+            hosts_wait_inside=framework.waits_for_collectives,
         )
 
     def _norm_legs(self) -> int | None:

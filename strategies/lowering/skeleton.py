@@ -279,7 +279,7 @@ class Builder:
             if shared.copies and leaves and self._leaving_after(action, index):
                 waits.append(self.scattered[position])
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
-            hosts_wait = []
+            hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
             waits = self._reduce(chain, position, action, index) if leaves else []
             kept.after(index)
             units.after(index)

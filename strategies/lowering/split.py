@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simulator.accelerator import Accelerator
-from simulator.compute import weight_gradient_time
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.operator import BlockLayout
@@ -38,14 +37,9 @@ def split(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Step
         if operator is None:
             (weights if step.deferred else inputs).append(step)
             continue
-        quantised = layout.quantises(operator)
-        sizes = layout.sizes(operator)
-        seconds = weight_gradient_time(accelerator, layout.block, operator, sizes, quantised=quantised)
-        ticks = min(to_ticks(seconds), step.ticks)
+        ticks = min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
         weights.append(Step(TaskKind.WEIGHT_GRADIENT, ticks, step.operators))
-        if step.launches > 1:
-            inputs.append(step._replace(ticks=step.ticks - ticks, launches=step.launches - 1))
-        elif step.ticks > ticks:
+        if step.ticks > ticks:
             inputs.append(step._replace(ticks=step.ticks - ticks))
     nothing = Step(TaskKind.BACKWARD, 0, "nothing", 0)
     return Split(tuple(inputs) or (nothing,), tuple(weights) or (nothing._replace(kind=TaskKind.WEIGHT_GRADIENT),))

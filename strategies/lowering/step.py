@@ -20,7 +20,8 @@ COMMUNICATION = {
 class Step(NamedTuple):
     """A stretch of work of one rank: compute, or a collective over its group along ``axis``.
 
-    ``ticks`` are those where nothing contends; ``launches`` the kernels that the host starts for it.
+    ``ticks`` are those where nothing contends; ``launches`` how often the host starts kernels for it: all of an
+    operator at once, for autograd has one node for its backward.
     A step ``beside`` the next one starts with it, and what follows waits for both. ``tensor`` is what a
     redistribution moves. One that is ``deferred`` goes with the gradients of weights where they are apart.
     """

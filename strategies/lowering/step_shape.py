@@ -105,6 +105,8 @@ class StepShape(NamedTuple):
         Phases of the sum of the norm of gradients over all positions; ``None`` where it is not asked for.
     hosts_wait
         Whether hosts launch nothing of a pass before what it receives is there and all before it has ended.
+    hosts_wait_inside
+        Whether they launch nothing before a collective inside a pass has ended.
     """
 
     schedule: str
@@ -121,3 +123,4 @@ class StepShape(NamedTuple):
     sharing: Sharing
     norm: int | None
     hosts_wait: bool
+    hosts_wait_inside: bool

@@ -1,8 +1,8 @@
-"""Tensor-parallel gathers and scatters of a sequence beside the products that need or make what they move.
+"""Tensor-parallel collectives beside the products that need or make what they move.
 
-A gather and the product behind it, or a product and the scatter behind it, are cut into as many chunks as
-there are ranks, and a chunk moves while another is multiplied. A rank has its own chunk of a gather from the
-start, and keeps its own of a scatter, so that with n ranks, c ticks of the collective and p of the product
+A gather of a sequence and the product behind it, or a product and the scatter behind it, are cut into as many
+chunks as there are ranks, and a chunk moves while another is multiplied. A rank has its own chunk of a gather from
+the start, and keeps its own of a scatter, so that with n ranks, c ticks of the collective and p of the product
 
     gather:  max(c, p - p/n) + p/n = max(p, c + p/n)
     scatter: p/n + max(c, p - p/n) = max(p, c + p/n)
@@ -15,7 +15,12 @@ the gradient of its input; that of the weight follows. Of a column-parallel prod
 whole collectives: that of the gradient of the input the gather of the input, where only shards of it were
 kept, and that of the gradient of the weight the scatter of the gradient of the input.
 
-Chunks take together what the whole product takes, and as many launches, though small products use a device
+The last needs no chunks, and Megatron-LM does it without being asked, of all column-parallel products; where
+there is no sequence parallelism it hides the sum of that gradient so. That of a product is then
+
+    max(gather, gradient of the input) + max(scatter or sum, gradient of the weight)
+
+Chunks take together what the whole product takes, and its one launch, though small products use a device
 less well and the processors that move chunks multiply nothing. Memory is as without: the buffers of Transformer
 Engine, one of a whole microbatch's activation for each of its ten collectives, are not counted.
 
@@ -27,13 +32,15 @@ communication overlap on GPUs through kernel fusion"; NVIDIA/TransformerEngine, 
 ``pytorch/module/base.py``: ``ring_exchange`` or ``pipeline`` for forward and for gradients of what ``proj`` and
 ``fc2`` read, ``bulk`` for the gradients of ``qkv`` and ``fc1``. Its linear layers alone do so: not the output
 layer (Megatron-LM's own, ``tensor_parallel/layers.py``), and not the products of experts.
+Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.2 (the gather
+again); Megatron-LM, ``LinearWithGradAccumulationAndAsyncCommunication`` of ``core/tensor_parallel/layers.py``, since
+2022: what is hidden without chunks, of the output layer too. In April 2021 ``mpu/layers.py`` waited for every sum.
 """
 
 from collections.abc import Collection, Sequence
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import weight_gradient_time
 from simulator.operator_graph import Operator, OperatorKind
 from simulator.program import TaskKind
 from simulator.units import to_ticks
@@ -41,17 +48,25 @@ from strategies.lowering.operator import BlockLayout, BlockSteps
 from strategies.lowering.step import Step
 from strategies.mesh import TENSOR
 
+_HIDDEN = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+"""What sums the gradient of an input, beside the product for that of the weight."""
 
-def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps) -> BlockSteps:
-    """Return the steps of a layer with the collectives of its cut products beside them; of other blocks the same."""
-    if not layout.block.layer:
-        return steps
-    forward, backward = (_overlapped(layout, accelerator, each) for each in (steps.forward, steps.backward))
+
+def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockSteps, *, chunks: bool) -> BlockSteps:
+    """Return the steps of a block with collectives of its cut products beside them.
+
+    Parameters
+    ----------
+    chunks
+        Whether it moves and multiplies chunk by chunk; else only sums and scatters of the gradients of inputs run
+        beside the products for gradients of weights.
+    """
+    forward, backward = (_overlapped(layout, accelerator, each, chunks) for each in (steps.forward, steps.backward))
     return BlockSteps(forward, backward, steps.loss)
 
 
-def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return steps with every gather or scatter that is next to its cut product beside a part of it."""
+def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step], chunks: bool) -> tuple[Step, ...]:
+    """Return steps with every collective that is next to its cut product, and can be, beside a part of it."""
     products = {operator.name: operator for operator in layout.block.operators if _cut_product(layout, operator)}
     ranks = layout.mesh.size(TENSOR)
     result: list[Step] = []
@@ -59,17 +74,17 @@ def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[S
     while waiting:
         step = waiting.pop()
         operator = products.get(step.operators)
-        if operator is None:
+        backward = step.kind is TaskKind.BACKWARD
+        if operator is None or not (chunks or backward):
             result.append(step)
             continue
-        backward = step.kind is TaskKind.BACKWARD
         ends = operator.inputs, operator.outputs
         read, made = ends[::-1] if backward else ends
         weights = _weight_gradient(layout, accelerator, operator, step) if backward else 0
-        if result and _moves(result[-1], Collective.ALL_GATHER, read):
+        if chunks and result and _moves(result[-1], (Collective.ALL_GATHER,), read):
             gather = result.pop()
             result += _gathered(gather, step, (step.ticks - weights) // ranks + weights)
-        elif waiting and _moves(waiting[-1], Collective.REDUCE_SCATTER, made):
+        elif waiting and _moves(waiting[-1], _HIDDEN if backward else _HIDDEN[:1], made):
             rest = weights if backward else step.ticks - step.ticks // ranks
             result += _scattered(step, waiting.pop(), rest)
         else:
@@ -86,14 +101,12 @@ def _cut_product(layout: BlockLayout, operator: Operator) -> bool:
 
 def _weight_gradient(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
     """Return the ticks of a product's backward that make the gradient of its weight."""
-    sizes, quantised = layout.sizes(operator), layout.quantises(operator)
-    seconds = weight_gradient_time(accelerator, layout.block, operator, sizes, quantised=quantised)
-    return min(to_ticks(seconds), step.ticks)
+    return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
 
 
-def _moves(step: Step, collective: Collective, tensors: Collection[str]) -> bool:
-    """Return whether a step is a collective along the tensor axis of one of some tensors."""
-    return step.collective is collective and step.axis == TENSOR and step.tensor in tensors
+def _moves(step: Step, collectives: Collection[Collective], tensors: Collection[str]) -> bool:
+    """Return whether a step is one of some collectives along the tensor axis of one of some tensors."""
+    return step.collective in collectives and step.axis == TENSOR and step.tensor in tensors
 
 
 def _gathered(gather: Step, product: Step, last: int) -> list[Step]:
@@ -109,7 +122,5 @@ def _scattered(product: Step, scatter: Step, rest: int) -> list[Step]:
 
 
 def _cut(product: Step, ticks: int) -> tuple[Step, Step]:
-    """Return a product in two, of which the first takes so many ticks; a second kernel is launched with the second."""
-    later = product.launches // 2
-    first = product._replace(ticks=ticks, launches=product.launches - later)
-    return first, product._replace(ticks=product.ticks - ticks, launches=later)
+    """Return a product in two, of which the first takes so many ticks; both are launched with it."""
+    return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, launches=0)

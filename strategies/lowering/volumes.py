@@ -34,7 +34,7 @@ class Volumes:
 
     def updated(self, kind: str, position: int) -> Volume:
         """Return the gather of the parameters that the optimizer has updated as shards."""
-        return Collective.ALL_GATHER, float(self.shared(kind, position) * self.training.parameter_bytes)
+        return Collective.ALL_GATHER, float(self.shared(kind, position) * self.training.updated_bytes)
 
     def replica_sum(self, kind: str, elements: int) -> Volume:
         """Return the sum over replicas of a rank's share of so many gradients."""

@@ -17,7 +17,7 @@ from simulator.memory import CATEGORIES
 from simulator.program import Category
 
 NAMES = [name for name in library.names() if name.startswith("gallery/")]
-MAX_TASKS = 60_000
+MAX_TASKS = 65_000
 """Tasks of one step that a core simulates in about a second."""
 
 BEYOND = {

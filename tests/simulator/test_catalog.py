@@ -157,6 +157,16 @@ def test_a_torus_has_as_many_places_as_devices(name: str) -> None:
         cluster(name, ceil(prod(TPUS[name]) / a_node) + 1)
 
 
+@pytest.mark.parametrize(("name", "chips_a_nic"), [("tpu-v5p-slices", 1), ("tpu-v5e-slices", 4)])
+@pytest.mark.parametrize("chips", [64, 256])
+def test_slices_of_any_size_have_the_nics_of_their_hosts(name: str, chips_a_nic: int, chips: int) -> None:
+    assert cluster(name, 2, chips).first.nics == chips // chips_a_nic
+
+
+def test_a_larger_switch_has_no_more_nics() -> None:
+    assert cluster("dgx-h100", 1, 16).first.nics == cluster("dgx-h100").first.nics
+
+
 def test_slices_are_those_that_google_offers() -> None:
     assert [slice_shape(n, (16, 16, 16), 4) for n in (4, 8, 32, 128, 192)] == [
         (1, 2, 2), (2, 2, 2), (2, 4, 4), (4, 4, 8), (4, 4, 12),

@@ -36,6 +36,17 @@ def test_a_matmul_is_bound_by_the_slower_of_compute_and_memory() -> None:
     assert time("up", Pass.BACKWARD, fast) == pytest.approx(2 * 1.048576e-3)
 
 
+@pytest.mark.parametrize(("dtype", "vocab", "times"), [("fp16", 127, 1.9), ("fp16", 126, 1.0), ("fp32", 127, 1.0)])
+def test_products_of_odd_rows_of_two_bytes_take_longer(dtype: str, vocab: int, times: float) -> None:
+    # logits: 32 x 64 times 64 x vocab, 2 * 32 * 64 * vocab FLOP at 1 GFLOP/s, and twice as many backward
+    head = build(replace(SPEC, vocab=vocab), 32, dtype).blocks[-1]
+    logits = next(operator for operator in head.operators if operator.name == "logits")
+    fast = Accelerator("fast memory", ((dtype, 1e9),), memory=1e9, memory_bandwidth=1e15)
+    forward, backward = (operator_time(fast, head, logits, dict(logits.dims), direction) for direction in Pass)
+    assert forward == pytest.approx(times * 2 * 32 * 64 * vocab / 1e9, rel=1e-5)
+    assert backward == pytest.approx(2 * forward)
+
+
 def test_a_norm_moves_its_tensors_once() -> None:
     # forward reads and writes 32 * 64 * 4 = 8192 bytes each; backward reads the saved input and the
     # gradient and writes one: three times

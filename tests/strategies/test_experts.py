@@ -5,12 +5,16 @@ import pytest
 from simulator.collective_kinds import Collective
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import OperatorKind
+from simulator.program import TaskKind
+from simulator.units import to_ticks
 from strategies.completion import complete
 from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.lowering import StageCosts
 from strategies.lowering.optimizer import updated_parameters
 from strategies.problem import Problem
+from strategies.recomputation import Recompute
 from strategies.training import Training
 
 from .problems import problem
@@ -52,7 +56,7 @@ def test_a_tensor_rank_sends_its_part_of_the_tokens() -> None:
     found = [
         (step.axis, step.collective, step.size)
         for step in steps.forward
-        if step.tensor.startswith(("dispatched", "expert_n"))
+        if step.collective is not None and step.tensor.startswith(("dispatched", "expert_n"))
     ]
     whole = float(SEQUENCE * TOP_K * HIDDEN * FP32)
     assert found == [
@@ -88,10 +92,29 @@ def test_work_is_the_same_however_experts_are_spread() -> None:
     def computing(expert: int) -> int:
         plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
         steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).steps
-        return sum(step.ticks for step in (*steps.forward, *steps.backward) if step.collective is None)
+        return sum(step.ticks for step in (*steps.forward, *steps.backward) if not step.tensor)
 
     found = {computing(expert) for expert in (1, 2, 4)}
     assert max(found) == pytest.approx(min(found), rel=0.01)  # weights are read for fewer experts
+
+
+@pytest.mark.parametrize(("expert", "sorts"), [(1, 0), (2, 2), (4, 2), (8, 0)])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_tokens_of_several_experts_are_sorted_after_each_exchange(
+    expert: int, sorts: int, recompute: Recompute
+) -> None:
+    # read and written once: 2 * 32 tokens * 2 * 64 * 4 bytes; a rank with one expert has nothing to sort
+    small = mixture()
+    plan, costs = complete(small, Layout(data=8, expert=expert, recompute=recompute)), StageCosts(small)
+    rank = costs.machine(plan).rank(0)
+    steps = costs.blocks.cost(plan, "layers", rank).steps
+    moved = 2 * SEQUENCE * TOP_K * HIDDEN * FP32
+    ticks = to_ticks(rank.accelerator.launch + moved / rank.accelerator.bandwidth(OperatorKind.PERMUTE))
+    for direction, passes in ((steps.forward, 1), (steps.backward, 1 if recompute is Recompute.NONE else 2)):
+        found = [step for step in direction if step.operators.startswith("sort of ")]
+        assert [step.ticks for step in found] == [ticks] * sorts * passes
+    again = [step for step in steps.backward if step.kind is TaskKind.RECOMPUTE and step.operators.startswith("sort")]
+    assert len(again) == (sorts if recompute is Recompute.FULL else 0)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,17 @@ def test_buffers_at_both_ends_change_the_first_and_the_last_block(runs: list[tup
 
 
 def test_frameworks_by_name() -> None:
-    assert set(FRAMEWORKS) == {"megatron", "torch", "torch_fused_loss"}
-    with pytest.raises(ValueError, match="framework is one of megatron, torch, torch_fused_loss, met jax"):
+    assert set(FRAMEWORKS) == {
+        "megatron",
+        "megatron_2021",
+        "megatron_deepspeed",
+        "nemo",
+        "torch",
+        "torch_fused_loss",
+        "xla",
+    }
+    with pytest.raises(
+        ValueError,
+        match="framework is one of megatron, megatron_2021, megatron_deepspeed, nemo, torch, torch_fused_loss",
+    ):
         replace(problem().training, framework="jax")

@@ -1,6 +1,8 @@
 """What the machine does to a step: stragglers, mixed devices, placement, tenants, launching, host offload."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +16,11 @@ from simulator.host import Pcie
 from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
 from simulator.link import Link
 from simulator.program import StreamKind, TaskKind
+from simulator.timeline import Span, Timeline
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout
-from strategies.lowering import lower
+from strategies.lowering import Granularity, StageCosts, lower
 from strategies.offloading import NOTHING, Offloading
 from strategies.problem import Problem
 
@@ -161,6 +164,50 @@ def test_hosts_of_megatron_launch_nothing_before_what_they_receive_is_there() ->
     assert first["megatron"] == 0.0  # torch's host has launched the pass before its input came
     assert first["torch"] < 0.0
     assert taken["megatron"] > taken["torch"]
+
+
+def launched(framework: str, layout: Layout) -> Timeline:
+    """Return one step whose host launches an operator in 20 us, operator by operator."""
+    small = problem(layers=2, launch=20e-6)
+    own = replace(small, training=replace(small.training, framework=framework))
+    return simulate(lower(own, complete(own, layout), Granularity.OPERATOR))
+
+
+def meet(first: Iterable[Span], second: Iterable[Span]) -> bool:
+    """Return whether some span of the first overlaps one of the second on its rank."""
+    pairs = product(first, second)
+    return any(a.rank_class == b.rank_class and max(a.start, b.start) < min(a.end, b.end) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("framework", "wait"), [("megatron", False), ("megatron_deepspeed", True)])
+def test_hosts_of_megatron_deepspeed_wait_for_collectives_and_passes(framework: str, wait: bool) -> None:
+    spans = launched(framework, Layout(tensor=8, microbatch=2)).spans
+    launches = [span for span in spans if span.kind is TaskKind.LAUNCH]
+    collectives = [span for span in spans if span.kind is TaskKind.TENSOR_COMMUNICATION]
+    assert collectives
+    assert meet(launches, collectives) is not wait
+    spans = launched(framework, Layout(data=8, microbatch=2)).spans
+    forward = [span for span in spans if span.kind is TaskKind.FORWARD]
+    backward = [span for span in spans if span.kind is TaskKind.LAUNCH and is_backward(span, spans)]
+    assert backward
+    assert meet(forward, backward) is not wait
+
+
+def is_backward(launch: Span, spans: Iterable[Span]) -> bool:
+    """Return whether the first kernel of its operator that runs after a launch is of its backward."""
+    same = [span for span in spans if span.operators == launch.operators and span.microbatch == launch.microbatch]
+    runs = [span for span in same if span.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) and span.end > launch.end]
+    return min(runs, key=lambda span: span.start).kind is TaskKind.BACKWARD if runs else False
+
+
+@pytest.mark.parametrize(("microbatch", "launches"), [(4, 1), (2, 5)])
+def test_softmax_is_one_kernel_for_multiples_of_four_heads(microbatch: int, launches: int) -> None:
+    # one head of 8 on every tensor rank: 4 sequences have 4 squares of scores, 2 have 2
+    small = problem(attention="unfused")
+    costs = StageCosts(small)
+    plan = complete(small, Layout(tensor=8, microbatch=microbatch))
+    steps = costs.of(plan).stages[0].blocks[1].steps
+    assert {step.launches for step in (*steps.forward, *steps.backward) if step.operators == "softmax"} == {launches}
 
 
 def test_communication_slows_computing_by_no_more_than_its_factor() -> None:

@@ -68,6 +68,10 @@ def test_slices_of_a_torus_are_joined_by_hosts() -> None:
         ({"nic_gbps_per_device": 200}, 1600),
         ({"inter_node_link": "RoCE, 1600 Gbps node-node"}, 1600),
         ({"inter_node_link": "4x100 Gbps EFA"}, 400),
+        ({"inter_node_link": "8 NICs x 400 Gb/s"}, 3200),
+        ({"inter_node_link": "CX-7 400Gb/s x 8"}, 3200),
+        ({"inter_node_link": "Spectrum-X 400G"}, 3200),  # one a device
+        ({"nic_gbps_per_device": "8x50", "inter_node_link": "100GbE"}, 100),
         ({"inter_node_link": "8 x 400Gb/s NDR InfiniBand"}, 3200),
         ({"inter_node_link": "InfiniBand HDR (Selene)"}, 1600),  # one a device
         ({"inter_node_link": "InfiniBand EDR"}, 100),  # one a node

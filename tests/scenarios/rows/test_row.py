@@ -5,16 +5,23 @@ from scenarios.rows.row import Row, Skip
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(8, 8.0), (7.5, 7.5), ("80 GB", 80.0), ("1,024", 1024.0), (None, None), ("", None), ("n/a", None), (0, None)],
-)
+    [
+        (8, 8.0), (7.5, 7.5), ("80 GB", 80.0), ("1,024", 1024.0), ("32k", 32e3), ("4M tokens", 4e6), ("2 km", 2.0),
+        (None, None), ("", None), ("n/a", None), (0, None),
+    ],
+)  # fmt: skip
 def test_a_number_is_read_up_to_its_unit_and_nothing_is_none(value: object, number: float | None) -> None:
     assert Row({"field": value}).number("field") == number
 
 
-@pytest.mark.parametrize("value", [True, "two", [1], {}, float("nan"), float("inf"), -1, 10**30])
+@pytest.mark.parametrize("value", [True, "two", "8x400", "1-4", [1], {}, float("nan"), float("inf"), -1, 10**30])
 def test_what_is_no_number_names_the_field(value: object) -> None:
     with pytest.raises(Skip, match=r"^field is a number above 0, met "):
         Row({"field": value}).number("field")
+
+
+def test_sequences_are_in_thousands_of_1024() -> None:
+    assert Row({"seq_len": "4k"}).count("seq_len") == 4096
 
 
 def test_a_count_is_whole_and_bounded() -> None:

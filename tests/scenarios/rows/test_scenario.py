@@ -89,6 +89,13 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"sequence_parallel": None}, "sequence_parallel true (not stated; from nemo)"),
         ({"global_batch": 9}, "global_batch 8, for dp(4) * micro_batch(1) do not divide 9"),
         ({"micro_batch": 3}, "micro_batch 2, for 3 does not divide the 2 sequences of a rank"),
+        ({"model": "Llama LoRA"}, "weights are frozen, and adapters count for nothing (LoRA)"),
+        ({"grad_accum": 1, "global_batch": 8}, "micro_batch 2, for 1 a device make the global_batch(8)"),
+        ({"dp": "FSDP 4"}, "dp left out, for dp is a number above 0, met 'FSDP 4'"),
+        (
+            {"framework": "MaxText", "accelerator": "TPU v5p", "sequence_parallel": None, "tp_overlap": None},
+            "tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)",
+        ),
         ({"recompute": None}, "recompute none, micro_batch 1: of what is not stated the first that fits"),
         ({"tp": 1, "dp": 8, "ep": 3, "moe_experts": 6}, "expert 1, for expert divides data(8), met 3"),
     ],
@@ -112,7 +119,7 @@ def test_embedding_and_loss_take_the_place_of_layers() -> None:
 
 
 def test_little_is_recomputed_where_nothing_else_fits() -> None:
-    big = {"n_layers": 40, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
+    big = {"n_layers": 48, "hidden": 8192, "n_heads": 64, "ffn_hidden": 32768, "tp": 8, "dp": 1, "recompute": None}
     run = run_of(ROW | big | {"seq_len": 4096, "micro_batch": 4})
     assert run.scenario is not None
     assert run.scenario.chosen().recompute is not Recompute.NONE
@@ -137,7 +144,10 @@ def test_precision_words() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model": "Llama LoRA"}, "most weights are frozen (LoRA), which the simulator does not express"),
+        (
+            {"model": "Stable Diffusion XL", "arch": "unet"},
+            "arch is of a diffusion model, whose sizes a row cannot state, and model names none known",
+        ),
         ({"n_layers": None, "hidden": None}, "n_layers and hidden are not stated, and model names none that is known"),
         ({"accelerator": "abacus"}, "accelerator 'abacus' is not in the catalogue, and no peak is stated"),
         ({"accelerator": None}, "accelerator is not stated"),
@@ -162,3 +172,19 @@ def test_techniques() -> None:
     )
     assert techniques(mixed) == ("dp", "ep", "zero3", "recompute", "fp8", "moe")
     assert techniques(scenario({"n_devices": 1, "dp": 1, "tp": 1})) == ("plain",)
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        ("Megatron-LM (April 2021)", "megatron_2021"),
+        ("Megatron-LM v2.4", "megatron_2021"),
+        ("Megatron-LM", "megatron"),
+        ("Megatron-LM (mcore, 2024-07)", "megatron"),
+        ("Megatron-LM 23e00ed0 + TE 2.5", "megatron"),
+        ("NeMo", "nemo"),
+        ("torchtitan", "torch"),
+    ],
+)
+def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(framework: str, expected: str) -> None:
+    assert scenario({"framework": framework}).problem.training.framework == expected

@@ -52,6 +52,14 @@ def test_a_replaced_schedule_is_an_assumption() -> None:
         ("full (block, 3 layers)", None, FirstLayers(FULL, 3)),
         ("full", "recompute_method=block recompute_num_layers=5", FirstLayers(FULL, 5)),
         ("full 50%", None, FirstLayers(FULL, 6)),
+        ("every 2 layers", None, FirstLayers(FULL, 6)),
+        ("selective 3", None, FirstLayers(SELECTIVE, 4)),
+        ("1/2 layers", None, FirstLayers(FULL, 6)),
+        ("block 3", None, FirstLayers(FULL, 3)),
+        ("w/o checkpointing", None, NONE),
+        ("not used", None, NONE),
+        ("nothing_saveable", None, FULL),
+        ("everything_saveable", None, NONE),
         ("12 of 24 layers", None, FirstLayers(FULL, 6)),
         ("selective (attention core)", None, SELECTIVE),
         ("selective (minimal: save matmul outputs)", "remat_policy=minimal", SELECTIVE),
@@ -96,3 +104,17 @@ def test_how_context_ranks_attend() -> None:
 @pytest.mark.parametrize(("name", "frozen"), [("LLAMA2-70B LoRA", True), ("Florance-7B", False)])
 def test_frozen_weights(name: str, frozen: bool) -> None:
     assert bool(words.is_frozen(Row({"model": name}))) is frozen
+
+
+@pytest.mark.parametrize(
+    ("derived", "expected"),
+    [
+        ("vocab/recompute/schedule from src/config.py defaults (use_checkpoint=true)", None),
+        ("tokens/s; recompute from launcher script", FULL),
+        ("recompute from launcher script; vocab the default", FULL),
+    ],
+)
+def test_a_recomputation_that_is_a_default_is_not_stated(derived: str, expected: Recompute | None) -> None:
+    row = Row({"recompute": "full", "derived_fields": derived})
+    assert words.recompute(row, 4) == expected
+    assert bool(row.assumed) == (expected is None)

@@ -85,6 +85,53 @@ def test_a_sum_of_gradients_is_read_and_written_in_fp32() -> None:
     assert product(one()).written == 0
 
 
+def test_a_sum_in_16_bits_is_narrower_and_one_of_no_stated_dtype_is_left_out() -> None:
+    wgrad = {"pass": "wgrad", "layout": "NT", "accumulate": True}
+    assert product(one(**wgrad, note="output bf16")).written == 4
+    assert product(one(**wgrad, note="output fp32")).written == 8
+    assert "dtype of the sum" in reason(kernel="grouped_gemm", groups=8, **{"pass": "wgrad", "accumulate": True})
+
+
+def test_clocks_sink_after_ten_milliseconds_of_the_same_kernel() -> None:
+    large = {"m": 8192, "n": 8192, "k": 8192}
+    for publisher, runs in (("MooreThreads/SimuMax", 100), ("microsoft/vidur", 40)):
+        just = 10e3 / runs
+        assert one(**large, source_repo=publisher, time_us=0.99 * just).burst
+        assert not one(**large, source_repo=publisher, time_us=1.01 * just).burst
+    assert not one(time_us=1.0).burst  # nothing is known of its loop
+    assert one(source_repo="ai-dynamo/aiconfigurator", time_us=1e6).burst
+
+
+def test_a_split_result_is_copied_and_its_gradient_joined() -> None:
+    # 64 x 128 of 2 bytes, read and written; the gradient's product reduces over these 128
+    qkv = {"impl": "enc-attention-qkv"}
+    assert product(one(**qkv)).copied == 64 * 128 * 2 * 2
+    assert product(one(**qkv, **{"pass": "dgrad"})).copied == 64 * 128 * 2 * 2
+    assert product(one()).copied == 0
+
+
+def test_what_a_tensor_group_adds_up_is_no_product() -> None:
+    for made, own, name in (("fwd", "enc-MLP-GEMM-1", "enc-MLP-GEMM-2"), ("dgrad", "enc-MLP-GEMM-2", "enc-MLP-GEMM-1")):
+        assert product(one(impl=own, tp=4, **{"pass": made}))
+        assert product(one(impl=name, tp=1, **{"pass": made}))
+        assert "all-reduce" in reason(impl=name, tp=4, **{"pass": made})
+
+
+def test_torch_has_one_kernel_for_layernorm_and_a_serving_stack_another_for_norms() -> None:
+    large = {"elements": 2**28, "impl": "HF / torch eager"}
+    assert one(kernel="layernorm", **large).kernel == Stream("norm", 2.0**30)
+    assert "one after the other" in reason(kernel="rmsnorm", **large)
+    assert "serving" in reason(kernel="rmsnorm", elements=2**28, source_repo="microsoft/vidur")
+    assert one(kernel="add", elements=2**28, source_repo="microsoft/vidur").kernel == Stream("elementwise", 1.5 * 2**30)
+
+
+def test_backward_kernels_of_autograd_wait_for_the_host_where_they_are_small() -> None:
+    liger = {"kernel": "rope", "source_repo": "linkedin/Liger-Kernel", "impl": "Liger Triton"}
+    assert "timed from the host" in reason(**liger, elements=2**25, **{"pass": "bwd"})
+    assert one(**liger, elements=2**25).kernel == Stream("elementwise", 2.0**27)
+    assert one(**liger, elements=2**26, **{"pass": "bwd"}).kernel == Stream("elementwise", 2.0**28, backward=True)
+
+
 def test_causal_attention_sees_half() -> None:
     kernel = one(**ATTENTION).kernel
     assert isinstance(kernel, FusedAttention)
