@@ -54,9 +54,8 @@ class OperatorNetwork(nn.Module):
         self.layouts = Layouts(captured, shardings, axes)
         self.programs = stage_programs(captured, self.layouts, stages)
         self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
-        constants = dict(captured.program.named_buffers()) | dict(captured.program.named_parameters())
         named = module.named_parameters(remove_duplicate=False)
-        whole = dict(named) | dict(module.named_buffers(remove_duplicate=False)) | constants
+        whole = dict(named) | dict(module.named_buffers(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in module.named_parameters()}
         self.names = {root: first[id(whole[name])] for root, name in captured.parameters.items()}
         self.parts = nn.ParameterDict()
@@ -66,8 +65,8 @@ class OperatorNetwork(nn.Module):
             if placeholder not in read:
                 continue
             self.parts[placeholder] = nn.Parameter(self._part(placeholder, whole[name].detach()))
-        for placeholder, name in (captured.buffers | captured.constants).items():
-            self._fixed[placeholder] = whole[name].detach().clone()
+        buffers = {placeholder: whole[name].detach().clone() for placeholder, name in captured.buffers.items()}
+        self._fixed |= captured.constants | buffers
         self._evaluate_constants()
 
     def _evaluate_constants(self) -> None:
