@@ -172,12 +172,15 @@ class Scenario:
         verify: bool = False,
         folder: str | Path | None = None,
         seed: int = 0,
+        module: str | None = None,
         progress: Callable[[int, float, float], None] | None = None,
     ) -> "Run":
         """Return what happened when the plan ran for real on this machine.
 
         Parameters
         ----------
+        module
+            ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
             Whether losses, gradients and parameters are compared with one process.
         progress
@@ -192,11 +195,26 @@ class Scenario:
         """
         import tempfile
 
+        from executor.operators.run import execute_module
         from executor.run import execute
 
         chosen = self.chosen(plan)
-        self.check_executable(chosen)
+        if module is None:
+            self.check_executable(chosen)
+        else:
+            self._check_processes(chosen)
         with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
+            if module is not None:
+                return execute_module(
+                    module,
+                    chosen,
+                    steps=steps,
+                    verify=verify,
+                    folder=Path(temporary if folder is None else folder),
+                    optimizer=self.problem.training.optimizer,
+                    seed=seed,
+                    progress=progress,
+                )
             return execute(
                 self._executable_spec(),
                 self.problem.training,
@@ -213,10 +231,13 @@ class Scenario:
         from executor.run import refuse
 
         chosen = self.chosen(plan)
-        if chosen.mesh.num_ranks > MAX_PROCESSES:
-            met = f"the plan has {chosen.mesh.num_ranks}"
-            raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
+        self._check_processes(chosen)
         refuse(self._executable_spec(), self.problem.training, chosen)
+
+    def _check_processes(self, plan: Plan) -> None:
+        if plan.mesh.num_ranks > MAX_PROCESSES:
+            met = f"the plan has {plan.mesh.num_ranks}"
+            raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
 
     def _executable_spec(self) -> Transformer:
         if not isinstance(self.spec, Transformer):

@@ -90,7 +90,8 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
 def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorSharding:
     cuts: dict[str, tuple[str, ...]] = {}
     names = [dim for dim, _ in operator.dims]
-    tensor = next((dim for dim in TENSOR_DIMS if dim in names), None) if by.tensor else None
+    free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut]
+    tensor = free[0] if by.tensor and free else None
     alone = tensor
     if by.rows:
         tensor = column_dim(operator, tensor) if by.tensor else None
@@ -100,7 +101,7 @@ def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorShar
     if by.attention is not None:
         cuts |= _context_cuts(block, operator, names, by.attention, cuts)
     between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
-    if by.sequence_parallel and between and SEQUENCE not in operator.reduced:
+    if by.sequence_parallel and between and SEQUENCE not in operator.reduced + operator.uncut:
         cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
     if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
         cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}

@@ -89,7 +89,12 @@ class Layouts:
         name = self.captured.operators[node]
         block, _, operator = name.rpartition(".")
         own = f"{block}.{self.captured.occurrence[node]}.{operator}" if self._repeats[block] > 1 else name
-        return _with_batch(shardings.get(own) or shardings.get(name) or OperatorSharding(name, ()), batch_axes)
+        found = shardings.get(own) or shardings.get(name) or OperatorSharding(name, ())
+        whole = [dim for dim, _ in found.cuts if dim in self._operators[name].uncut]
+        if whole:
+            raise ValueError(f"shardings: {name} needs {', '.join(whole)} whole, met {found.cuts}")
+        has_batch = BATCH in dict(self._operators[name].dims)
+        return _with_batch(found, batch_axes) if has_batch else found
 
     def sharding(self, node: Node) -> OperatorSharding | None:
         """Return how the operator of a node is cut; ``None`` where it has none."""

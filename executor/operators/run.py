@@ -9,6 +9,7 @@ from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.operators.job import OperatorJob
 from executor.run import VERIFIED_STEPS, WARM_UP, Progress, Run, losses, progress_of, step_times
+from executor.supported import OPTIMIZERS
 from executor.verification import Verification, distance
 from strategies.plan import Plan
 from strategies.recomputation import Recompute
@@ -47,10 +48,8 @@ def execute_module(
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
-    require_torch()
-    if reasons := unsupported(plan):
-        raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    job = OperatorJob(module, plan, steps, optimizer, seed, timeout=timeout)
+    job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout)
+    refuse(job)
     checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False)
     jobs = [(job, folder)] + ([(checked, folder / "verify")] if verify else [])
     run_jobs(jobs, progress)
@@ -65,6 +64,44 @@ def execute_module(
         timeline=timeline,
         verification=compare(*jobs[1]) if verify else None,
     )
+
+
+def absolute(module: str) -> str:
+    """Return ``FILE.py:FACTORY`` with the whole path of the file.
+
+    >>> absolute("/models/mine.py:small")
+    '/models/mine.py:small'
+    """
+    file, colon, factory = module.rpartition(":")
+    return f"{Path(file).resolve()}{colon}{factory}" if colon else module
+
+
+def refuse(job: OperatorJob) -> None:
+    """Return where the ranks can run a job, else raise ``ValueError`` with every reason; the module is captured once.
+
+    Raises
+    ------
+    ValueError
+        Where the plan is not of this module or batch, or asks for what the back end does not do.
+    """
+    require_torch()
+    if reasons := unsupported(job.plan):
+        raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
+    from executor.capture.capture import capture
+    from executor.operators.layouts import Layouts
+    from executor.operators.stages import stage_programs
+    from executor.operators.trainer import make
+
+    if job.optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {job.optimizer}")
+    made = make(job)
+    captured = capture(made.module, made.microbatches[0])
+    names = {name for block in captured.graph.blocks for name in block.names()}
+    planned = {name for stage in job.plan.stages for name in stage.blocks}
+    if names != planned:
+        missing = ", ".join(sorted(names ^ planned)[:5])
+        raise ValueError(f"a plan has every block of the module in a stage, and no others; met {missing} in one alone")
+    stage_programs(captured, Layouts(captured, {each.operator: each for each in job.plan.shardings}), job.plan.stages)
 
 
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:

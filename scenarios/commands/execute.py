@@ -18,6 +18,10 @@ def execute(
     verify: Annotated[bool, typer.Option("--verify", help="Compare with one process.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder for the run, the plan and pictures.")] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction."""
@@ -29,7 +33,8 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
-    value.check_executable()
+    if module is None:
+        value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
         note(reason(predicted))
@@ -39,7 +44,7 @@ def execute(
         note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
     target = folder(out) if out is not None else None
     ticker = Ticker()
-    run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, progress=follow(ticker))
+    run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, module=module, progress=follow(ticker))
     ticker.done()
     document = to_json(run, predicted)
     if target is not None:

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.measure import nbytes, _offset  # noqa: E402
+from executor.measure import _offset, nbytes  # noqa: E402
 from executor.trace import TraceEvent  # noqa: E402
 
 
