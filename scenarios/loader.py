@@ -15,6 +15,7 @@ from scenarios.library import find
 from scenarios.long_run_schema import RunTable
 from scenarios.model_file import load_model
 from scenarios.model_schema import ModelTable, TransformerTable
+from scenarios.pins import to_pins
 from scenarios.reader import Document, FieldPath, read
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
@@ -37,6 +38,7 @@ from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.layout import Layout
 from strategies.layout_rules import violations
+from strategies.operators.rules import cuts_operators, operator_violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -85,6 +87,8 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
     problem = plan = None
     if spec and training and cluster:
         problem = _problem(spec, training, cluster, document, faults)
+        if problem is not None and search is not None and search.pin:
+            _check_pins(problem, search, document, faults)
         if problem is not None and plan_table is not None:
             plan = _plan(plan_table, problem, plan_document or document, plan_path, faults)
     if faults or spec is None or problem is None or table is None or search is None:
@@ -260,6 +264,8 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
         data = data[key]
     try:
         plan = Plan.from_json(data)
+        if cuts_operators(problem, plan):
+            return _operator_plan(problem, plan, document, path, faults)
         layout = layout_of(problem, plan)
     except ValueError as error:
         faults.append(_blame(document, path, PlanDocument.model_fields, error))
@@ -278,6 +284,13 @@ def _whole_plan(problem: Problem, document: Document, path: FieldPath, faults: F
     return plan if same else None
 
 
+def _operator_plan(problem: Problem, plan: Plan, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
+    """Return a plan that cuts operators in ways of its own, where it keeps the rules of such plans."""
+    broken = list(operator_violations(problem, plan))
+    faults.extend(_violated(document, path, each, {}) for each in broken)
+    return None if broken else plan
+
+
 def _not_of_this_problem(name: str, expected: Any, met: Any) -> str:
     if isinstance(met, int | str):
         return f"{name} follows from the scenario: {shown(expected)}, met {shown(met)}"
@@ -288,7 +301,9 @@ def _search(table: SearchTable | None, document: Document, faults: Faults) -> Se
     if table is None:
         return SearchSettings() if "search" not in _keys(document) else None
     space = tuple((name, tuple(value)) for name, value in table.space if value is not None)
-    settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space)
+    pins, wrong = to_pins(table.pin) if table.pin else ((), [])
+    faults.extend(document.fault(("search", "pin", name), message) for name, message in wrong)
+    settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
     if table.model_fields_set:
         _try(settings.make_algorithm, ("search", "options"), dict(settings.options), document, faults)
         _try(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
@@ -300,6 +315,23 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
         make()
     except ValueError as error:
         faults.append(_blame(document, path, fields, error))
+
+
+def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
+    """Add the fault of the first pin that names what the model does not have, or of all where no mesh keeps them."""
+    from strategies.operators.pins import resolved
+    from strategies.search.operators import check_pins
+
+    for pin in settings.pin:
+        try:
+            resolved(problem.graph, (pin,))
+        except ValueError as error:
+            faults.append(document.fault(("search", "pin", pin.operator), str(error)))
+            return
+    try:
+        check_pins(problem, settings.make_space())
+    except ValueError as error:
+        faults.append(document.fault(("search", "pin"), str(error)))
 
 
 def _run(table: RunTable | None) -> "RunSettings | None":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
+    from strategies.operators.pins import Pin
     from strategies.search import Progress, SearchResult, Space
 
 
@@ -45,6 +46,7 @@ class SearchSettings:
     seconds: float | None = None
     options: tuple[tuple[str, Any], ...] = ()
     space: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    pin: "tuple[Pin, ...]" = ()
 
     def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
         """Return the algorithm as a value; ``seed`` replaces its own where it has one.
@@ -54,11 +56,13 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm or it has no such option.
         """
-        from strategies.search import ALGORITHMS
+        from strategies.search import ALGORITHMS, PINNED_ALGORITHMS
 
         chosen = name or self.algorithm
         if chosen not in ALGORITHMS:
             raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
+        if self.pin and chosen not in PINNED_ALGORITHMS:
+            raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {chosen}")
         kind = ALGORITHMS[chosen]
         known = list(kind.__dataclass_fields__)
         options = dict(self.options) if chosen == self.algorithm else {}
@@ -80,7 +84,7 @@ class SearchSettings:
         limits = dict(self.space)
         if "recompute" in limits:
             limits["recompute"] = tuple(Recompute(word) for word in limits["recompute"])
-        return Space(**limits)
+        return Space(**limits, pin=self.pin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import (
 
 from scenarios.cluster_schema import ClusterTable, ConditionsTable, MixedClusterTable
 from scenarios.errors import shown
-from scenarios.fields import Count, NotYet, OneOf, Table, Text, Time
+from scenarios.fields import Count, OneOf, Table, Text, Time
 from scenarios.long_run_schema import RunTable
 from scenarios.model_schema import ModelTable
 from simulator.models.hugging_face import MAX_LAYERS
@@ -338,7 +338,10 @@ class SearchTable(Table):
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")
     space: SpaceTable = SpaceTable()
-    pin: Annotated[Any, NotYet("pin", {})] = Field(default={})
+    pin: dict[str, Any] = Field(
+        default={},
+        description="Operators that are decided: block.operator, or block.number.operator, to the axis of each dim.",
+    )
 
 
 class MeasuredTable(Table):

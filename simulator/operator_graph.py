@@ -92,7 +92,8 @@ class Operator:
     kernel
         What computes it, where the field has several kernels for it: ``flash_2`` and others for fused attention.
     uncut
-        Dims that no axis may cut: what the operator does along them is no sum of its parts.
+        Dims that no axis may cut, besides those that its kind forbids: what the operator does along them is no sum of
+        its parts.
     """
 
     name: str

@@ -14,7 +14,7 @@ from strategies.lowering.pipeline import boundary_part, slices
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.stage import BlockCost, Machine, Rank, StageCosts
-from strategies.mesh import DATA, EXPERT_DATA, TENSOR
+from strategies.mesh import DATA, EXPERT_DATA, OPERATOR_AXES
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -145,12 +145,16 @@ class Durations:
                 _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
             for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
                 _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes))
-            parts = [summed_share(plan, each.replicated) for each in held.positions]
-            summed = _data_ticks(machine, TENSOR, Collective.ALL_REDUCE, parts, training.gradient_bytes)
+            summed = [0] * plan.pipeline
+            for axis, parts in zip(
+                OPERATOR_AXES, zip(*(each.replicated for each in held.positions), strict=True), strict=True
+            ):
+                shares = [summed_share(plan, each) for each in parts]
+                _add(summed, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes))
             leaving = self._leaving(plan, machine) if early else ((),) * len(plan.stages)
             optimizer, norm = self._held_ticks(plan, machine, optimizer_ticks), self._norm(machine)
             squares = self._held_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
-            self._endings[key] = Ending(leaving, tuple(late), summed, optimizer, tuple(gather), squares, norm)
+            self._endings[key] = Ending(leaving, tuple(late), tuple(summed), optimizer, tuple(gather), squares, norm)
         return self._endings[key]
 
     def gathers(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:

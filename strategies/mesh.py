@@ -11,11 +11,17 @@ PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context
 TENSOR_ROWS = "tensor_rows"
 """The second axis of tensor parallelism: with `TENSOR`, along which lie the columns, it makes a grid."""
 
+TENSOR_DEPTH = "tensor_depth"
+"""The third axis of operator parallelism, outside the other two: no layout has it, whole plans may."""
+
+OPERATOR_AXES = (TENSOR_DEPTH, TENSOR_ROWS, TENSOR)
+"""The axes by which a plan may cut any dim of any operator, from the outermost to the innermost."""
+
 REPLICA = "replica"
 """The outer of two data-parallel axes: ranks along `DATA` share states, those along this keep the same ones."""
 
 AXES = (PIPELINE, REPLICA, DATA, EXPERT, CONTEXT, TENSOR_ROWS, TENSOR)
-"""The axes of a mesh, in their usual order from the outermost."""
+"""The axes of a layout's mesh, in their usual order from the outermost."""
 
 EXPERT_DATA = "expert data"
 """Kind of the groups of ranks that hold the same experts."""
@@ -23,6 +29,7 @@ EXPERT_DATA = "expert data"
 GROUPS = {
     TENSOR: (TENSOR,),
     TENSOR_ROWS: (TENSOR_ROWS,),
+    TENSOR_DEPTH: (TENSOR_DEPTH,),
     CONTEXT: (CONTEXT,),
     EXPERT: (EXPERT,),
     DATA: (DATA, EXPERT, CONTEXT),

@@ -143,4 +143,4 @@ class Needs:
 
 def _interleaves(plan: Plan) -> bool:
     """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
-    return plan.overlaps_passes and plan.tensor * plan.tensor_rows * plan.context * plan.expert > 1
+    return plan.overlaps_passes and plan.operator_ranks * plan.context * plan.expert > 1

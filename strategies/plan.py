@@ -7,7 +7,19 @@ from math import ceil
 from typing import Any
 
 from strategies.local_batches import Microbatch, microbatch
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Axis, Mesh
+from strategies.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    PIPELINE,
+    REPLICA,
+    TENSOR,
+    TENSOR_DEPTH,
+    TENSOR_ROWS,
+    Axis,
+    Mesh,
+)
 from strategies.offloading import NOTHING, Offloading, offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
@@ -36,7 +48,7 @@ class Plan:
     stages
         Blocks of every stage; where it is the schedule says (`positions`).
     shardings
-        Which dims of which operators the tensor axis cuts.
+        Which dims of which operators which axes cut: of ``layers.up`` in all layers, of ``layers.3.up`` in one.
     schedule_name
         The name of a schedule, or its text form.
     chunks
@@ -143,6 +155,16 @@ class Plan:
         return self.mesh.size(TENSOR_ROWS)
 
     @property
+    def tensor_depth(self) -> int:
+        """Ranks along the third axis of operator parallelism."""
+        return self.mesh.size(TENSOR_DEPTH)
+
+    @property
+    def operator_ranks(self) -> int:
+        """Ranks along all axes that may cut any dim of an operator."""
+        return self.tensor_depth * self.tensor_rows * self.tensor
+
+    @property
     def pipeline(self) -> int:
         """Pipeline-parallel degree."""
         return self.mesh.size(PIPELINE)
@@ -223,6 +245,7 @@ class Plan:
         As in ``data 16 x tensor 8 x pipeline 8, interleaved (2 chunks), microbatch 1, ZeRO-1``.
         """
         rows = f"{self.tensor_rows} by " if self.tensor_rows > 1 else ""
+        rows = f"{self.tensor_depth} by {rows}" if self.tensor_depth > 1 else rows
         degrees = f"data {self.data} x tensor {rows}{self.tensor} x pipeline {self.pipeline}"
         parts = [degrees + (f" x context {self.context} ({self.attention})" if self.attention else "")]
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []

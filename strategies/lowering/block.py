@@ -2,22 +2,24 @@
 
 from typing import NamedTuple
 
-from simulator.operator_graph import BATCH
+from simulator.operator_graph import BATCH, Block
 from strategies.local_batches import Microbatch
 from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
+from strategies.lowering.kinds import Kinds, kinds
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.machine import Rank
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.operator import BlockLayout, BlockSteps, block_steps
 from strategies.lowering.recompute import BlockMemory, Moments, moments, with_recompute
+from strategies.lowering.redistribution import exchanged_axes
 from strategies.lowering.replicated import replicated_elements
 from strategies.lowering.split import Split, split, undeferred_elements
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.tensor_overlap import with_overlap
 from strategies.lowering.weights import factored_elements, quantised_elements
-from strategies.mesh import Axis
+from strategies.mesh import OPERATOR_AXES, Axis
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import OfLayer, Recomputation, Recompute
@@ -68,21 +70,26 @@ class BlockCost(NamedTuple):
         return self.backward_ticks if kind is ActionKind.BACKWARD else chain_ticks(self.steps_of(kind))
 
 
+def _degrees(plan: Plan) -> tuple[int, ...]:
+    return plan.tensor, plan.tensor_rows, plan.tensor_depth, plan.context, plan.expert
+
+
 class BlockCosts:
     """Costs of the blocks of one problem by name, each part computed once for all plans that share it."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.blocks = {block.name: block for block in problem.graph.blocks}
+        self._kinds: dict[int, Kinds] = {}
+        self._exchanging: dict[int, tuple[str, ...]] = {}
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
-        self._cuts: Numbers[tuple[int, int, int, int, int]] = Numbers()
+        self._cuts: Numbers[tuple[int, ...]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
         self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool, bool]] = Numbers()
         self._latest: tuple[Plan | None, int, int] = None, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
-        self._replicated: dict[tuple[str, int], int] = {}
+        self._replicated: dict[tuple[str, int], tuple[int, ...]] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
         self._liveness: dict[tuple[str, int, int], Liveness] = {}
         self._moments: dict[tuple[str, int, int, OfLayer, int], Moments] = {}
@@ -90,6 +97,24 @@ class BlockCosts:
         self._buffers: dict[tuple[str, int, int], BlockBuffers] = {}
         self._steps: dict[tuple[object, ...], BlockSteps] = {}
         self._costs: dict[tuple[str, int, bool, object], BlockCost] = {}
+
+    def kinds(self, plan: Plan) -> Kinds:
+        """Return the kinds of blocks that a plan has: in all of this class a block is named by its kind."""
+        number = self._shardings.of_same(plan.shardings)
+        if number not in self._kinds:
+            self._kinds[number] = kinds(self.problem.graph, plan.shardings)
+        return self._kinds[number]
+
+    def exchanging(self, plan: Plan) -> tuple[str, ...]:
+        """Return the operator axes along which all-to-alls run."""
+        cut = self.cut(plan)
+        if cut not in self._exchanging:
+            layouts = (self.layout(plan, name) for name in self.kinds(plan).of_name)
+            found = (
+                {axis for layout in layouts for axis in exchanged_axes(layout)} if plan.operator_ranks > 1 else set()
+            )
+            self._exchanging[cut] = tuple(axis for axis in OPERATOR_AXES if axis in found)
+        return self._exchanging[cut]
 
     def cut(self, plan: Plan) -> int:
         """Return a number for how parameters are cut: equal numbers mean equal shares."""
@@ -103,9 +128,9 @@ class BlockCosts:
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
-                self._cut_of[key] = self._cuts.of((plan.tensor, plan.tensor_rows, plan.context, plan.expert, key[1]))
+                self._cut_of[key] = self._cuts.of((*_degrees(plan), key[1]))
             cut = self._cut_of[key]
-            adds = self._adds_gradients(plan)
+            adds = self.adds_gradients(plan)
             runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
             self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
         return self._latest
@@ -127,7 +152,7 @@ class BlockCosts:
             return [(block, count, True) for block, count in runs]
         result: list[tuple[str, int, bool]] = []
         for block, count in runs:
-            again = min(left, count) if self.blocks[block].layer else 0
+            again = min(left, count) if self.block(plan, block).layer else 0
             left -= again
             result += [(block, n, first) for n, first in ((again, True), (count - again, False)) if n]
         return result
@@ -139,11 +164,11 @@ class BlockCosts:
         if key not in self._costs:
             how = plan.recompute.layer if again else Recompute.NONE
             unread = self.problem.training.conventions.recomputes_unread
-            steps = with_recompute(self.blocks[name], self._plain_steps(plan, name, rank), how, unread=unread)
-            chunks = plan.overlap_tensor and self.blocks[name].layer
+            steps = with_recompute(self.block(plan, name), self._plain_steps(plan, name, rank), how, unread=unread)
+            chunks = plan.overlap_tensor and self.block(plan, name).layer
             if chunks or self._hides_gradients(plan):
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
-            if self._adds_gradients(plan):
+            if self.adds_gradients(plan):
                 layout, each = self.layout(plan, name), self.problem.training.gradient_bytes
                 steps = with_accumulation(layout, rank.accelerator, steps, each)
             self._costs[key] = BlockCost(
@@ -153,7 +178,7 @@ class BlockCosts:
                 self.memory(plan, name, again=again),
                 self.parameters(plan, name),
                 self.experts(plan, name),
-                len(self.blocks[name].parameters),
+                len(self.block(plan, name).parameters),
                 split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
                 undeferred=self.undeferred(plan, name),
             )
@@ -164,15 +189,19 @@ class BlockCosts:
         whole = plan.tensor > 1 and plan.tensor_rows == 1 and not plan.splits_backward
         return whole and self.problem.training.conventions.hides_input_gradients
 
-    def _adds_gradients(self, plan: Plan) -> bool:
+    def adds_gradients(self, plan: Plan) -> bool:
         """Return whether kernels of their own add gradients to those of a step's other microbatches."""
         training = self.problem.training
         adds = training.conventions.adds_gradients and not training.frozen
         return adds and plan.num_microbatches > 1 and not self._leaves_whole(plan)
 
+    def block(self, plan: Plan, name: str) -> Block:
+        """Return the block of a kind."""
+        return self.kinds(plan).of_name[name].block
+
     def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank."""
-        layer = again and self.blocks[name].layer  # others keep all
+        layer = again and self.block(plan, name).layer  # others keep all
         recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
         size = plan.sequences
         apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
@@ -200,7 +229,7 @@ class BlockCosts:
         """Return whether all that a block computes has a batch that no axis cuts: twice of it takes twice the bytes."""
         key = (name, self.cut(plan))
         if key not in self._scaling:
-            block = self.blocks[name]
+            block = self.block(plan, name)
             names = {t for o in block.operators for t in (*o.inputs, *o.outputs, *o.saved)}
             cut = any(dim == BATCH for sharding in plan.shardings for dim, _ in sharding.cuts)
             self._scaling[key] = not cut and all(BATCH in block.tensor[each].dims for each in names)
@@ -224,12 +253,12 @@ class BlockCosts:
         """Return how many of them only one expert uses."""
         return self.layout(plan, name).expert_elements() if plan.expert > 1 else 0
 
-    def replicated(self, plan: Plan, name: str) -> int:
-        """Return how many of them have gradients that tensor ranks sum."""
+    def replicated(self, plan: Plan, name: str) -> tuple[int, ...]:
+        """Return how many of them have gradients that ranks along each operator axis sum."""
         key = (name, self.cut(plan))
         if key not in self._replicated:
             framework = self.problem.training.conventions
-            self._replicated[key] = replicated_elements(self.layout(plan, name), framework) if plan.tensor > 1 else 0
+            self._replicated[key] = replicated_elements(self.layout(plan, name), framework)
         return self._replicated[key]
 
     def undeferred(self, plan: Plan, name: str) -> int:
@@ -257,11 +286,10 @@ class BlockCosts:
     def _layout(self, plan: Plan, name: str, sequences: int) -> BlockLayout:
         key = (name, self.cut(plan), sequences)
         if key not in self._layouts:
-            shardings = {sharding.operator: sharding for sharding in plan.shardings}
-            training = self.problem.training
+            kind, training = self.kinds(plan).of_name[name], self.problem.training
             summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-            self._layouts[key] = BlockLayout(
-                self.blocks[name], plan.mesh, shardings, sequences, training.precision, summed, training.frozen
+            self._layouts[key] = BlockLayout.of_kind(
+                kind, plan.mesh, sequences, training.precision, summed, frozen=training.frozen
             )
         return self._layouts[key]
 

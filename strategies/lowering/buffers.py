@@ -81,7 +81,7 @@ def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
 
     None without a flush: no framework here runs such schedules.
     """
-    late = plan.tensor * plan.tensor_rows > 1 or not plan.overlap_gradients
+    late = plan.operator_ranks > 1 or not plan.overlap_gradients
     flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
     flat &= not plan.asynchronous
     return parameters * training.gradient_bytes if flat else 0

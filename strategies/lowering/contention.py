@@ -9,8 +9,8 @@ from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
 from strategies.lowering.offload import FROM_HOST, HOST_KINDS, TO_HOST
-from strategies.lowering.placed import BACKWARD, EXCHANGES, FORWARD, hop_kind, tenant_kind, tied_kind
-from strategies.mesh import CONTEXT, DATA, EXPERT_DATA, REPLICA, TENSOR
+from strategies.lowering.placed import BACKWARD, FORWARD, hop_kind, tenant_kind, tied_kind
+from strategies.mesh import DATA, EXPERT_DATA, REPLICA, TENSOR
 from strategies.plan import Plan
 
 _Group = tuple[str, int]
@@ -30,9 +30,9 @@ class Passes(StrEnum):
 
 
 def passes(
-    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: bool
+    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: Sequence[str]
 ) -> tuple[Passes, ...]:
-    """Return for every pipeline position how its passes run; ``replicated`` where tensor groups sum gradients too.
+    """Return for every pipeline position how its passes run; along ``replicated`` axes gradients are summed.
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes
     them wait for the last: the group ends a pass when that one would, were it alone.
@@ -61,7 +61,7 @@ def _disturbed(
     Two groups with a common member take turns, for it runs one collective after another.
     """
     runs = [(kind, INSIDE[kind][0]) for kind in inside]
-    runs += [(CONTEXT, EXCHANGES[plan.attention])] if plan.attention in EXCHANGES else []
+    runs += [each for each in machine.table.placed.exchanges.items() if each[0] in inside]
     own, others = _users(machine, runs), dict[int, list[_Group]]()
     busy = np.zeros(len(machine.table.first_link), dtype=bool)
     for kind, collective, after in beside:
@@ -100,7 +100,7 @@ def _take_turns(machine: Machine, first: _Group, second: _Group) -> bool:
 
 
 def _others(
-    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: bool
+    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: Sequence[str]
 ) -> Iterator[tuple[str, Collective, bool]]:
     """Yield other kinds of groups, what they run, and whether they start when their members' passes are done."""
     hops = (hop_kind(*pair) for pair in plan.hops)
@@ -113,6 +113,6 @@ def _others(
     if plan.asynchronous:  # weights are updated beneath the passes of others, or their own
         kinds += [(kind, Collective.ALL_GATHER, False) for kind in (DATA, EXPERT_DATA) if plan.zero]
         kinds += [(kind, Collective.SEND, False) for kind in HOST_KINDS if plan.offload]
-        kinds += [(TENSOR, Collective.ALL_REDUCE, False)] if replicated else []
+        kinds += [(axis, Collective.ALL_REDUCE, False) for axis in replicated]
     kinds += [(tied_kind(first, second), Collective.ALL_REDUCE, not plan.asynchronous) for first, second, _ in tied]
     return (each for each in kinds if each[0] in machine.table.tables)

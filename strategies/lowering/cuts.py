@@ -15,7 +15,7 @@ from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
 from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
-from strategies.mesh import TENSOR
+from strategies.mesh import OPERATOR_AXES, TENSOR
 from strategies.plan import Plan
 from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
@@ -57,7 +57,8 @@ class Cuts:
         """For every position, how its passes run; a collective that a host waits for is a task of its own."""
         if self.training.conventions.waits_for_collectives and self.machine.launches:
             return (Passes.APART,) * self.plan.pipeline
-        replicated = any(each.replicated for each in self.plan_costs.held.positions)
+        every = zip(*(each.replicated for each in self.plan_costs.held.positions), strict=True)
+        replicated = [axis for axis, parts in zip(OPERATOR_AXES, every, strict=True) if any(parts)]
         return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated)
 
     def cut(self, stage: int, variant: int) -> Cut:

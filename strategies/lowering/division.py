@@ -7,7 +7,6 @@ from itertools import groupby
 
 import numpy as np
 
-from simulator.operator_graph import Block
 from simulator.program import IntArray
 from strategies.plan import Stage
 
@@ -38,9 +37,9 @@ class Division:
         return tuple(self.kind_of.index(kind) for kind in range(len(self.kinds)))
 
 
-def runs_of(stages: tuple[Stage, ...], blocks: Mapping[str, Block]) -> tuple[Runs, ...]:
-    """Return for every stage what its occurrences of ``blocks`` are."""
-    names = ([blocks[name].name for name in stage.blocks] for stage in stages)
+def runs_of(stages: tuple[Stage, ...], kinds: Mapping[str, str]) -> tuple[Runs, ...]:
+    """Return for every stage what its occurrences of blocks are, whose ``kinds`` have names."""
+    names = ([kinds[name] for name in stage.blocks] for stage in stages)
     return tuple(tuple((block, len(list(run))) for block, run in groupby(row)) for row in names)
 
 

@@ -17,7 +17,6 @@ from simulator.program import IntArray
 from strategies.lowering.offload import HOST_KINDS, host_phases
 from strategies.lowering.placed import (
     BACKWARD,
-    EXCHANGES,
     FORWARD,
     NORM,
     USUAL,
@@ -27,7 +26,7 @@ from strategies.lowering.placed import (
     tied_kind,
 )
 from strategies.lowering.refinement import Colours, FloatArray, Groups, combine, joined, quantised
-from strategies.mesh import CONTEXT, DATA, EXPERT_DATA
+from strategies.mesh import DATA, EXPERT_DATA
 
 BoolArray = NDArray[np.bool_]
 
@@ -51,7 +50,7 @@ class Loads:
         for kind, collective in (USUAL | hops | central | tenants | copies | tied | norm).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):
-                besides = EXCHANGES.get(placed.attention) if kind == CONTEXT and placed.attention else None
+                besides = placed.exchanges.get(kind)
                 runs = (collective, besides) if besides else (collective,)
                 self.kinds[kind], self.ranks[kind], self.groups[kind] = runs, ranks, Alike(self.cluster, devices)
 

@@ -11,11 +11,12 @@ from strategies.lowering.classes import ClassTable, Row
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.numbers import Numbers
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, tied_kind
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_ROWS
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 INSIDE = {
     TENSOR: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
     TENSOR_ROWS: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE),
+    TENSOR_DEPTH: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE),
     CONTEXT: (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL, Collective.SHIFT),
     EXPERT: (Collective.ALL_TO_ALL,),
 }
@@ -90,9 +91,14 @@ class Machine:
         group = self.table.group_of[kind][rank_class]
         key = (kind, self.table.signatures(kind)[group])
         if key not in self._inside:
-            depends = tuple(self._depends(kind, collective, (group,)) for collective in INSIDE[kind])
+            depends = tuple(self._depends(kind, collective, (group,)) for collective in self._runs(kind))
             self._inside[key] = self.communicator(kind, group), self._costs.of((kind, depends))
         return self._inside[key]
+
+    def _runs(self, kind: str) -> tuple[Collective, ...]:
+        """Return what groups of a kind run inside passes."""
+        besides = self.table.placed.exchanges.get(kind)
+        return INSIDE[kind] if besides is None or besides in INSIDE[kind] else (*INSIDE[kind], besides)
 
     def least_ticks(self, kind: str, groups: tuple[int, ...], collective: Collective, size: float) -> int:
         """Return the least ticks of a collective over some group classes of a kind."""
@@ -135,7 +141,7 @@ class Machine:
         kinds = [kind for kind in (*usual, *tied) if kind in table.tables]
         ranks = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
         single = all(len(table.groups_at(kind, q)) <= 1 for kind in kinds for q in range(len(table.by_position)))
-        inside = (self.alike(kind, each) for kind, all_of in INSIDE.items() if kind in kinds for each in all_of)
+        inside = (self.alike(kind, each) for kind in INSIDE if kind in kinds for each in self._runs(kind))
         return single and len(ranks) == 1 and not any(ranks.values()) and not any(map(any, inside))
 
     def _depends(self, kind: str, collective: Collective, groups: Iterable[int]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ reader asks for, the redistribution's collectives come in between, and their mir
 backward pass, where the gradient returns to the layout of its tensor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator,
 from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.communicator import Communicator
-from strategies.lowering.redistribution import collectives, gathered_again, kept_cut
+from strategies.lowering.kinds import Kind
+from strategies.lowering.redistribution import Groups, collectives, gathered_again, kept_cut
 from strategies.lowering.ring_attention import ring_backward, ring_forward
 from strategies.lowering.step import Step
 from strategies.mesh import CONTEXT, EXPERT, TENSOR, Mesh
@@ -57,6 +58,7 @@ class BlockLayout:
         shardings: Mapping[str, OperatorSharding],
         microbatch: int,
         precision: str = "",
+        arriving: Sequence[ShardingSpec] = (),
         gradient_bytes: int = 0,
         frozen: bool = False,
     ) -> None:
@@ -67,14 +69,32 @@ class BlockLayout:
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators
         }
-        self.produced: dict[str, ShardingSpec] = {}
+        self.produced: dict[str, ShardingSpec] = dict(zip(block.inputs, arriving, strict=False))
         for operator in block.operators:
             for name in operator.inputs:
-                self.produced.setdefault(name, self.kept(operator, name))  # the block's inputs come as first read
+                self.produced.setdefault(
+                    name, self.kept(operator, name)
+                )  # inputs of which nothing is known come as first read
             for name in operator.outputs:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
         for name in block.inputs:
             self.produced.setdefault(name, REPLICATED)  # no operator reads it: it passes the block by
+
+    @classmethod
+    def of_kind(
+        cls,
+        kind: Kind,
+        mesh: Mesh,
+        microbatch: int,
+        precision: str = "",
+        gradient_bytes: int = 0,
+        *,
+        frozen: bool = False,
+    ) -> "BlockLayout":
+        """Return the layout of a kind of a block."""
+        pairs = zip(kind.block.operators, kind.shardings, strict=True)
+        shardings = {f"{kind.block.name}.{operator.name}": sharding for operator, sharding in pairs}
+        return cls(kind.block, mesh, shardings, microbatch, precision, kind.arriving, gradient_bytes, frozen)
 
     def wanted(self, operator: Operator, name: str) -> ShardingSpec:
         """Return the layout in which ``operator`` reads the tensor ``name``."""
@@ -166,10 +186,7 @@ class BlockLayout:
         Learned positions are added to all embedded tokens on every rank, and only then are these scattered
         (Megatron-LM, ``models/common/embeddings/language_model_embedding.py``).
         """
-        if operator.kind not in _ADDS or not operator.parameters:
-            return False
-        pairs = ((self.produced[name], self.wanted(operator, name)) for name in operator.inputs)
-        return any(TENSOR in have.partial and TENSOR in wanted.axes(SEQUENCE) for have, wanted in pairs)
+        return any(adds_before_cut(operator, self.produced[n], self.wanted(operator, n)) for n in operator.inputs)
 
     def statistics_bytes(self, operator: Operator, dim: str, count: int) -> float:
         """Return the bytes of ``count`` values along ``dim`` for every point of an operator's other dims on a rank."""
@@ -216,45 +233,76 @@ def block_steps(
     for operator in layout.block.operators:
         returning: list[Step] = []
         regathered: list[Step] = []
-        shards = operator.kind is OperatorKind.MATMUL and not (keeps_gathered or layout.shardings[operator.name].kept)
+        shards = gathers_in_backward(layout, operator, keeps_gathered=keeps_gathered)
         for name in operator.inputs:
             wanted = layout.wanted(operator, name)
             if (name, wanted) not in available:
                 available[name, wanted] = None
                 have = layout.produced[name]
-                arriving = _ordered(layout, accelerator, TaskKind.FORWARD, _arriving(layout, groups, operator, name))
+                arriving = arriving_steps(layout, groups, name, have, wanted, whole=layout.adds_before_cut(operator))
+                arriving = sorted_tokens(layout, accelerator, TaskKind.FORWARD, arriving)
                 forward += arriving
                 if shards:
-                    regathered += [step._replace(beside=True) for step in arriving if _gathers(step)]
-                if layout.block.tensor[name].dtype != "int64":
-                    gradient = _gradient(layout, name, wanted)
-                    moved = collectives(layout, groups, name, gradient, have.complete, "gradient of ")
-                    returning += _ordered(layout, accelerator, TaskKind.BACKWARD, moved)
-        around = kept_cut(layout, groups, operator, again.get(operator.name, ()))
-        forward += around.forward
-        returning = [*around.after, *returning]
-        compute = [_compute(accelerator, layout, operator, direction) for direction in Pass]
+                    regathered += [step._replace(beside=True) for step in arriving if gathers(step)]
+                moved = returning_steps(layout, groups, name, _gradient(layout, name, wanted), have)
+                returning += sorted_tokens(layout, accelerator, TaskKind.BACKWARD, moved)
+        own = operator_steps(layout, accelerator, groups, operator, again.get(operator.name, ()))
+        returning = [*own.after, *returning]
         if layout.rings(operator) and CONTEXT in groups:
             turns, size = layout.mesh.size(CONTEXT), layout.passed_on(operator)
-            forward += ring_forward(compute[0], turns, size, groups[CONTEXT])
-            backward.append([*around.backward, *ring_backward(compute[1], turns, size, groups[CONTEXT]), *returning])
+            forward += [*own.gathers, *ring_forward(own.forward, turns, size, groups[CONTEXT])]
+            backward.append([*own.before, *ring_backward(own.backward, turns, size, groups[CONTEXT]), *returning])
         else:
-            forward.append(compute[0])
-            backward.append([*around.backward, *regathered, compute[1], *returning])
+            forward += [*own.gathers, own.forward]
+            backward.append([*own.before, *regathered, own.backward, *returning])
     loss = sum(map(len, backward[len(backward) - len(layout.block.loss) :]))
     return BlockSteps(tuple(forward), tuple(step for steps in reversed(backward) for step in steps), loss)
 
 
-def _arriving(layout: BlockLayout, groups: Mapping[str, Communicator], operator: Operator, name: str) -> list[Step]:
-    """Return the collectives that bring an input from where it is made to an operator."""
-    have, wanted = layout.produced[name], layout.wanted(operator, name)
-    if not layout.adds_before_cut(operator):
+class OperatorSteps(NamedTuple):
+    """One operator on one rank, and what runs around it: before its forward, and before and after its backward."""
+
+    gathers: list[Step]
+    forward: Step
+    before: list[Step]
+    backward: Step
+    after: list[Step]
+
+
+def operator_steps(
+    layout: BlockLayout, accelerator: Accelerator, groups: Groups, operator: Operator, again: tuple[str, ...] = ()
+) -> OperatorSteps:
+    """Return an operator and its own collectives; ``again`` are inputs gathered for the gradients of its weights."""
+    around = kept_cut(layout, groups, operator, again)
+    forward, backward = (_compute(accelerator, layout, operator, direction) for direction in Pass)
+    return OperatorSteps(around.forward, forward, around.backward, backward, around.after)
+
+
+def gathers_in_backward(layout: BlockLayout, operator: Operator, *, keeps_gathered: bool) -> bool:
+    """Return whether an operator keeps its shard of what it gathers along the tensor axis, and gathers it again."""
+    return operator.kind is OperatorKind.MATMUL and not (keeps_gathered or layout.shardings[operator.name].kept)
+
+
+def adds_before_cut(operator: Operator, have: ShardingSpec, wanted: ShardingSpec) -> bool:
+    """Return whether an operator adds parameters to an input summed over tensor ranks before it is cut along tokens."""
+    adds = operator.kind in _ADDS and bool(operator.parameters)
+    return adds and TENSOR in have.partial and TENSOR in wanted.axes(SEQUENCE)
+
+
+def arriving_steps(
+    layout: BlockLayout, groups: Groups, name: str, have: ShardingSpec, wanted: ShardingSpec, *, whole: bool
+) -> list[Step]:
+    """Return the collectives that bring a tensor from where it is made to where it is read.
+
+    ``whole`` where it is summed before anything of it is cut.
+    """
+    if not whole:
         return collectives(layout, groups, name, have, wanted)
-    whole = have.complete
-    return [*collectives(layout, groups, name, have, whole), *collectives(layout, groups, name, whole, wanted)]
+    between = have.complete
+    return [*collectives(layout, groups, name, have, between), *collectives(layout, groups, name, between, wanted)]
 
 
-def _ordered(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, steps: list[Step]) -> list[Step]:
+def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, steps: list[Step]) -> list[Step]:
     """Return steps with a copy after every exchange of routed tokens between experts' ranks.
 
     Tokens come rank by rank and are read expert by expert, and go back the other way: they are sorted where a rank has
@@ -272,7 +320,17 @@ def _ordered(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, step
     return result
 
 
-def _gathers(step: Step) -> bool:
+def returning_steps(
+    layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, have: ShardingSpec
+) -> list[Step]:
+    """Return the collectives that bring the gradient of a tensor back to where the tensor was made; none of indices."""
+    if layout.block.tensor[name].dtype == "int64":
+        return []
+    return collectives(layout, groups, name, gradient, have.complete, "gradient of ")
+
+
+def gathers(step: Step) -> bool:
+    """Return whether a step gathers along the tensor axis."""
     return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
 

@@ -47,6 +47,6 @@ def optimizer_ticks(
     tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero else held.tensors))
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
     seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)
-    if plan.tensor * plan.tensor_rows > 1:
+    if plan.operator_ranks > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)

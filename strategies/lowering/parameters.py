@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from strategies.mesh import OPERATOR_AXES
+
 
 class Parameters(NamedTuple):
     """Parameters on one rank.
@@ -17,7 +19,8 @@ class Parameters(NamedTuple):
     experts, factored_experts
         The part of ``elements`` and of ``factored`` that only one expert uses, where experts are shared.
     replicated
-        The part of ``elements`` that every tensor rank has, with gradients of its own tokens or heads alone.
+        For each of `strategies.mesh.OPERATOR_AXES` the part of ``elements`` that every rank along it has, with
+        gradients of its own tokens, heads or samples alone.
     """
 
     elements: int
@@ -26,4 +29,4 @@ class Parameters(NamedTuple):
     quantised: int = 0
     experts: int = 0
     factored_experts: int = 0
-    replicated: int = 0
+    replicated: tuple[int, ...] = (0,) * len(OPERATOR_AXES)

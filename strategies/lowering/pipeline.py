@@ -112,4 +112,4 @@ def boundary_part(plan: Plan, size: float) -> float:
 
 def slices(plan: Plan) -> bool:
     """Return whether a stage boundary crosses in one slice a tensor rank."""
-    return plan.scatter_gather and plan.tensor > 1 and plan.tensor_rows == 1 and not plan.sequence_parallel
+    return plan.scatter_gather and plan.tensor == plan.operator_ranks > 1 and not plan.sequence_parallel

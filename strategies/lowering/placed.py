@@ -10,7 +10,19 @@ from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.local_batches import data_ranks
 from strategies.lowering.offload import HOST_KINDS
-from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS, Mesh
+from strategies.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    GROUPS,
+    PIPELINE,
+    REPLICA,
+    TENSOR,
+    TENSOR_DEPTH,
+    TENSOR_ROWS,
+    Mesh,
+)
 from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -22,6 +34,7 @@ NORM = "norm"
 USUAL = {
     TENSOR: Collective.ALL_REDUCE,
     TENSOR_ROWS: Collective.ALL_GATHER,
+    TENSOR_DEPTH: Collective.ALL_GATHER,
     CONTEXT: Collective.ALL_GATHER,
     EXPERT: Collective.ALL_TO_ALL,
     DATA: Collective.ALL_REDUCE,
@@ -31,7 +44,7 @@ USUAL = {
     BACKWARD: Collective.SEND,
 }
 
-EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
+_EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
 """What groups along the context axis run besides, by how they compute attention."""
 
 
@@ -57,7 +70,7 @@ class Placed:
     one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
     where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
     gradients is summed, ``attention`` how context groups compute it, ``batches`` the sizes of the data ranks'
-    microbatches where they are not all equal.
+    microbatches where they are not all equal, ``exchanging`` the operator axes along which all-to-alls run.
     """
 
     cluster: Cluster
@@ -71,6 +84,13 @@ class Placed:
     hops: tuple[tuple[int, int], ...] = ()
     attention: Attention | None = None
     batches: tuple[int, ...] = ()
+    exchanging: tuple[str, ...] = ()
+
+    @property
+    def exchanges(self) -> dict[str, Collective]:
+        """What groups run besides what is usual, by kind."""
+        found = dict.fromkeys(self.exchanging, Collective.ALL_TO_ALL)
+        return found | ({CONTEXT: _EXCHANGES[self.attention]} if self.attention in _EXCHANGES else {})
 
     @cached_property
     def devices(self) -> IntArray:

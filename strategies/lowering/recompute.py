@@ -29,7 +29,7 @@ from strategies.lowering.liveness import Held, Liveness
 from strategies.lowering.operator import BlockSteps
 from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
-from strategies.mesh import TENSOR, TENSOR_ROWS
+from strategies.mesh import OPERATOR_AXES
 from strategies.recomputation import OfLayer, Recompute, SomeOperators
 from strategies.schedule import ActionKind
 
@@ -151,7 +151,7 @@ def with_recompute(block: Block, steps: BlockSteps, how: OfLayer, *, unread: boo
     waiting: list[Step] = []
     for step in steps.forward:  # what moves the tensors that an operator reads comes right before it
         if step.collective is not None or step.tensor:
-            gathered = step.collective is Collective.ALL_GATHER and step.axis in (TENSOR, TENSOR_ROWS)
+            gathered = step.collective is Collective.ALL_GATHER and step.axis in OPERATOR_AXES
             again_moved = step if step.collective else step._replace(kind=TaskKind.RECOMPUTE)
             waiting += [again_moved] if whole or step.beside or gathered or step.tensor in made else []
             continue

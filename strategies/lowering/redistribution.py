@@ -35,6 +35,19 @@ def collectives(
     return steps
 
 
+def exchanged_axes(layout: "BlockLayout") -> frozenset[str]:
+    """Return the axes along which redistributions between the operators of a block run all-to-alls."""
+    pairs = {
+        (layout.produced[name], layout.wanted(operator, name))
+        for operator in layout.block.operators
+        for name in operator.inputs
+    }
+    moves = (
+        move for have, wanted in pairs for move in (*redistribute(have, wanted), *redistribute(wanted, have.complete))
+    )
+    return frozenset(move.axis for move in moves if move.collective is Collective.ALL_TO_ALL)
+
+
 class Around(NamedTuple):
     """What runs around an operator: before its forward, and before and after its backward."""
 

@@ -1,9 +1,10 @@
-"""Parameters that every tensor rank has whole, but applies to its own tokens or heads: their gradients are summed.
+"""Parameters that ranks along an operator axis have whole, but apply to their own part: their gradients are summed.
 
 With sequence parallelism these are the weights of norms and routers and whatever else works between the products
 that are cut, and the biases of products whose sum is scattered; without it norms of queries and keys. Each rank
 has the gradient of its part alone. Once a step, when data ranks have reduced them, all of them together are
-all-reduced over the tensor group.
+all-reduced over the tensor group; and so are along each operator axis the gradients of all parameters whose
+operators it cuts along a dim that they lack, the batch for one.
 
 References
 ----------
@@ -19,16 +20,16 @@ from simulator.compute import PRODUCTS
 from simulator.operator_graph import SEQUENCE, Operator, Tensor
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
-from strategies.mesh import TENSOR
+from strategies.mesh import OPERATOR_AXES
 from strategies.plan import Plan
 
 
-def replicated_elements(layout: BlockLayout, framework: Framework) -> int:
-    """Return the elements on a rank of the parameters of a block whose gradients tensor ranks sum."""
+def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int, ...]:
+    """Return the elements on a rank of the parameters of a block whose gradients ranks along each operator axis sum."""
     tensor, operators = layout.block.tensor, layout.block.operators
-    owned = ((operator, tensor[name]) for operator in operators for name in operator.parameters)
-    found = {each.name: each for operator, each in owned if _in_parts(layout, framework, operator, each)}
-    return sum(map(layout.parameter_share, found.values()))
+    owned = [(operator, tensor[name]) for operator in operators for name in operator.parameters]
+    found = ({p.name: p for o, p in owned if in_parts(layout, framework, o, p, axis)} for axis in OPERATOR_AXES)
+    return tuple(sum(map(layout.parameter_share, each.values())) for each in found)
 
 
 def summed_share(plan: Plan, elements: int) -> int:
@@ -36,22 +37,24 @@ def summed_share(plan: Plan, elements: int) -> int:
     return ceil(elements / plan.shards) if plan.zero >= 2 else elements
 
 
-def _in_parts(layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor) -> bool:
-    """Return whether each tensor rank has all of a parameter, and its gradient of a part of the operator."""
+def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor, axis: str) -> bool:
+    """Return whether each rank along an axis has all of a parameter, and its gradient of a part of the operator."""
+    if layout.mesh.size(axis) == 1:
+        return False
     sharding = layout.shardings[operator.name]
-    cut = any(TENSOR in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
+    cut = any(axis in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
     if cut or layout.adds_before_cut(operator):
         return False
-    if _is_bias(operator, parameter) and any(TENSOR in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
-        return framework.late_biases and _scattered(layout, operator)
-    return any(TENSOR in axes for _, axes in sharding.cuts)
+    if _is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
+        return framework.late_biases and _scattered(layout, operator, axis)
+    return any(axis in axes for _, axes in sharding.cuts)
 
 
 def _is_bias(operator: Operator, parameter: Tensor) -> bool:
     return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
 
 
-def _scattered(layout: BlockLayout, operator: Operator) -> bool:
-    """Return whether what an operator sums over tensor ranks is read cut along the sequence by them."""
+def _scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
+    """Return whether what an operator sums over ranks along an axis is read cut along a dim by them."""
     readers = [(each, name) for each in layout.block.operators for name in operator.outputs if name in each.inputs]
-    return any(TENSOR in layout.wanted(each, name).axes(SEQUENCE) for each, name in readers)
+    return any(axis in axes for each, name in readers for _, axes in layout.wanted(each, name).cuts)

@@ -14,7 +14,7 @@ from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StageShape, StepShape, UnitShape
 from strategies.lowering.variant import FORWARD_PASS, INPUTS, LAST_BACKWARD, LAST_WEIGHTS, SPLIT, WHOLE
 from strategies.lowering.volumes import Volume, Volumes
-from strategies.mesh import REPLICA, TENSOR
+from strategies.mesh import OPERATOR_AXES, REPLICA, TENSOR
 
 
 def step_shape(cuts: Cuts, volumes: Volumes) -> StepShape:
@@ -43,7 +43,7 @@ class _Shape:
             reductions=tuple(self._ending(p, self.volumes.all_gradients) if late else () for p in positions),
             gathers=tuple(self._ending(p, self.volumes.updated) if plan.zero in (1, 2) else () for p in positions),
             updates=tuple(self._update(position) for position in positions),
-            replicated=tuple(self._legs(TENSOR, p, self.volumes.replicated(p)) for p in positions),
+            replicated=tuple(self._replicated(p) for p in positions),
             tied=tuple((a, b, self._legs(tied_kind(a, b), a, self.volumes.tied_sum(n))) for a, b, n in self.cuts.tied),
             replicas=tuple(self._late_replicas(p) if late else () for p in positions),
             sharing=self.cuts.sharing,
@@ -51,6 +51,11 @@ class _Shape:
             hosts_wait=framework.waits_for_passes or (plan.pipeline > 1 and framework.waits_for_exchanges),
             hosts_wait_inside=framework.waits_for_collectives,
         )
+
+    def _replicated(self, position: int) -> tuple[tuple[str, int], ...]:
+        """Return the operator axes along which gradients are summed at the end of the step, and its phases."""
+        found = ((axis, self._legs(axis, position, self.volumes.replicated(axis, position))) for axis in OPERATOR_AXES)
+        return tuple((axis, legs) for axis, legs in found if legs)
 
     def _norm_legs(self) -> int | None:
         """Return the phases of the sum of the norm of gradients; ``None`` where they are not clipped."""

@@ -31,7 +31,7 @@ from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StepShape
 from strategies.lowering.variant import JOINED, variant_of
-from strategies.mesh import REPLICA, TENSOR
+from strategies.mesh import REPLICA
 from strategies.orders import actions
 from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
 from strategies.schedules.rule import Placement
@@ -208,7 +208,8 @@ class Builder:
         for number, legs in self.shape.replicas[position]:
             over = ((position, StreamKind.REPLICA),)
             self._chain(Site(REPLICA, position), "reduce", (-1, number), over, legs)
-        self._chain(Site(TENSOR, position), "replicated", (), own, self.shape.replicated[position])
+        for axis, legs in self.shape.replicated[position]:
+            self._chain(Site(axis, position), "replicated", (), own, legs)
 
     def _gather(self, position: int) -> None:
         """Gather the parameters of a position that its optimizer has updated as shards."""

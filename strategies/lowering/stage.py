@@ -21,7 +21,7 @@ from strategies.lowering.placed import Placed
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.tied import tied_parameters
 from strategies.lowering.weights import factored_share
-from strategies.mesh import Axis
+from strategies.mesh import OPERATOR_AXES, Axis
 from strategies.offloading import fraction_of
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
@@ -136,8 +136,8 @@ class StageCosts:
         ] = {}
         self._tensor_costs: Numbers[object] = Numbers()
         self._stages: Numbers[tuple[Stage, ...]] = Numbers()
-        self._divisions: dict[int, Division] = {}
-        self._latest: tuple[tuple[Stage, ...], Division] = (), division(())
+        self._divisions: dict[tuple[int, int], Division] = {}
+        self._latest: tuple[tuple[Stage, ...], dict[str, str], Division] = (), {}, division(())
         self._made: dict[tuple[Runs, ...], Division] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
         self._laters: dict[tuple[Division, int, tuple[int, ...]], tuple[tuple[str, int], ...]] = {}
@@ -162,13 +162,14 @@ class StageCosts:
         central, norm = plan.gradient_reduction == "parameter_server", norm_axes(self.problem.training, plan)
         batches = () if isinstance(plan.microbatch, int) else plan.microbatch
         offloads = bool(plan.offload)
-        rest = (offloads, stages, central, norm, plan.attention, batches)
+        exchanging = self.blocks.exchanging(plan)
+        rest = (offloads, stages, central, norm, plan.attention, batches, exchanging)
         known = (plan.mesh.axes, plan.placement, plan.positions, *rest)
         if folded and known in self._machines:
             return self._machines[known]
         tied = tuple(pair for pair, _ in self._tied(plan))
         where = self.problem.cluster, plan.mesh, plan.placement, plan.looped
-        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention, batches)
+        placed = Placed(*where, offloads, tied, central, norm, plan.hops, plan.attention, batches, exchanging)
         if not folded:
             return Machine(unfolded(placed), self._tensor_costs)
         if placed not in self._folded:
@@ -234,13 +235,14 @@ class StageCosts:
 
     def division(self, plan: Plan) -> Division:
         """Return what the stages of a plan are made of: of equal stages the same value."""
-        if self._latest[0] is not plan.stages:
-            number = self._stages.of_same(plan.stages)
-            if number not in self._divisions:
-                runs = runs_of(plan.stages, self._occurrences)
-                self._divisions[number] = self._made.setdefault(runs, division(runs))
-            self._latest = plan.stages, self._divisions[number]
-        return self._latest[1]
+        kinds = self.blocks.kinds(plan).names
+        if self._latest[0] is not plan.stages or self._latest[1] is not kinds:
+            key = (self._stages.of_same(plan.stages), id(kinds))  # kinds are kept as long as this
+            if key not in self._divisions:
+                runs = runs_of(plan.stages, kinds)
+                self._divisions[key] = self._made.setdefault(runs, division(runs))
+            self._latest = plan.stages, kinds, self._divisions[key]
+        return self._latest[2]
 
     def memories(self, plan: Plan) -> tuple[StageMemory, ...]:
         """Return what one microbatch of every stage holds on a rank."""
@@ -265,22 +267,23 @@ class StageCosts:
         key = (made, self.blocks.cut(plan), positions)
         if key not in self._held:
             training, none = self.problem.training, dict.fromkeys(made.blocks, 0)
-            tensors = {block: len(self.blocks.blocks[block].parameters) for block in made.blocks}
+            tensors = {block: len(self.blocks.block(plan, block).parameters) for block in made.blocks}
             elements = {block: self.blocks.parameters(plan, block) for block in made.blocks}
             experts = {block: self.blocks.experts(plan, block) for block in made.blocks}
-            replicated = {block: self.blocks.replicated(plan, block) for block in made.blocks}
+            parts = {block: self.blocks.replicated(plan, block) for block in made.blocks}
+            replicated = ({block: found[of] for block, found in parts.items()} for of in range(len(OPERATOR_AXES)))
             factored = factored_experts = quantised = none
             if training.factored_bytes:
                 both = {block: self.blocks.factored(plan, block) for block in made.blocks}
                 factored, factored_experts = ({block: found[of] for block, found in both.items()} for of in range(2))
             if training.quantised_bytes:
                 quantised = {block: self.blocks.quantised(plan, block) for block in made.blocks}
-            every = (elements, tensors, factored, quantised, experts, factored_experts, replicated)
+            every = (elements, tensors, factored, quantised, experts, factored_experts, *replicated)
             counts = [_by_position(made, each, positions) for each in every]
             for position, end in self._kept_once(plan):
                 counts[0][position] -= self.parameter_share(plan, end)
                 counts[2][position] -= self._factored_share(plan, end)
-            self._held[key] = Held(tuple(Parameters(*row) for row in zip(*counts, strict=True)))
+            self._held[key] = Held(tuple(_parameters(row) for row in zip(*counts, strict=True)))
         return self._held[key]
 
     def buffers(self, plan: Plan) -> tuple[int, ...]:
@@ -340,7 +343,7 @@ class StageCosts:
         """Return the bytes of one microbatch that one rank sends from ``stage`` to the next."""
         made = self.division(plan)
         runs = made.kinds[made.kind_of[stage]]
-        name = runs[-1][0] if runs else self.problem.graph.blocks[0].name
+        name = runs[-1][0] if runs else next(iter(self.blocks.kinds(plan).of_name))
         key = (name, self.blocks.cut(plan), plan.sequences)
         if key not in self._boundaries:
             layout = self.blocks.layout(plan, name)
@@ -352,7 +355,7 @@ class StageCosts:
         """Return what is factored of one rank's share of a parameter named by block and tensor."""
         if not self.problem.training.factored_bytes:
             return 0
-        layout = self.blocks.layout(plan, self._occurrences[parameter[0]].name)
+        layout = self.blocks.layout(plan, self.blocks.kinds(plan).names[parameter[0]])
         owner = next(operator for operator in layout.block.operators if parameter[1] in operator.parameters)
         return factored_share(layout, owner, layout.block.tensor[parameter[1]])
 
@@ -360,8 +363,8 @@ class StageCosts:
         """Return one rank's share in elements of a parameter named by block and tensor."""
         key = (*parameter, self.blocks.cut(plan))
         if key not in self._shares:
-            block = self._occurrences[parameter[0]]
-            self._shares[key] = self.blocks.layout(plan, block.name).parameter_share(block.tensor[parameter[1]])
+            layout = self.blocks.layout(plan, self.blocks.kinds(plan).names[parameter[0]])
+            self._shares[key] = layout.parameter_share(layout.block.tensor[parameter[1]])
         return self._shares[key]
 
 
@@ -379,3 +382,8 @@ def _stages_by_position(plan: Plan) -> list[list[int]]:
     for stage, position in enumerate(plan.positions):
         result[position].append(stage)
     return result
+
+
+def _parameters(row: tuple[int, ...]) -> Parameters:
+    elements, tensors, factored, quantised, experts, factored_experts, *replicated = row
+    return Parameters(elements, tensors, factored, quantised, experts, factored_experts, tuple(replicated))

@@ -94,7 +94,7 @@ class StepShape(NamedTuple):
     replicas
         Per position the sums over replicas of what ``reductions`` left: number of the kind in `SHARED`, and phases.
     replicated
-        Per position the phases of the sum of gradients that each tensor rank has of its own tokens or heads.
+        Per position the operator axes along which gradients of ranks' own parts are summed, and phases of each.
     tied
         Pairs of positions that keep one parameter, and the phases of the sum of its gradients.
     updates
@@ -116,7 +116,7 @@ class StepShape(NamedTuple):
     stages: tuple[StageShape, ...]
     reductions: tuple[tuple[tuple[str, int], ...], ...]
     gathers: tuple[tuple[tuple[str, int], ...], ...]
-    replicated: tuple[int, ...]
+    replicated: tuple[tuple[tuple[str, int], ...], ...]
     tied: tuple[tuple[int, int, int], ...]
     updates: tuple[Update, ...]
     replicas: tuple[tuple[tuple[int, int], ...], ...]

@@ -10,7 +10,7 @@ from strategies.lowering.parameters import Parameters
 from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.skeleton import Slot
-from strategies.mesh import EXPERT_DATA, REPLICA
+from strategies.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA
 
 Volume = tuple[Collective, float]
 """A collective, and the bytes that it is given."""
@@ -53,9 +53,9 @@ class Volumes:
             self._boundaries[stage, batch] = Collective.SEND, size
         return self._boundaries[stage, batch]
 
-    def replicated(self, position: int) -> Volume:
-        """Return the sum of the gradients at a position that each tensor rank has of its own tokens or heads."""
-        elements = summed_share(self.plan, self.held(position).replicated)
+    def replicated(self, axis: str, position: int) -> Volume:
+        """Return the sum of the gradients at a position that each rank along an axis has of its own part."""
+        elements = summed_share(self.plan, self.held(position).replicated[OPERATOR_AXES.index(axis)])
         return Collective.ALL_REDUCE, float(elements * self.training.gradient_bytes)
 
     def tied_sum(self, elements: int) -> Volume:
@@ -92,7 +92,7 @@ class Volumes:
         if slot.what == "norm":
             return -1, key[0], SQUARES, "norm of gradients"
         if slot.what == "replicated":
-            return -1, key[0], self.replicated(position), "gradients of replicated parameters"
+            return -1, key[0], self.replicated(slot.site.kind, position), "gradients of replicated parameters"
         if slot.what == "gather":
             return -1, key[0], self.updated(slot.site.kind, position), "parameters"
         return -1, key[1], self.tied_sum(self.cuts.tied[key[0]][2]), "tied gradients"

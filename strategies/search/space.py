@@ -14,6 +14,7 @@ from math import isqrt
 
 from strategies.layout import ZERO_STAGES, Layout
 from strategies.layout_rules import violations
+from strategies.operators.pins import Pin
 from strategies.partition import num_layers
 from strategies.plan import Recompute
 from strategies.problem import Problem
@@ -55,6 +56,8 @@ class Space:
         the layers of a rank. A limit may name counts that do not divide them.
     zero, sequence_parallel, recompute
         By default 0 and 1 (a limit may name 2 and 3); both; none, selective and full.
+    pin
+        What the user has decided of single operators; only searches that choose for every operator read it.
 
     Raises
     ------
@@ -72,11 +75,12 @@ class Space:
     sequence_parallel: tuple[bool, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     tensor_rows: tuple[int, ...] | None = None
+    pin: tuple[Pin, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
             limit = getattr(self, field.name)
-            if limit is not None:
+            if limit is not None and field.name != "pin":
                 _check(field.name, limit)
 
 

@@ -1,4 +1,4 @@
-"""The laws that every search algorithm obeys."""
+"""The laws that every search among layouts obeys."""
 
 from dataclasses import fields
 from inspect import isgenerator
@@ -10,12 +10,21 @@ from hypothesis import strategies as st
 
 from strategies.completion import complete
 from strategies.problem import Problem
-from strategies.search import ALGORITHMS, Progress, SearchAlgorithm, SearchResult, Space, layouts, search
+from strategies.search import (
+    ALGORITHMS,
+    LAYOUT_ALGORITHMS,
+    Progress,
+    SearchAlgorithm,
+    SearchResult,
+    Space,
+    layouts,
+    search,
+)
 
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
 
 PROBLEM = small_problem()
-EACH = pytest.mark.parametrize("name", ALGORITHMS)
+EACH = pytest.mark.parametrize("name", LAYOUT_ALGORITHMS)
 
 
 def make(name: str, seed: int = 0) -> SearchAlgorithm:

@@ -39,7 +39,7 @@ def naive(problem: Problem, space: Space) -> set[Layout]:
 
 
 def naively_admitted(problem: Problem, space: Space, layout: Layout) -> bool:
-    limits = {field.name: getattr(space, field.name) for field in fields(space)}
+    limits = {field.name: getattr(space, field.name) for field in fields(space) if field.name != "pin"}
     if any(limit is not None and getattr(layout, name) not in limit for name, limit in limits.items()):
         return False
     if any(violations(problem, layout)):

@@ -1,0 +1,1 @@
+"""Operator-level parallelism: a layout for every operator, chosen together."""

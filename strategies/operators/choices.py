@@ -1,0 +1,155 @@
+"""The legal shardings of an operator over the operator axes of a mesh.
+
+An axis cuts one dim of an operator's iteration space or none, and two axes may cut one dim. A dim that all
+results have is cut into independent parts; one that is summed leaves partial results; one of which a norm
+takes statistics leaves partial statistics. All others are needed whole.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations, product
+from math import prod
+
+from simulator.compute import PRODUCTS
+from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from strategies.divisors import nearest_divisor
+from strategies.parallelism import CAPACITY
+from strategies.sharding import OperatorSharding
+
+Cuts = tuple[tuple[str, tuple[str, ...]], ...]
+"""Per cut dim its axes, outermost first."""
+
+_SUMS = frozenset(
+    {
+        OperatorKind.MATMUL,
+        OperatorKind.BATCH_MATMUL,
+        OperatorKind.GROUPED_MATMUL,
+        OperatorKind.CONVOLUTION,
+        OperatorKind.EMBEDDING,
+        OperatorKind.CROSS_ENTROPY,
+        OperatorKind.ELEMENTWISE,
+    }
+)
+"""Kinds whose reduced dims may be cut: each rank sums its part, and the parts are summed."""
+
+_WINDOWS = frozenset({"height", "width", "input_height", "input_width", "rows", "columns", "kernel"})
+"""Dims along which windows reach into the next part."""
+
+_MIXED = frozenset({"head_dim", "gate", "top_k"})
+"""Dims whose points go together: rotations and gates pair them, and a token's experts are summed."""
+
+_ALIASES = (SEQUENCE, "key", CAPACITY)
+"""Names of one dim in tensors of operators that have one of them: tokens, as keys, or as sent to experts."""
+
+
+def cuttable(block: Block, operator: Operator) -> tuple[str, ...]:
+    """Return the dims of an operator that an axis may cut, in the order of its iteration space."""
+    return tuple(dim for dim, _ in operator.dims if _may_cut(block, operator, dim))
+
+
+def _may_cut(block: Block, operator: Operator, dim: str) -> bool:
+    if dim in operator.uncut or dim in _WINDOWS or (dim in _MIXED and operator.kind not in PRODUCTS):
+        return False
+    if dim in operator.reduced:
+        return operator.kind in _SUMS
+    names = {dim, *followers(block, operator, dim)}
+    if any(names.isdisjoint(block.tensor[name].dims) for name in operator.outputs):
+        return False
+    if operator.kind is OperatorKind.NORM:
+        own = not operator.statistics and any(dim in block.tensor[name].dims for name in operator.parameters)
+        return own or dim in dict(operator.statistics) or dim in (BATCH, SEQUENCE)
+    if operator.kind is OperatorKind.SOFTMAX:
+        return dim != block.tensor[operator.inputs[0]].dims[-1]
+    return operator.kind is not OperatorKind.INTERACTION or dim == BATCH
+
+
+def followers(block: Block, operator: Operator, dim: str) -> tuple[str, ...]:
+    """Return the names that a dim of an operator has in tensors that name it otherwise."""
+    if dim not in _ALIASES:
+        return ()
+    own = dict(operator.dims)
+    met = {each for name in operator.inputs + operator.outputs for each in block.tensor[name].dims}
+    return tuple(each for each in _ALIASES if each in met and each not in own)
+
+
+def choices(
+    name: str, block: Block, operator: Operator, degrees: Mapping[str, int], microbatch: int
+) -> tuple[OperatorSharding, ...]:
+    """Return every legal sharding of an operator; the first one is whole.
+
+    Parameters
+    ----------
+    name
+        The name of the block, or of one of its occurrences.
+    degrees
+        Ranks along each operator axis, from the outermost to the innermost.
+    microbatch
+        Sequences of a microbatch, of which a cut batch takes a part.
+    """
+    axes = [axis for axis, degree in degrees.items() if degree > 1]
+    dims = cuttable(block, operator)
+    found = []
+    for chosen in product((None, *dims), repeat=len(axes)):
+        cuts = tuple((dim, tuple(a for a, c in zip(axes, chosen, strict=True) if c == dim)) for dim in dims)
+        cuts = tuple((dim, each) for dim, each in cuts if each)
+        if all(not refused(block, operator, dim, each, degrees, microbatch) for dim, each in cuts):
+            found += [
+                OperatorSharding(f"{name}.{operator.name}", _with_followers(block, operator, cuts), kept)
+                for kept in ways_to_keep(block, operator, cuts, degrees)
+            ]
+    return tuple(found)
+
+
+def refused(
+    block: Block, operator: Operator, dim: str, axes: tuple[str, ...], degrees: Mapping[str, int], microbatch: int
+) -> str:
+    """Return the equation that cutting a dim by some axes breaks; empty where it breaks none."""
+    ways = prod(degrees[axis] for axis in axes)
+    for each, size in _sizes(block, operator, dim, microbatch).items():
+        if size % ways:
+            product_of = " * ".join(f"{axis}({degrees[axis]})" for axis in axes)
+            return f"{product_of} divides {each}({size}), met {ways}; nearest: {nearest_divisor(size, ways)}"
+    return ""
+
+
+def _sizes(block: Block, operator: Operator, dim: str, microbatch: int) -> dict[str, int]:
+    """Return the sizes of a dim by the names that it has in an operator and its tensors."""
+    found = {dim: dict(operator.dims)[dim] * (microbatch if dim == BATCH else 1)}
+    names = set(followers(block, operator, dim))
+    for name in operator.inputs + operator.outputs:
+        tensor = block.tensor[name]
+        found |= {each: size for each, size in zip(tensor.dims, tensor.shape, strict=True) if each in names}
+    return found
+
+
+def _with_followers(block: Block, operator: Operator, cuts: Cuts) -> Cuts:
+    return (*cuts, *((each, axes) for dim, axes in cuts for each in followers(block, operator, dim)))
+
+
+def ways_to_keep(
+    block: Block, operator: Operator, cuts: Cuts, degrees: Mapping[str, int]
+) -> Iterator[tuple[tuple[str, Cuts], ...]]:
+    """Yield the ways to keep parameters: as they are read, or cut besides along axes that cut only what they lack.
+
+    The last way cuts them along most axes.
+    """
+    yield ()
+    tensors = [block.tensor[name] for name in operator.parameters]
+    own = {dim for tensor in tensors for dim in tensor.dims if dim != SEQUENCE}
+    free = [axis for dim, axes in cuts if dim not in own and dim not in operator.reduced for axis in axes]
+    for count in range(1, len(free) + 1):
+        for axes in combinations([axis for axis in degrees if axis in free], count):
+            kept = [(tensor.name, _cut_besides(tensor, cuts, axes, degrees)) for tensor in tensors]
+            found = tuple((name, each) for name, each in kept if each is not None)
+            if found:
+                yield found
+
+
+def _cut_besides(tensor: Tensor, cuts: Cuts, axes: tuple[str, ...], degrees: Mapping[str, int]) -> Cuts | None:
+    """Return the cuts of a parameter and one more of the first dim that some axes divide besides; or none does."""
+    have = {dim: each for dim, each in cuts if dim in tensor.dims and dim != SEQUENCE}
+    for dim, size in zip(tensor.dims, tensor.shape, strict=True):
+        together = (*have.get(dim, ()), *axes)
+        if dim != SEQUENCE and size % prod(degrees[axis] for axis in together) == 0:
+            after = have | {dim: together}
+            return tuple((each, after[each]) for each in tensor.dims if each in after)
+    return None

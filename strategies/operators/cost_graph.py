@@ -1,0 +1,227 @@
+"""Costs of every choice of every operator, as numbers only.
+
+A node chooses one of its layouts. A choice takes time on its own, and every edge takes time
+that depends on the choices at its two ends. Some of the memory of a choice stays through
+the step, the rest is there only while the node runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+MOST = 2**62
+"""No sum over all nodes and edges may reach this: sums of 64-bit integers stay exact."""
+
+
+class Edge(NamedTuple):
+    """Ticks of a redistribution: ``times`` has shape (choices of source, choices of target)."""
+
+    source: int
+    target: int
+    times: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class CostGraph:
+    """Ticks and bytes of every choice of every node.
+
+    Parameters
+    ----------
+    times
+        Per node the ticks of each choice, its own collectives included.
+    kept
+        Per node the bytes of each choice that stay through the step.
+    transient
+        Per node the bytes of each choice that are there only while the node runs.
+    edges
+        Redistributions; the source comes before the target. Several may join the same two nodes.
+    copies
+        Per node the number of its class: nodes of one class are at the same place of repeated layers. -1 is none.
+
+    Raises
+    ------
+    ValueError
+        If there is no node, lengths or shapes disagree, a cost is negative, an edge does not point forward,
+        nodes of one class differ, or sums may leave 64 bits.
+    """
+
+    times: tuple[IntArray, ...]
+    kept: tuple[IntArray, ...]
+    transient: tuple[IntArray, ...]
+    edges: tuple[Edge, ...]
+    copies: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.times), len(self.kept), len(self.transient), len(self.copies)}
+        if len(lengths) != 1:
+            raise ValueError(f"times, kept, transient and copies have one entry a node, got lengths {sorted(lengths)}")
+        if not self.times:
+            raise ValueError("a cost graph has at least one node")
+        for node, costs in enumerate(zip(self.times, self.kept, self.transient, strict=True)):
+            _check_node(node, costs)
+        for edge in self.edges:
+            _check_edge(edge, self.times)
+        self._check_copies()
+        for name, most in (("ticks", self._most_ticks), ("bytes", self._most_bytes)):
+            if most >= MOST:
+                raise ValueError(f"the dearest choices together stay under 2**62 {name}, got {most}")
+
+    def _check_copies(self) -> None:
+        first: dict[int, int] = {}
+        for node, number in enumerate(self.copies):
+            other = first.setdefault(number, node)
+            if number != -1 and not _same(self, node, other):
+                raise ValueError(f"nodes of one class have equal costs, node {node} and node {other} differ")
+
+    @property
+    def _most_ticks(self) -> int:
+        return sum(int(each.max()) for each in self.times) + sum(int(edge.times.max()) for edge in self.edges)
+
+    @property
+    def _most_bytes(self) -> int:
+        return sum(int(each.max()) for column in (self.kept, self.transient) for each in column)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of choices of every node."""
+        return tuple(len(each) for each in self.times)
+
+    def time(self, choice: Sequence[int]) -> int:
+        """Return the ticks of one choice for every node."""
+        nodes = sum(int(each[index]) for each, index in zip(self.times, choice, strict=True))
+        return nodes + sum(int(edge.times[choice[edge.source], choice[edge.target]]) for edge in self.edges)
+
+    def memory(self, choice: Sequence[int]) -> int:
+        """Return the bytes of one choice for every node: all that is kept, and the most that is transient."""
+        kept = sum(int(each[index]) for each, index in zip(self.kept, choice, strict=True))
+        return kept + max(int(each[index]) for each, index in zip(self.transient, choice, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A choice for every node that fits.
+
+    Parameters
+    ----------
+    bound
+        No choice that fits takes fewer ticks.
+    price
+        Ticks saved by one more byte of memory, at the limit.
+    """
+
+    choice: tuple[int, ...]
+    time: int
+    memory: int
+    bound: int
+    price: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """Fraction by which the time is above the bound; 0 is proven optimal."""
+        return 0.0 if self.time == self.bound else self.time / self.bound - 1 if self.bound else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Nothing fits: the choice that needs least memory, and the limit that is below it."""
+
+    choice: tuple[int, ...]
+    memory: int
+    limit: int
+
+
+def least_memory(graph: CostGraph) -> tuple[int, ...]:
+    """Return the choice that needs least memory.
+
+    Edges hold no memory. So for a given most of transient bytes every node takes, among its
+    choices within it, the one that keeps fewest, and every transient size is tried as the most.
+    """
+    least = max(int(each.min()) for each in graph.transient)
+    levels = np.unique(np.concatenate(graph.transient))
+    levels = levels[levels >= least]
+    kept = np.zeros(len(levels), dtype=np.int64)
+    for node in range(len(graph.times)):
+        kept += _fewest(graph, node, levels)
+    level = int(levels[int(np.argmin(kept + levels))])
+    return tuple(_leanest(graph, node, level) for node in range(len(graph.times)))
+
+
+def _fewest(graph: CostGraph, node: int, levels: IntArray) -> IntArray:
+    """Return the fewest bytes that a node keeps within each level of transient bytes."""
+    order = np.argsort(graph.transient[node], kind="stable")
+    fewest = np.minimum.accumulate(graph.kept[node][order])
+    result: IntArray = fewest[np.searchsorted(graph.transient[node][order], levels, side="right") - 1]
+    return result
+
+
+def _leanest(graph: CostGraph, node: int, level: int) -> int:
+    within = np.flatnonzero(graph.transient[node] <= level)
+    return int(within[np.argmin(graph.kept[node][within])])
+
+
+def least_time(graph: CostGraph) -> int:
+    """Return ticks that no choice is below: the least of every node and every edge alone."""
+    return sum(int(each.min()) for each in graph.times) + sum(int(edge.times.min()) for edge in graph.edges)
+
+
+def shortfall(graph: CostGraph, limit: int | None) -> Shortfall | None:
+    """Return what is missing if nothing fits within ``limit`` bytes, else None."""
+    if limit is None:
+        return None
+    choice = least_memory(graph)
+    memory = graph.memory(choice)
+    return Shortfall(choice, memory, limit) if memory > limit else None
+
+
+def merge_parallel_edges(graph: CostGraph) -> CostGraph:
+    """Return the same costs with at most one edge between two nodes, in order of the nodes."""
+    sums: dict[tuple[int, int], IntArray] = {}
+    for source, target, times in graph.edges:
+        met = sums.get((source, target))
+        sums[source, target] = times if met is None else met + times
+    edges = tuple(Edge(*ends, times) for ends, times in sorted(sums.items(), key=lambda item: item[0]))
+    return CostGraph(graph.times, graph.kept, graph.transient, edges, graph.copies)
+
+
+def restrict(graph: CostGraph, allowed: Sequence[IntArray]) -> CostGraph:
+    """Return the graph in which each node has only the ``allowed`` choices, by index and in that order."""
+
+    def columns(values: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+        return tuple(each[index] for each, index in zip(values, allowed, strict=True))
+
+    edges = (Edge(*edge[:2], edge.times[np.ix_(allowed[edge.source], allowed[edge.target])]) for edge in graph.edges)
+    times, kept, transient = map(columns, (graph.times, graph.kept, graph.transient))
+    return CostGraph(times, kept, transient, tuple(edges), (-1,) * len(graph.copies))
+
+
+def _same(graph: CostGraph, node: int, other: int) -> bool:
+    columns = (graph.times, graph.kept, graph.transient)
+    return all(column[node] is column[other] or np.array_equal(column[node], column[other]) for column in columns)
+
+
+def _check_node(node: int, costs: tuple[IntArray, IntArray, IntArray]) -> None:
+    for name, each in zip(("times", "kept", "transient"), costs, strict=True):
+        if each.ndim != 1 or not len(each) or len(each) != len(costs[0]):
+            raise ValueError(f"node {node}: {name} has one entry a choice, at least one, got shape {each.shape}")
+        _check_numbers(f"node {node}: {name}", each)
+
+
+def _check_edge(edge: Edge, times: tuple[IntArray, ...]) -> None:
+    name = f"edge {edge.source} -> {edge.target}"
+    if not 0 <= edge.source < edge.target < len(times):
+        raise ValueError(f"{name}: 0 <= source < target < {len(times)} nodes")
+    shape = (len(times[edge.source]), len(times[edge.target]))
+    if edge.times.shape != shape:
+        raise ValueError(f"{name}: times have shape {shape}, got {edge.times.shape}")
+    _check_numbers(f"{name}: times", edge.times)
+
+
+def _check_numbers(name: str, values: IntArray) -> None:
+    if values.dtype != np.int64:
+        raise ValueError(f"{name} are 64-bit integers, got {values.dtype}")
+    if int(values.min()) < 0:
+        raise ValueError(f"{name} are not negative, got {int(values.min())}")

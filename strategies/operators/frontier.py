@@ -1,0 +1,276 @@
+"""The exact core: bucket elimination, a price of memory, and a proof.
+
+Without a limit bucket elimination alone is exact. With one, memory is the sum of what is kept and
+the most that is transient. A range of levels of the transient part gives a relaxation: choices up to its
+highest level, and the budget that its lowest level leaves. A price on kept bytes bounds each
+range from below (Lagrangian relaxation; Handler and Zang, "A dual algorithm for the
+constrained shortest path problem", Networks 1980). Ranges are halved, the least bound first;
+a single level is swept exactly.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from strategies.operators.bucket_elimination import Buckets, buckets
+from strategies.operators.cost_graph import (
+    MOST,
+    CostGraph,
+    IntArray,
+    Shortfall,
+    Solution,
+    least_memory,
+    restrict,
+    shortfall,
+)
+from strategies.operators.neighbourhood import Neighbourhood
+from strategies.operators.sweep import MOST_ENTRIES, Price, Sweep
+
+ROUNDS = 40
+"""Most prices tried for one range; each halves what is between two choices, so more are not needed."""
+
+
+def frontier(
+    graph: CostGraph, limit: int | None = None, *, gap: float = 0.0, labels: int = 10_000
+) -> Solution | Shortfall:
+    """Return the fastest choice within ``limit`` bytes, or what is missing if none fits.
+
+    Parameters
+    ----------
+    graph
+        Costs of every choice.
+    limit
+        Most bytes; None is no limit.
+    gap
+        Stop when the time is proven within this fraction of the least; 0 proves the least.
+    labels
+        Most partial choices kept at a node while a proof is made. Where more would be needed the bound stays
+        below the time, and true.
+
+    Raises
+    ------
+    ValueError
+        If the graph is too entangled: a table would need more than 2**25 entries.
+    """
+    missing = shortfall(graph, limit)
+    if missing is not None:
+        return missing
+    relaxation = Relaxation(graph, buckets(graph))
+    free = relaxation.within(relaxation.levels[-1]).least(Price(0, 1))[1]
+    time, memory = graph.time(free), graph.memory(free)
+    if limit is None or memory <= limit:
+        return Solution(free, time, memory, time)
+    return _Search(relaxation, limit, gap, labels).run(time)
+
+
+FEW = 500
+"""Partial choices of the first sweep, which is quick and finds a better choice to prune with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The graph with choices up to some level of transient bytes.
+
+    Parameters
+    ----------
+    allowed
+        Per node class the choices that remain.
+    """
+
+    graph: CostGraph
+    eliminations: Buckets
+    allowed: dict[int, IntArray]
+    times: tuple[IntArray, ...]
+    kept: tuple[IntArray, ...]
+    edges: tuple[IntArray, ...]
+
+    def least(self, price: Price) -> tuple[int, tuple[int, ...]]:
+        """Return the least of ``price.of`` * ticks + ``price.ticks`` * kept bytes, and the choice that has it."""
+        costs = [price.of * times + price.ticks * kept for times, kept in zip(self.times, self.kept, strict=True)]
+        value, choice = self.eliminations.minimum(costs, [price.of * each for each in self.edges])
+        return value, self._named(choice)
+
+    def leanest(self) -> tuple[int, ...]:
+        """Return the choice that keeps fewest bytes, of equal ones the fastest of each node."""
+        order = [int(np.lexsort((times, kept))[0]) for times, kept in zip(self.times, self.kept, strict=True)]
+        of_class = {number: index for (_, number), index in zip(self.eliminations.nodes, order, strict=True)}
+        return self._named(tuple(of_class[number] for number in self.eliminations.classes))
+
+    def _named(self, choice: tuple[int, ...]) -> tuple[int, ...]:
+        lists = {number: each.tolist() for number, each in self.allowed.items()}
+        return tuple(lists[number][index] for number, index in zip(self.eliminations.classes, choice, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The eliminations of a graph, and the graph cut at any level of transient bytes."""
+
+    graph: CostGraph
+    eliminations: Buckets
+    _cuts: dict[int, Cut] = field(default_factory=dict)
+
+    @cached_property
+    def levels(self) -> IntArray:
+        """The values that the most transient bytes can take, ascending."""
+        distinct = [self.graph.transient[node] for node, _ in self.eliminations.nodes]
+        levels = np.unique(np.concatenate(distinct))
+        result: IntArray = levels[levels >= max(int(each.min()) for each in distinct)]
+        return result
+
+    @cached_property
+    def kept(self) -> tuple[list[int], ...]:
+        """Per node the bytes that each choice keeps; nodes of one class share the list."""
+        lists = {number: self.graph.kept[node].tolist() for node, number in self.eliminations.nodes}
+        return tuple(lists[number] for number in self.eliminations.classes)
+
+    @cached_property
+    def most(self) -> tuple[int, int]:
+        """No choice takes more ticks, or keeps more bytes."""
+        ticks = sum(int(each.max()) for each in self.graph.times)
+        edges = sum(int(edge.times.max()) for edge in self.graph.edges)
+        return ticks + edges, sum(int(each.max()) for each in self.graph.kept)
+
+    def price(self, ticks: int, of: int) -> Price:
+        """Return about ``ticks`` per ``of`` bytes, such that no priced sum leaves 64 bits."""
+        most_ticks, most_bytes = (max(1, each) for each in self.most)
+        highest = MOST // most_bytes
+        scale = 1
+        while scale < 2**40 and 2 * scale * most_ticks < MOST and 2 * scale * ticks < highest * of:
+            scale *= 2
+        return Price(min(highest, scale * ticks // of), scale)
+
+    def within(self, level: int) -> Cut:
+        """Return the graph with choices up to ``level`` transient bytes."""
+        if level not in self._cuts:
+            self._cuts[level] = self._cut(level)
+        return self._cuts[level]
+
+    def _cut(self, level: int) -> Cut:
+        graph, nodes = self.graph, self.eliminations.nodes
+        allowed = {number: np.flatnonzero(graph.transient[node] <= level) for node, number in nodes}
+        edges = [graph.edges[index] for index, _ in self.eliminations.edges]
+        classes = self.eliminations.classes
+        return Cut(
+            graph,
+            self.eliminations,
+            allowed,
+            tuple(graph.times[node][allowed[number]] for node, number in nodes),
+            tuple(graph.kept[node][allowed[number]] for node, number in nodes),
+            tuple(each.times[np.ix_(allowed[classes[each.source]], allowed[classes[each.target]])] for each in edges),
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Range:
+    """Levels ``low`` to ``high`` of transient bytes: no choice among them is below ``bound``."""
+
+    bound: int
+    low: int
+    high: int
+    price: Price
+
+
+class _Search:
+    """Best first over ranges of transient bytes."""
+
+    def __init__(self, relaxation: Relaxation, limit: int, gap: float, labels: int) -> None:
+        self.relaxation, self.graph = relaxation, relaxation.graph
+        self.limit, self.gap, self.labels = limit, gap, labels
+        self.near = Neighbourhood(self.graph, limit)
+        self.best = self.near.polished(least_memory(self.graph))
+        self.time = self.graph.time(self.best)
+        self.ranges: list[_Range] = []
+        self.price = Price(0, 1)
+
+    def run(self, bound: int) -> Solution:
+        """Return the best choice; ``bound`` is the time without a limit."""
+        self.price = self._push(_Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1)))
+        closed = self.time
+        while self.ranges and min(closed, self.ranges[0].bound) * (1 + self.gap) < self.time:
+            least = heapq.heappop(self.ranges)
+            self.price = least.price
+            if least.low == least.high:
+                closed = min(closed, self._swept(least))
+                continue
+            middle = (least.low + least.high) // 2
+            self._push(_Range(least.bound, least.low, middle, least.price))
+            self._push(_Range(least.bound, middle + 1, least.high, least.price))
+        proven = min([self.time, closed, *(each.bound for each in self.ranges)])
+        return Solution(self.best, self.time, self.graph.memory(self.best), proven, self.price.ticks / self.price.of)
+
+    def _offer(self, choice: tuple[int, ...]) -> None:
+        if self.graph.memory(choice) <= self.limit and self.graph.time(choice) < self.time:
+            self.best, self.time = choice, self.graph.time(choice)
+
+    def _push(self, given: _Range) -> Price:
+        """Raise the bound of a range, keep it if something in it may be faster than the best, return its price."""
+        cut = self.relaxation.within(int(self.relaxation.levels[given.high]))
+        lean = cut.leanest()
+        budget = self.limit - int(self.relaxation.levels[given.low])
+        if self._kept(lean) > budget:
+            return given.price
+        raised = self._raised(given, cut, lean, budget)
+        if raised.bound < self.time:
+            heapq.heappush(self.ranges, raised)
+        return raised.price
+
+    def _raised(self, given: _Range, cut: Cut, lean: tuple[int, ...], budget: int) -> _Range:
+        """Return the range with the bound of the best price met.
+
+        Two choices, one within the budget and one beyond it, name a price at which both cost the same. What is
+        least at that price replaces one of the two, until nothing is below both.
+        """
+        fast: tuple[int, ...] | None = None
+        bound, best, price = given.bound, given.price, given.price
+        for _ in range(ROUNDS):
+            least, choice = cut.least(price)
+            self._offer(choice)
+            met = price.bound(least, budget)
+            bound, best = (met, price) if met > bound else (bound, best)
+            if bound >= self.time or (fast is not None and choice in (lean, fast)):
+                break
+            if self._kept(choice) > budget:
+                fast = choice
+            elif price.ticks == 0:
+                break
+            else:
+                lean = choice
+            price = self._between(fast, lean)
+        if fast is not None and bound < self.time:
+            self._mix(fast, lean)
+        return _Range(bound, given.low, given.high, best)
+
+    def _between(self, fast: tuple[int, ...] | None, lean: tuple[int, ...]) -> Price:
+        """Return the price at which both choices cost the same; nothing, while no choice is beyond the budget."""
+        if fast is None:
+            return Price(0, 1)
+        slower = self.graph.time(lean) - self.graph.time(fast)
+        return self.relaxation.price(max(0, slower), self._kept(fast) - self._kept(lean))
+
+    def _mix(self, fast: tuple[int, ...], lean: tuple[int, ...]) -> None:
+        for first, second in ((fast, lean), (lean, fast)):
+            mixture = self.near.mixed(first, second)
+            if mixture is not None:
+                self._offer(self.near.polished(mixture))
+
+    def _kept(self, choice: tuple[int, ...]) -> int:
+        return sum(each[index] for each, index in zip(self.relaxation.kept, choice, strict=True))
+
+    def _swept(self, least: _Range) -> int:
+        """Return what no choice of one level is below, after a sweep of all of them."""
+        level = int(self.relaxation.levels[least.low])
+        allowed = tuple(np.flatnonzero(each <= level) for each in self.graph.transient)
+        sweep = Sweep(restrict(self.graph, allowed), self.limit - level, least.price)
+        if sweep.entries > MOST_ENTRIES:
+            return least.bound
+        bound = least.bound
+        for labels in sorted({min(self.labels, FEW), self.labels}):
+            swept = sweep.below(self.time, labels)
+            bound = max(bound, min(swept.bound, self.time))
+            if swept.choice is not None:
+                self._offer(tuple(int(each[index]) for each, index in zip(allowed, swept.choice, strict=True)))
+            if bound * (1 + self.gap) >= self.time:
+                break
+        return bound

@@ -1,0 +1,236 @@
+"""Alpa's integer program for the choice of layouts, solved by HiGHS.
+
+Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning",
+OSDI 2022, section 4.2: one binary variable per choice, one variable per pair of choices of
+an edge, and a memory constraint for every moment. Here a moment is the run of one node: all that is
+kept, and what is transient at that node, stay within the limit.
+
+The pairs of an edge add up to exactly the choices at its ends (the local marginal polytope), where Alpa's
+text has inequalities. That is tighter, and the variables of pairs need not be binary: when
+the choices are whole, so are the pairs.
+"""
+
+from collections.abc import Sequence
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.operators.cost_graph import (
+    CostGraph,
+    Shortfall,
+    Solution,
+    least_memory,
+    least_time,
+    merge_parallel_edges,
+    restrict,
+    shortfall,
+)
+from strategies.operators.neighbourhood import Neighbourhood
+from strategies.operators.reduction import needed, tied
+
+FloatArray = NDArray[np.float64]
+LARGEST = 1e6
+"""Sums are scaled to at most this: the solver's absolute tolerances are 1e-6 and finer."""
+
+
+def integer_programming(
+    graph: CostGraph,
+    limit: int | None = None,
+    *,
+    gap: float = 0.0,
+    seconds: float | None = None,
+    tie: bool = False,
+    prune: bool = True,
+) -> Solution | Shortfall:
+    """Return the fastest choice within ``limit`` bytes, or what is missing if none fits.
+
+    At Ctrl-C, and after ``seconds``, the best choice so far is returned with what is proven by then.
+
+    Parameters
+    ----------
+    gap
+        Stop when the time is proven within this fraction of the least.
+    seconds
+        Most seconds of the solver; None is no limit.
+    tie
+        All copies of a node choose alike. Much smaller; but if mixing copies would be faster, it is not seen, and
+        the bound holds among such choices only.
+    prune
+        Leave out choices that are never needed. The result is as fast.
+
+    Notes
+    -----
+    The solver computes in floating point: the bound is right to about nine digits. Time and memory of
+    the result are exact.
+    """
+    if tie:
+        return _tied(graph, limit, gap, seconds, prune)
+    missing = shortfall(graph, limit)
+    if missing is not None:
+        return missing
+    allowed = needed(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
+    program = _Program(merge_parallel_edges(restrict(graph, allowed)), limit, gap, seconds)
+    choice, bound = program.solved()
+    return _solution(graph, [int(each[index]) for each, index in zip(allowed, choice, strict=True)], bound)
+
+
+def _tied(graph: CostGraph, limit: int | None, gap: float, seconds: float | None, prune: bool) -> Solution | Shortfall:
+    smaller, place = tied(graph)
+    result = integer_programming(smaller, limit, gap=gap, seconds=seconds, prune=prune)
+    choice = tuple(result.choice[index] for index in place)
+    if isinstance(result, Shortfall):
+        return Shortfall(choice, result.memory, result.limit)
+    return _solution(graph, choice, result.bound)
+
+
+def _solution(graph: CostGraph, choice: Sequence[int], bound: int) -> Solution:
+    time = graph.time(choice)
+    return Solution(tuple(choice), time, graph.memory(choice), min(bound, time))
+
+
+class _Program:
+    """Columns: the choices of all nodes, the pairs of all edges, and the most transient bytes."""
+
+    def __init__(self, graph: CostGraph, limit: int | None, gap: float, seconds: float | None) -> None:
+        self.graph, self.limit = graph, limit
+        self.starts = np.cumsum([0, *graph.sizes])
+        self.pairs = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
+        ticks = sum(int(each.max()) for each in graph.times) + sum(int(each.times.max()) for each in graph.edges)
+        self.ticks = min(1.0, LARGEST / max(1, ticks))
+        self.bytes = 1.0 if limit is None else min(1.0, LARGEST / max(1, limit))
+        self.solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for option, value in (
+            ("output_flag", False),
+            ("mip_rel_gap", gap),
+            ("mip_abs_gap", 1e-6),
+            ("mip_feasibility_tolerance", 1e-9),
+            ("time_limit", float("inf") if seconds is None else seconds),
+        ):
+            self.solver.setOptionValue(option, value)
+        self.solver.passModel(self._model())
+
+    def solved(self) -> tuple[list[int], int]:
+        """Return the best choice found and the ticks that no choice is below."""
+        if self.limit is None:
+            best = [int(each.argmin()) for each in self.graph.times]
+        else:
+            best = list(Neighbourhood(self.graph, self.limit).polished(least_memory(self.graph)))
+        self._start(best)
+        self._run()
+        bound = self._bound()
+        found = self._found()
+        while found is not None and self._overrun(found) > 0:
+            self._tighten(self._overrun(found))
+            self._run()
+            found = self._found()
+        if found is not None and self.graph.time(found) < self.graph.time(best):
+            best = found
+        return best, bound
+
+    def _run(self) -> None:
+        """Run the solver; Ctrl-C stops it, and it keeps what it has."""
+        self.solver.HandleUserInterrupt = True
+        self.solver.startSolve()
+        finished = False
+        while not finished:
+            try:
+                while not finished:
+                    finished = self.solver.wait(0.1)[0]
+            except KeyboardInterrupt:
+                self.solver.cancelSolve()  # type: ignore[no-untyped-call]
+
+    def _found(self) -> list[int] | None:
+        if self.solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        values = np.array(self.solver.getSolution().col_value)
+        return [int(values[start:end].argmax()) for start, end in zip(self.starts, self.starts[1:], strict=False)]
+
+    def _bound(self) -> int:
+        trivial = least_time(self.graph)
+        proven = self.solver.getInfo().mip_dual_bound
+        if not np.isfinite(proven):
+            return trivial
+        return max(trivial, int(np.ceil((proven * (1 - 1e-10) - 1e-5) / self.ticks)))
+
+    def _overrun(self, choice: Sequence[int]) -> int:
+        return 0 if self.limit is None else self.graph.memory(choice) - self.limit
+
+    def _tighten(self, overrun: int) -> None:
+        """Lower the limit: rounding let a choice through that is over it by a few bytes."""
+        row = self.solver.getNumRow() - 1
+        upper = self.solver.getLp().row_upper_[row]
+        self.solver.changeRowBounds(row, -highspy.kHighsInf, upper - 2 * overrun * self.bytes)
+
+    def _start(self, choice: Sequence[int]) -> None:
+        values = np.zeros(self.solver.getNumCol())
+        values[self.starts[:-1] + np.array(choice)] = 1.0
+        for edge, first in zip(self.graph.edges, self.pairs, strict=False):
+            values[first + choice[edge.source] * edge.times.shape[1] + choice[edge.target]] = 1.0
+        if self.limit is not None:
+            most = max(int(each[index]) for each, index in zip(self.graph.transient, choice, strict=True))
+            values[-1] = most * self.bytes
+        solution = highspy.HighsSolution()
+        solution.col_value = values.tolist()
+        solution.value_valid = True
+        self.solver.setSolution(solution)
+
+    def _model(self) -> highspy.HighsLp:
+        rows = _Rows()
+        for start, end in zip(self.starts, self.starts[1:], strict=False):
+            rows.add(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+        for (source, target, times), first in zip(self.graph.edges, self.pairs, strict=False):
+            pairs = first + np.arange(times.size).reshape(times.shape)
+            for row, column in enumerate(range(self.starts[source], self.starts[source + 1])):
+                rows.marginal(pairs[row], column)
+            for row, column in enumerate(range(self.starts[target], self.starts[target + 1])):
+                rows.marginal(pairs[:, row], column)
+        if self.limit is not None:
+            self._add_memory(rows, self.limit)
+        memory = [] if self.limit is None else [np.zeros(1)]
+        costs = [*self.graph.times, *(edge.times.ravel() for edge in self.graph.edges)]
+        return rows.model(np.concatenate([*(each * self.ticks for each in costs), *memory]), int(self.starts[-1]))
+
+    def _add_memory(self, rows: "_Rows", limit: int) -> None:
+        """Add, per moment, that the last column is at least what is transient; and that it fits with all kept."""
+        last = int(self.pairs[-1])
+        for node, transient in enumerate(self.graph.transient):
+            columns = np.r_[np.arange(self.starts[node], self.starts[node + 1]), last]
+            rows.add(columns, np.r_[-transient * self.bytes, 1.0], 0.0, highspy.kHighsInf)
+        kept = np.concatenate(self.graph.kept) * self.bytes
+        rows.add(np.r_[np.arange(self.starts[-1]), last], np.r_[kept, 1.0], -highspy.kHighsInf, limit * self.bytes)
+
+
+class _Rows:
+    """The rows of a program as they are added."""
+
+    def __init__(self) -> None:
+        self.columns: list[NDArray[np.int64]] = []
+        self.values: list[FloatArray] = []
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+
+    def add(self, columns: NDArray[np.int64], values: FloatArray, lower: float, upper: float) -> None:
+        self.columns.append(columns)
+        self.values.append(values)
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+    def marginal(self, pairs: NDArray[np.int64], column: int) -> None:
+        """Add that the pairs sum to a choice."""
+        self.add(np.r_[pairs, column], np.r_[np.ones(len(pairs)), -1.0], 0.0, 0.0)
+
+    def model(self, costs: FloatArray, binaries: int) -> highspy.HighsLp:
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(costs), len(self.lower)
+        lp.col_cost_ = costs
+        lp.col_lower_ = np.zeros(len(costs))
+        lp.col_upper_ = np.r_[np.ones(binaries), np.full(len(costs) - binaries, highspy.kHighsInf)]
+        lp.row_lower_, lp.row_upper_ = np.array(self.lower), np.array(self.upper)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.cumsum([0, *map(len, self.columns)])
+        lp.a_matrix_.index_ = np.concatenate(self.columns)
+        lp.a_matrix_.value_ = np.concatenate(self.values)
+        whole, part = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+        lp.integrality_ = [whole] * binaries + [part] * (len(costs) - binaries)
+        return lp

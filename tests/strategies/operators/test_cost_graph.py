@@ -1,0 +1,78 @@
+"""A cost graph adds up its choices, and refuses costs that make no sense."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from strategies.operators.cost_graph import (
+    CostGraph,
+    Edge,
+    Shortfall,
+    Solution,
+    least_memory,
+    merge_parallel_edges,
+    shortfall,
+)
+
+from .graphs import random_graph
+
+
+def small() -> CostGraph:
+    times, kept, transient = (
+        tuple(np.array(each) for each in column) for column in (([1, 2], [3]), ([5, 1], [2]), ([0, 3], [1]))
+    )
+    return CostGraph(times, kept, transient, (Edge(0, 1, np.array([[7], [9]])),), (-1, -1))
+
+
+def test_time_is_the_sum_and_memory_all_kept_and_the_most_transient() -> None:
+    # choice (1, 0): 2 + 3 + 9 = 14 ticks; 1 + 2 kept and max(3, 1) transient are 6 bytes
+    assert (small().time((1, 0)), small().memory((1, 0))) == (14, 6)
+    assert (small().time((0, 0)), small().memory((0, 0))) == (11, 8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_least_memory_is_the_least_of_all_choices(seed: int) -> None:
+    graph = random_graph(seed, 2_000)
+    least = min(graph.memory(choice) for choice in product(*map(range, graph.sizes)))
+    assert graph.memory(least_memory(graph)) == least
+    assert shortfall(graph, least) is None is shortfall(graph, None)
+    assert shortfall(graph, least - 1) == Shortfall(least_memory(graph), least, least - 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_edges_take_the_same_time(seed: int) -> None:
+    graph = random_graph(seed)
+    merged = merge_parallel_edges(graph)
+    ends = [edge[:2] for edge in merged.edges]
+    assert ends == sorted({edge[:2] for edge in graph.edges})
+    choice = [int(each.argmax()) for each in graph.times]
+    assert merged.time(choice) == graph.time(choice)
+
+
+def test_gap_is_the_fraction_above_the_bound() -> None:
+    assert Solution((0,), 11, 0, 10).gap == pytest.approx(0.1)
+    assert Solution((0,), 0, 0, 0).gap == 0.0 and Solution((0,), 1, 0, 0).gap == float("inf")
+
+
+ONE = (np.array([1]),)
+
+
+@pytest.mark.parametrize(
+    ("columns", "edges", "copies", "message"),
+    [
+        (((), (), ()), (), (), "at least one node"),
+        ((ONE, ONE, ()), (), (-1,), "one entry a node"),
+        ((ONE, ONE, ONE), (), (), "one entry a node"),
+        (((np.array([1, 2]),), ONE, ONE), (), (-1,), "node 0: kept has one entry a choice"),
+        (((np.array([1.5]),), ONE, ONE), (), (-1,), "node 0: times are 64-bit integers, got float64"),
+        (((np.array([-1]),), ONE, ONE), (), (-1,), "node 0: times are not negative, got -1"),
+        (((np.array([2**62]),), ONE, ONE), (), (-1,), "under 2\\*\\*62 ticks"),
+        ((ONE * 2, ONE * 2, ONE * 2), (Edge(1, 0, np.array([[1]])),), (-1, -1), "edge 1 -> 0: 0 <= source < target"),
+        ((ONE * 2, ONE * 2, ONE * 2), (Edge(0, 1, np.array([1])),), (-1, -1), "times have shape \\(1, 1\\)"),
+        (((*ONE, np.array([2])), ONE * 2, ONE * 2), (), (3, 3), "node 1 and node 0 differ"),
+    ],
+)
+def test_nonsense_is_refused(columns: tuple, edges: tuple, copies: tuple, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=message):
+        CostGraph(*columns, edges, copies)

@@ -1,0 +1,132 @@
+"""The costs of operators and redistributions add up to the step that the simulator makes of the plan."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from simulator.collective_kinds import Collective
+from simulator.units import TICKS_PER_SECOND
+from strategies.cost_model import SimulatedCost
+from strategies.framework import FRAMEWORKS, MEGATRON
+from strategies.lowering import StageCosts
+from strategies.lowering.operator import arriving_steps, returning_steps
+from strategies.lowering.step import chain_ticks
+from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from strategies.operators.costs import operator_costs
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.sharding import ShardingSpec
+
+from ..problems import problem
+
+DEGREES = ({TENSOR: 6}, {TENSOR_ROWS: 2, TENSOR: 3}, {TENSOR_DEPTH: 2, TENSOR: 3})
+
+
+def small(devices: int = 6, **changes: object) -> Problem:
+    sizes = {"hidden": 72, "heads": 12, "kv_heads": 12, "ffn": 144, "vocab": 144}
+    found = problem(devices=devices, layers=2, batch=12, bandwidth=1e11, **sizes | changes)  # type: ignore[arg-type]
+    return replace(found, training=replace(found.training, framework="waiting"))
+
+
+@pytest.fixture(autouse=True)
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing run beside products, as costs of operators alone have it; and let gradients be added apart."""
+    changes = {"hides_input_gradients": False, "adds_gradients": True, "fused_gradients": False}
+    monkeypatch.setitem(FRAMEWORKS, "waiting", replace(MEGATRON, name="waiting", **changes))
+
+
+def simulated(of: Problem, plan: Plan) -> int:
+    return round(SimulatedCost(of).evaluate(plan).step_time * TICKS_PER_SECOND)
+
+
+def shared_redistributions(of: Problem, plan: Plan) -> int:
+    """Return the ticks of redistributions that readers of one tensor in one layout share in the lowered step."""
+    costs, total = StageCosts(of), 0
+    groups, names = costs.machine(plan).rank(0).groups, costs.blocks.kinds(plan).names
+    for occurrence, block in of.graph.occurrences:
+        layout = costs.blocks.layout(plan, names[occurrence])
+        for name in dict.fromkeys(each for operator in block.operators for each in operator.inputs):
+            have = layout.produced[name]
+            readers: dict[ShardingSpec, list[ShardingSpec]] = {}
+            for operator in block.operators:
+                if name in operator.inputs:
+                    gradient = layout.shardings[operator.name].of_gradient(block.tensor[name])
+                    readers.setdefault(layout.wanted(operator, name), []).append(gradient)
+            for wanted, gradients in readers.items():
+                summed = dict.fromkeys(axis for each in gradients for axis in each.partial)
+                once = returning_steps(layout, groups, name, ShardingSpec(wanted.cuts, tuple(summed)), have)
+                each = [returning_steps(layout, groups, name, gradient, have) for gradient in gradients]
+                arriving = arriving_steps(layout, groups, name, have, wanted, whole=False)
+                total += (len(gradients) - 1) * chain_ticks(arriving) + sum(map(chain_ticks, each)) - chain_ticks(once)
+    return total * plan.num_microbatches
+
+
+def latencies(of: Problem, plan: Plan) -> int:
+    """Return the ticks of sums of one byte along every axis: what the rate of many bytes leaves out."""
+    groups = StageCosts(of).machine(plan).rank(0).groups
+    return sum(group.ticks(Collective.ALL_REDUCE, 1.0) for group in groups.values())
+
+
+@pytest.mark.parametrize("degrees", DEGREES)
+def test_where_nothing_is_shared_or_summed_the_costs_are_the_step(degrees: dict[str, int]) -> None:
+    # everything whole, and all cut along the batch: no redistributions; of sums only their latency is left out
+    of = small()
+    costs = operator_costs(of, degrees, 12)
+    whole = (0,) * len(costs.nodes)
+    # rounding: a tick for each node's part of the update
+    assert abs(costs.graph.time(whole) - simulated(of, costs.plan(whole))) <= len(costs.nodes)
+    batch = tuple(
+        next(i for i, each in enumerate(own) if dict(each.cuts) == {"batch": tuple(degrees)} and not each.kept)
+        for own in costs.choices
+    )
+    plan = costs.plan(batch)
+    over = costs.graph.time(batch) - simulated(of, plan)
+    assert abs(over) <= latencies(of, plan) + len(costs.nodes)
+
+
+@pytest.mark.parametrize("degrees", DEGREES)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_costs_of_any_choice_are_the_step_but_for_what_is_shared(degrees: dict[str, int], seed: int) -> None:
+    of, random = small(), Random(seed)
+    costs = operator_costs(of, degrees, random.choice((6, 12)))
+    choice = tuple(random.randrange(size) for size in costs.graph.sizes)
+    plan = costs.plan(choice)
+    over = costs.graph.time(choice) - simulated(of, plan)
+    alone = over - shared_redistributions(of, plan)
+    assert -latencies(of, plan) - len(costs.nodes) <= alone <= len(costs.nodes)
+    peak = SimulatedCost(of).peak_memory(plan)
+    assert peak <= costs.graph.memory(choice) + costs.resident
+
+
+def test_an_operators_choices_and_a_chain_of_them_by_hand() -> None:
+    # Megatron's feed-forward layer on 2 ranks: up by columns, down by rows; one all-reduce of 12 x 32 tokens x 72
+    # values of 4 bytes forward, after down, and one backward, of the gradient of what up reads
+    of = small(devices=2)
+    costs = operator_costs(of, {TENSOR: 2}, 12)
+    names = [node.name for node in costs.nodes]
+
+    def chosen(name: str, dims: tuple[str, ...]) -> tuple[int, int]:
+        node = names.index(name)
+        cuts = tuple((dim, (TENSOR,)) for dim in dims)
+        return node, next(i for i, each in enumerate(costs.choices[node]) if each.cuts == cuts and not each.kept)
+
+    group = StageCosts(of).machine(costs.plan((0,) * len(names))).rank(0).groups[TENSOR]
+    one = group.ticks(Collective.ALL_REDUCE, 12 * 32 * 72 * 4.0)
+    norm, up = chosen("layers.0.feed_forward_norm", ()), chosen("layers.0.up", ("ffn",))
+    active, down = chosen("layers.0.activation", ("ffn",)), chosen("layers.0.down", ("ffn",))
+    residual = chosen("layers.0.feed_forward_residual", ())
+    pairs = [(norm, up), (up, active), (active, down), (down, residual)]
+    found = [
+        next((int(e.times[a[1], b[1]]) for e in costs.graph.edges if (e.source, e.target) == (a[0], b[0])), 0)
+        for a, b in pairs
+    ]
+    assert found == [one, 0, 0, one]
+
+
+def test_copies_of_a_layer_are_of_one_class() -> None:
+    of = small()
+    costs = operator_costs(of, {TENSOR: 6}, 12)
+    classes = {node.name: number for node, number in zip(costs.nodes, costs.graph.copies, strict=True)}
+    assert classes["layers.0.up"] == classes["layers.1.up"] != classes["layers.0.down"]
+    assert classes["embedding.token"] == -1
