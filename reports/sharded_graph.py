@@ -64,7 +64,7 @@ def edges(layout: BlockLayout) -> tuple[Edge, ...]:
 def _moves(layout: BlockLayout, operator: Operator, name: str) -> tuple[Moves, Moves]:
     have, wanted = layout.produced[name], layout.wanted(operator, name)
     back = layout.shardings[operator.name].of_gradient(layout.block.tensor[name])
-    flows = layout.block.tensor[name].dtype != "int64"
+    flows = layout.block.tensor[name].has_gradient
     backward = _collectives(layout, name, back, have.complete) if flows else ()
     return tuple(_collectives(layout, name, have, wanted)), tuple(backward)
 

@@ -72,7 +72,10 @@ def graph_in(document: Document) -> GraphModel:
 
 
 def _block(table: GraphBlockTable) -> Block:
-    tensors = tuple(Tensor(each.name, tuple(each.dims), tuple(each.shape), each.dtype) for each in table.tensors)
+    tensors = tuple(
+        Tensor(each.name, tuple(each.dims), tuple(each.shape), each.dtype, each.differentiable)
+        for each in table.tensors
+    )
     operators = tuple(_operator(each) for each in table.operators)
     return Block(table.name, operators, tensors, tuple(table.inputs), tuple(table.outputs), table.repeat, table.layer)
 
@@ -120,6 +123,7 @@ def _block_document(block: Block) -> dict[str, Any]:
         "outputs": list(block.outputs),
         "tensors": [
             {"name": each.name, "dims": list(each.dims), "shape": list(each.shape), "dtype": each.dtype}
+            | ({} if each.differentiable else {"differentiable": False})
             for each in block.tensors
         ],
         "operators": [_operator_document(each) for each in block.operators],

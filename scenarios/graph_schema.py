@@ -27,6 +27,7 @@ class GraphTensorTable(Table):
     dims: list[Name]
     shape: list[Size]
     dtype: Dtype
+    differentiable: bool = True
 
 
 class GraphOperatorTable(Table):

@@ -41,18 +41,30 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value that flows or a parameter that stays: named ``dims`` and their ``shape``."""
+    """A value that flows or a parameter that stays: named ``dims`` and their ``shape``.
+
+    Parameters
+    ----------
+    differentiable
+        Whether the loss depends on it smoothly, through parameters: no gradient is made of data, indices and masks.
+    """
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+    differentiable: bool = True
 
     def __post_init__(self) -> None:
         if len(self.dims) != len(self.shape) or min(self.shape, default=1) < 1:
             raise ValueError(f"tensor {self.name}: one positive size a dim, met {self.dims} {self.shape}")
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"tensor {self.name}: dtype is one of {', '.join(ITEMSIZE)}, met {self.dtype}")
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether backward makes a gradient of it."""
+        return self.differentiable and self.dtype not in ("int64", "mask")
 
     @property
     def size(self) -> int:

@@ -136,7 +136,7 @@ MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="megatron_deepspeed",
     fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
-    adds_gradients=True,
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
     hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
     waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
     waits_for_collectives=True,
@@ -176,7 +176,7 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
-    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
+    adds_gradients=False,  # one microbatch adds to nothing, and with ZeRO 2 and 3 shards are added
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=True,

@@ -47,6 +47,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _offload_violations(problem, layout)
     yield from _zero_violations(layout)
     yield from _overlap_violations(layout)
+    yield from _frozen_violations(problem.training, layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known, met = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
         yield Violation("gradient_reduction", f"gradient_reduction is one of {known}, met {met}")
@@ -156,6 +157,16 @@ def _overlap_violations(layout: Layout) -> Iterator[Violation]:
             "overlap_tensor",
             "overlap_tensor needs schedules that keep backward whole, for the product of a weight's gradient hides "
             f"the scatter of its input's, met {rule.name}; nearest: false",
+        )
+
+
+def _frozen_violations(training: Training, layout: Layout) -> Iterator[Violation]:
+    """Yield that frozen weights have no gradients which a schedule could run apart."""
+    rule = known_rule(layout)
+    if training.frozen and rule is not None and rule.splits_backward:
+        yield Violation(
+            "schedule",
+            f"frozen weights have no gradients that a schedule could run apart, met {rule.name}; nearest: 1f1b",
         )
 
 

@@ -180,7 +180,7 @@ class Assembly:
             raise CaptureError(f"dtypes of a graph are {', '.join(map(str, DTYPES))}; {node.name} is of {dtype}")
         dims = leaves(self._axes(value))
         shape = tuple(1 if dim.batch else dim.size for dim in dims)
-        return Tensor(word, self._words(dims), shape, DTYPES[dtype])
+        return Tensor(word, self._words(dims), shape, DTYPES[dtype], node in self.reading.differentiable)
 
     def _map_dims(self) -> None:
         for node, values in self.reading.axes.items():

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from executor.capture.captured import Captured
 from simulator.operator_graph import BATCH, Block, Operator, Tensor
+from strategies.lowering.replicated import is_bias
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -112,10 +113,18 @@ class Layouts:
         return tuple(dict.fromkeys(self.root[each.name] for each in node.all_input_nodes if each.name in self.root))
 
     def reading(self, node: Node, root: str) -> Reading:
-        """Return how the operator of a node reads a root."""
-        sharding, tensor = self.sharding(node), self.tensor(root)
+        """Return how the operator of a node reads a root.
+
+        A bias of a product whose result is partial is added once, as if to the sum: its gradient is whole.
+        """
+        sharding, operator, tensor = self.sharding(node), self.operator(node), self.tensor(root)
         assert sharding is not None
-        return Reading(sharding.of_input(tensor), sharding.of_gradient(tensor))
+        assert operator is not None
+        gradient = sharding.of_gradient(tensor)
+        if root in self.captured.parameters and is_bias(operator, tensor):
+            summed = {axis for dim in operator.reduced for axis in dict(sharding.cuts).get(dim, ())}
+            gradient = ShardingSpec(gradient.cuts, tuple(axis for axis in gradient.partial if axis not in summed))
+        return Reading(sharding.of_input(tensor), gradient)
 
     def values(self, node: Node) -> list[str]:
         """Return the names of a node's values in order: of several, those of the nodes that pick one."""

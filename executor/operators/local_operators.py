@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from executor.operators.collectives import Ranks
+from executor.operators.movement import Once
 
 aten = torch.ops.aten
 
@@ -55,7 +56,10 @@ def _embedding(
 
 def _once(part: Part, bias: Tensor | None) -> Tensor | None:
     """Return a bias that counts on the first of the ranks whose results are summed."""
-    return bias if bias is None or part.ranks.part(part.summed) == 0 else bias * 0
+    if bias is None:
+        return None
+    once: Tensor = Once.apply(bias, part.ranks.part(part.summed) == 0)  # type: ignore[no-untyped-call]
+    return once
 
 
 def _linear(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

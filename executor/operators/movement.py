@@ -52,3 +52,17 @@ class Share(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the part of the gradient that a rank adds."""
         return gradients[0] / ctx.ways, None
+
+
+class Once(torch.autograd.Function):
+    """A bias of results that ranks sum, on one of them; its gradient is that of a bias of the sum, on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, counts: bool) -> Tensor:
+        """Return the bias, or zeros."""
+        return bias.view_as(bias) if counts else torch.zeros_like(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the gradient."""
+        return gradients[0], None

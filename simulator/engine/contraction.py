@@ -1,7 +1,8 @@
 """A step graph made smaller without changing when anything happens.
 
-Edges that two others imply are left out; then every chain of tasks in which each waits
-for the one before it and for nothing else becomes one task. Exact because durations are
+Edges that two others imply are left out, and those that never decide when a task starts: what is behind no contended
+transfer ends when the longest path says, and all else then or later, for contention only delays. Then every chain
+of tasks in which each waits for the one before it and for nothing else becomes one task. Exact because durations are
 whole ticks and not negative. Tasks whose transfers contend stay as they are. What is
 left is numbered in order of time, so that an engine finds it side by side in memory.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.engine.compiled import compiled, pays
-from simulator.engine.longest_path import walk
+from simulator.engine.longest_path import Walk, walk
 from simulator.engine.step_graph import StepGraph
 from simulator.program import IntArray
 
@@ -40,14 +41,16 @@ class Contraction:
     offset: IntArray
 
 
-def contract(graph: StepGraph) -> Contraction | None:
-    """Return the contraction of a graph; ``None`` where tasks wait for each other in a cycle."""
-    starts, _, order = walk(graph)
+def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
+    """Return the contraction of a graph, whose ``path`` may be known; ``None`` where tasks wait in a cycle."""
+    starts, ends, order = path or walk(graph)
     if len(order) < graph.num_tasks:
         return None
     keep = _needed(graph)
     source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))[keep]
     target = graph.successors[keep]
+    decides = (_disturbed(graph, order)[source] > 0) | (ends[source] >= starts[target])
+    source, target = source[decides], target[decides]
     chain_of, offset = _chains(graph, order, source, target)
     heads = np.flatnonzero(chain_of == np.arange(graph.num_tasks))
     heads = heads[np.argsort(starts[heads], kind="stable")]
@@ -93,6 +96,25 @@ def _mark_implied(successor_start: Ints, successors: Ints, keep: Ints, mark: Int
                         keep[other] = 0
         for index in range(first, last):
             mark[successors[index]] = -1
+
+
+def _disturbed(graph: StepGraph, order: IntArray) -> IntArray:
+    """Return whether a contended transfer is behind every task, or the task itself: it may end later than alone."""
+    found = (graph.flow >= 0).astype(np.int64)
+    if pays(graph.num_tasks):
+        compiled(_spread)(order, graph.successor_start, graph.successors, found)
+        return found
+    rows = found.tolist()
+    _spread(order.tolist(), *graph.successor_lists, rows)
+    return np.array(rows, np.int64)
+
+
+def _spread(order: Ints, successor_start: Ints, successors: Ints, found: Ints) -> None:
+    """Set ``found`` of all that is behind a task of which it is set, in topological order."""
+    for task in order:
+        if found[task]:
+            for index in range(successor_start[task], successor_start[task + 1]):
+                found[successors[index]] = 1
 
 
 def _chains(graph: StepGraph, order: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:

@@ -52,14 +52,14 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
     if program.slowdown > 1 or graph.tenants or every_event:
         ends = run(graph, program if program.slowdown > 1 else None)
         return start_times(graph, ends), ends
-    small = contract(graph) if pays(3 * graph.num_tasks) else None
+    head = fast_forward(graph, path)
+    if head is None:
+        return path.starts, path.ends
+    small = contract(graph, path) if pays(3 * graph.num_tasks) else None
     if small is None:
-        head = fast_forward(graph, path)
-        ends = path.ends if head is None else run(graph, head=head)
+        ends = run(graph, head=head)
         return start_times(graph, ends), ends
-    inner = walk(small.graph)
-    head = fast_forward(small.graph, inner)
-    ends = inner.ends if head is None else run(small.graph, head=head)
+    ends = run(small.graph, head=fast_forward(small.graph, walk(small.graph)))
     return expand(small, start_times(small.graph, ends), ends)
 
 
@@ -78,11 +78,13 @@ def run(graph: StepGraph, slowed: Program | None = None, head: Head | None = Non
         overlap = Overlap(slowed, graph, network, environment)
         special, latencies, launch = overlap.special, overlap.latencies, overlap.launch
     known = graph.latency_list if slowed is None else latencies.tolist()
-    ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch)
+    actions: list[Done] = []
+    ends = _begin(graph, head or _nothing(graph, latencies), environment, special.tolist(), known, launch, actions)
     running = unfinished(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
     for shape, background in graph.tenants:
         Tenant(shape, background, network, environment, running)
     environment.run()
+    actions.clear()  # what ends a task begins others: the two hold each other, and with them the whole graph
     return np.array(ends, np.int64)
 
 
@@ -109,8 +111,12 @@ def _begin(
     special: list[bool],
     latencies: list[int],
     launch: Launch,
+    actions: list[Done],
 ) -> list[int]:
-    """Schedule the tasks that are ready, and return where the ends of all will be written."""
+    """Schedule the tasks that are ready, and return where the ends of all will be written.
+
+    ``actions`` is filled with what each task's event calls.
+    """
     successors = graph.successor_rows
     waiting: list[int] = head.waiting.tolist()
     ends: list[int] = head.ends.tolist()
@@ -127,7 +133,7 @@ def _begin(
                 heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 
     transfer = partial(launch, finish)
-    actions = [transfer if other else finish for other in special]
+    actions += [transfer if other else finish for other in special]
     for task, due in zip(head.ready.tolist(), head.due.tolist(), strict=True):
         environment.call(due - head.time, actions[task], task)
     return ends

@@ -20,21 +20,21 @@ class Shortest:
         for edge, (tail, head) in enumerate(self._edges):
             self._leaving[tail].append(edge)
             self._entering[head].append(edge)
-        self.distances = cache(self._distances)
+        self._searched: dict[int, tuple[dict[int, int], list[int]]] = {}
         self.ways = cache(self._ways)
 
-    def _distances(self, target: int) -> dict[int, int]:
-        distance = {target: 0}
-        frontier = [target]
-        while frontier:
+    def distances(self, target: int, source: int | None = None) -> dict[int, int]:
+        """Return the hops to ``target`` of every vertex that reaches it; with ``source`` of those as near at least."""
+        distance, frontier = self._searched.setdefault(target, ({target: 0}, [target]))
+        while frontier and source not in distance:
             near = [self._edges[edge][0] for vertex in frontier for edge in self._entering[vertex]]
             hops = distance[frontier[0]] + 1
-            frontier = [vertex for vertex in dict.fromkeys(near) if vertex not in distance]
+            frontier[:] = [vertex for vertex in dict.fromkeys(near) if vertex not in distance]
             distance.update(dict.fromkeys(frontier, hops))
         return distance
 
     def _ways(self, source: int, target: int) -> Ways | None:
-        distance = self.distances(target)
+        distance = self.distances(target, source)
         if source not in distance:
             return None
         edges: list[int] = []

@@ -193,7 +193,7 @@ class BlockCosts:
         """Return whether kernels of their own add gradients to those of a step's other microbatches."""
         training = self.problem.training
         adds = training.conventions.adds_gradients and not training.frozen
-        return adds and plan.num_microbatches > 1 and not self._leaves_whole(plan)
+        return adds and not self._leaves_whole(plan)
 
     def block(self, plan: Plan, name: str) -> Block:
         """Return the block of a kind."""

@@ -33,6 +33,7 @@ class Contents:
         self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
         self.machine, self.table, self.training = cuts.machine, cuts.machine.table, cuts.training
         self._work: dict[tuple[object, ...], Work] = {}
+        self._passes: dict[tuple[str, int, int, int], tuple[Content, ...]] = {}
 
     def of(self, slot: Slot, instance: int) -> Content:
         """Return what the task of a slot does on a rank class or a group class."""
@@ -40,7 +41,8 @@ class Contents:
         if slot.what in ("pass", "lead", "rest"):
             together = slot.site.kind == TENSOR
             rank_class = self.table.tables[TENSOR].classes[instance][0] if together else instance
-            return Content(self._own(slot.what, key, rank_class))
+            stage, variant, index = key
+            return self._own(slot.what, stage, variant, rank_class)[index]
         if slot.what == "optimizer":
             return Content(self._optimizer(position, instance))
         if slot.what == "squares":
@@ -62,14 +64,20 @@ class Contents:
         stage, leg, what, name = self.volumes.at_the_end(slot)
         return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name)
 
-    def _own(self, what: str, key: tuple[int, ...], rank_class: int) -> Work:
-        stage, variant, index = key
-        part = self.cuts.parts(stage, variant, rank_class)[index]
-        if what == "pass":
-            return part.work
-        ticks = part.lead if what == "lead" else part.rest
-        name = part.work.pieces[0].operators
-        return self._plain((what, key, self.machine.rank(rank_class).key), TaskKind.LAUNCH, stage, ticks, name)
+    def _own(self, what: str, stage: int, variant: int, rank_class: int) -> tuple[Content, ...]:
+        """Return what the parts of a pass do, or what is launched before each of them, or in the meantime."""
+        key = (what, stage, variant, rank_class)
+        if key not in self._passes:
+            parts = self.cuts.parts(stage, variant, rank_class)
+            if what == "pass":
+                self._passes[key] = tuple(Content(part.work) for part in parts)
+            else:
+                launched = ((part.lead if what == "lead" else part.rest, part.name) for part in parts)
+                self._passes[key] = tuple(self._launch(stage, *each) for each in launched)
+        return self._passes[key]
+
+    def _launch(self, stage: int, ticks: int, name: str) -> Content:
+        return Content(self._plain((TaskKind.LAUNCH, stage, ticks, name), TaskKind.LAUNCH, stage, ticks, name))
 
     def _optimizer(self, position: int, rank_class: int) -> Work:
         rank = self.machine.rank(rank_class)

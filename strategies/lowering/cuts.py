@@ -40,6 +40,7 @@ class Cuts:
         self.tied = costs.tied(plan)
         self.plan_costs = costs.of(plan)
         self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
+        self._parts_of: dict[tuple[int, int, int], tuple[Part, ...]] = {}
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
 
     @cached_property
@@ -88,6 +89,12 @@ class Cuts:
 
     def parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
         """Return a pass of a stage on a rank class in parts."""
+        if (stage, variant, rank_class) not in self._parts_of:
+            self._parts_of[stage, variant, rank_class] = self._parts_on(stage, variant, rank_class)
+        return self._parts_of[stage, variant, rank_class]
+
+    def _parts_on(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
+        """Return the same; rank classes of equal costs share it."""
         rank = self.machine.rank(rank_class)
         key = (stage, variant, rank.key)
         if key not in self._parts:

@@ -40,16 +40,15 @@ class Running(Protocol):
 class Activations:
     """The activations of one step that are on hosts between passes, while its tasks are added."""
 
-    def __init__(self, order: Schedule, copy: Copy) -> None:
-        self.copy = copy
+    def __init__(self, order: Schedule) -> None:
         self.left: dict[tuple[Action, int], int] = {}
         self._buffers = [_Buffers() for _ in range(order.num_ranks)]
         self._order = order
 
-    def begin(self, action: Action, blocks: Sequence[KeptShape], chain: Running) -> "KeptPass":
+    def begin(self, action: Action, blocks: Sequence[KeptShape], chain: Running, copy: Copy) -> "KeptPass":
         """Return the blocks of a pass, of which none has run."""
         position = self._order.rank_of(action.stage)
-        return KeptPass(self, self._buffers[position], position, action, blocks, chain)
+        return KeptPass(self, self._buffers[position], position, action, blocks, chain, copy)
 
     @cached_property
     def turning(self) -> frozenset[Action]:
@@ -82,9 +81,10 @@ class KeptPass:
         action: Action,
         blocks: Sequence[KeptShape],
         chain: Running,
+        copy: Copy,
     ) -> None:
         self.step, self.buffers, self.position, self.action = step, buffers, position, action
-        self.blocks, self.chain = blocks, chain
+        self.blocks, self.chain, self.copy = blocks, chain, copy
         self.forward = action.kind is ActionKind.FORWARD
         self.ended = 0
         self.back: dict[int, int] = {}
@@ -125,6 +125,4 @@ class KeptPass:
 
     def _copied(self, kind: str, block: int, after: tuple[int | None, ...]) -> int:
         waits = [(task, self.position) for task in after]
-        return self.step.copy(
-            kind, self.position, ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits
-        )
+        return self.copy(kind, self.position, ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits)

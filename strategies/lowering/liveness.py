@@ -229,7 +229,7 @@ class Liveness:
 
     def _flows(self, name: str) -> bool:
         """Return whether a tensor has a gradient."""
-        return name in self.layout.produced and self.block.tensor[name].dtype != "int64"
+        return name in self.layout.produced and self.block.tensor[name].has_gradient
 
     def _made_backward(self, operator: Operator) -> int:
         """Return the bytes that an operator's backward makes: gradients of inputs, and what it gathers for them."""

@@ -1,6 +1,9 @@
 """The whole lowering: how passes are cut, the skeleton of the schedule, and what each task does."""
 
+from dataclasses import replace
+from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from simulator.collection import no_collection
 from simulator.engine.longest_path import finish_times
@@ -25,6 +28,9 @@ from strategies.problem import Problem
 
 MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""
+
+UNCOUNTED = 0
+"""Microbatches of a plan that stands for all that differ from it in these alone: no schedule has so few."""
 
 RUN = 256
 """Microbatches that are tried first: transfers that share links need so many to settle."""
@@ -57,51 +63,72 @@ def lower(
     """
     costs = costs or StageCosts(problem)
     with no_collection():
-        cuts = Cuts(costs, plan, costs.machine(plan, folded=folded), Granularity(granularity))
-        return _steady(cuts) if plan.asynchronous else _program(cuts)
+        uncounted = replace(plan, num_microbatches=UNCOUNTED)
+        step = _Step(_passes(costs, uncounted, Granularity(granularity), folded=folded), plan)
+        return _steady(step) if plan.asynchronous else step.program()
 
 
-def _steady(cuts: Cuts) -> Program:
+class _Passes:
+    """How the passes of a plan are cut and what they do, whatever the number of its microbatches."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        volumes = Volumes(cuts)
+        self.cuts, self.shape, self.contents = cuts, step_shape(cuts, volumes), Contents(cuts, volumes)
+
+
+@lru_cache(maxsize=1)
+def _passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _Passes:
+    """Return the passes of a plan; the last ones are kept, for the next plan often differs in microbatches alone."""
+    return _Passes(Cuts(costs, plan, costs.machine(plan, folded=folded), granularity))
+
+
+class _Step(NamedTuple):
+    """A step of a plan, or several: its passes, and how many microbatches they run."""
+
+    passes: _Passes
+    plan: Plan
+
+    def program(self, count: int = 1) -> Program:
+        """Return one step, or ``count`` of those that run in a row."""
+        cuts, plan = self.passes.cuts, self.plan
+        costs, machine, table = cuts.costs, cuts.machine, cuts.machine.table
+        shape = self.passes.shape._replace(microbatches=plan.num_microbatches)
+        tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else skeleton(shape)
+        columns = assemble(tasks, table, self.passes.contents.of)
+        flows = background(table)
+        return Program(
+            rank_classes=table.rank_classes(plan.positions),
+            streams=columns.frame.streams,
+            work=columns.work,
+            flows=columns.flows,
+            work_of=columns.work_of,
+            flow_of=columns.flow_of,
+            microbatch_of=columns.frame.microbatch_of,
+            stream_start=columns.frame.stream_start,
+            stream_of=columns.frame.stream_of,
+            predecessor_start=columns.frame.predecessor_start,
+            predecessor_of=columns.frame.predecessor_of,
+            resident=residents(machine, costs, plan, cuts.on_host),
+            capacity=tuple(machine.rank(index).accelerator.memory for index in range(len(table))),
+            links=_links(table),
+            traffic=traffic(cuts, plan),
+            hosts=hosts(machine) if plan.offload else (),
+            background=flows,
+            slowdown=cuts.cluster.overlap_slowdown,
+            steps=steps(tasks, columns.frame, plan) if plan.asynchronous else None,
+        )
+
+
+def _steady(step: _Step) -> Program:
     """Return so many steps in a row that they repeat, each like some before it."""
-    plan = cuts.plan
+    plan = step.plan
     most = MANY_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
     count = max(min(max(8 * plan.depth, ceil(RUN / plan.num_microbatches)), most), 3 * plan.depth)
-    program = _program(cuts, count)
+    program = step.program(count)
     while not window(program, finish_times(program)[1]).repeats and 2 * program.num_tasks <= MANY_TASKS:
         count *= 2
-        program = _program(cuts, count)
+        program = step.program(count)
     return program
-
-
-def _program(cuts: Cuts, count: int = 1) -> Program:
-    """Return one step, or ``count`` of those that run in a row."""
-    costs, plan, machine = cuts.costs, cuts.plan, cuts.machine
-    table, volumes = machine.table, Volumes(cuts)
-    shape = step_shape(cuts, volumes)
-    tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else skeleton(shape)
-    columns = assemble(tasks, table, Contents(cuts, volumes).of)
-    flows = background(table)
-    return Program(
-        rank_classes=table.rank_classes(plan.positions),
-        streams=columns.frame.streams,
-        work=columns.work,
-        flows=columns.flows,
-        work_of=columns.work_of,
-        flow_of=columns.flow_of,
-        microbatch_of=columns.frame.microbatch_of,
-        stream_start=columns.frame.stream_start,
-        stream_of=columns.frame.stream_of,
-        predecessor_start=columns.frame.predecessor_start,
-        predecessor_of=columns.frame.predecessor_of,
-        resident=residents(machine, costs, plan, cuts.on_host),
-        capacity=tuple(machine.rank(index).accelerator.memory for index in range(len(table))),
-        links=_links(table),
-        traffic=traffic(cuts),
-        hosts=hosts(machine) if plan.offload else (),
-        background=flows,
-        slowdown=cuts.cluster.overlap_slowdown,
-        steps=steps(tasks, columns.frame, plan) if plan.asynchronous else None,
-    )
 
 
 def _links(table: ClassTable) -> tuple[LinkClass, ...]:

@@ -323,8 +323,8 @@ def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind,
 def returning_steps(
     layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, have: ShardingSpec
 ) -> list[Step]:
-    """Return the collectives that bring the gradient of a tensor back to where the tensor was made; none of indices."""
-    if layout.block.tensor[name].dtype == "int64":
+    """Return the collectives that bring a gradient back to where its tensor was made; none of indices and data."""
+    if not layout.block.tensor[name].has_gradient:
         return []
     return collectives(layout, groups, name, gradient, have.complete, "gradient of ")
 

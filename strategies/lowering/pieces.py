@@ -55,6 +55,8 @@ class Part:
 
     Parameters
     ----------
+    name
+        What its first step is called, or its first block where it is several whole ones.
     work
         What the task does; for a collective of its own, without its bytes.
     collective
@@ -69,6 +71,7 @@ class Part:
         Whether a collective runs inside the part.
     """
 
+    name: str
     work: Work
     collective: Step | None
     completes: str | None
@@ -153,9 +156,8 @@ def _whole(blocks: list[_Block], index: int, kind: ActionKind, before: tuple[Ste
     work = Work(_TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(_items(blocks, kind, before))))
     steps = chain(before, *(cost.steps_of(kind) for _, cost, *_ in blocks))
     communicates = any(step.collective is not None for step in steps)
-    return Part(
-        work, None, blocks[-1][0] if blocks else None, ends_loss=False, lead=0, rest=0, communicates=communicates
-    )
+    first, last = (blocks[0][0], blocks[-1][0]) if blocks else ("empty stage", None)
+    return Part(first, work, None, last, ends_loss=False, lead=0, rest=0, communicates=communicates)
 
 
 def _items(blocks: list[_Block], kind: ActionKind, before: tuple[Step, ...]) -> list[_Item]:
@@ -218,7 +220,7 @@ def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Pa
     lead, rest = _launching(items, launch) if launch else (0, 0)
     communicates = any(item.step.collective is not None for item in items)
     step, last = items[0].step if joint else None, items[-1]
-    return Part(work, step, last.completes, last.ends_loss, lead, rest, communicates)
+    return Part(items[0].label, work, step, last.completes, last.ends_loss, lead, rest, communicates)
 
 
 def _pieces(items: list[_Item]) -> list[Piece]:

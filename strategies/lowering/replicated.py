@@ -45,12 +45,13 @@ def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, para
     cut = any(axis in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
     if cut or layout.adds_before_cut(operator):
         return False
-    if _is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
+    if is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
         return framework.late_biases and _scattered(layout, operator, axis)
     return any(axis in axes for _, axes in sharding.cuts)
 
 
-def _is_bias(operator: Operator, parameter: Tensor) -> bool:
+def is_bias(operator: Operator, parameter: Tensor) -> bool:
+    """Return whether a product adds a parameter to what it has summed."""
     return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
 
 

@@ -114,12 +114,26 @@ class Chain:
         return self.tail, self.joined
 
 
+class _Body(NamedTuple):
+    """The tasks of a pass that wait for none but its own; numbers count from the first of them.
+
+    ``tail`` and ``joined`` end the chain, and ``held`` are the streams there.
+    """
+
+    slots: list[int]
+    edges: IntArray
+    tail: int
+    joined: int | None
+    held: tuple[StreamKind, ...]
+
+
 class Builder:
     """Abstract tasks while they are collected.
 
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
     a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
     joined, ``on_host`` the buckets that hosts have gradients of, ``computed`` each position's last task that computes.
+    ``bodies`` are the tasks of passes alike, and where they were added again.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -132,12 +146,13 @@ class Builder:
         self.slot_of: list[int] = []
         self.microbatch_of: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
+        self.bodies: dict[tuple[int, ...], tuple[_Body, list[int]]] = {}
         self.chain = [Chain() for _ in range(shape.ranks)]
         self.leaving: list[int | None] = [None] * shape.ranks
         self.scattered: list[int | None] = [None] * shape.ranks
         self.arrived: dict[Action, int] = {}
         self.joins = _joins(shape)
-        self.activations = Activations(self.order, self._copy)
+        self.activations = Activations(self.order)
         self.summed: list[int | None] = [None] * shape.ranks
         self.on_host: set[tuple[int, int]] = set()
         self.computed: list[int | None] = [None] * shape.ranks
@@ -161,9 +176,18 @@ class Builder:
 
     def _skeleton(self) -> Skeleton:
         """Return what was collected."""
-        edges = np.array(self.edges, dtype=np.int64).reshape(-1, 3)
+        edges = self._edges()
         slot_of, microbatch_of = (np.array(c, dtype=np.int64) for c in (self.slot_of, self.microbatch_of))
         return Skeleton(tuple(self.slots), slot_of, microbatch_of, edges[:, 0], edges[:, 1], edges[:, 2])
+
+    def _edges(self) -> IntArray:
+        """Return all edges, by the task that waits."""
+        parts = [np.array(self.edges, dtype=np.int64).reshape(-1, 3)]
+        for body, starts in self.bodies.values():
+            shift = np.array(starts, dtype=np.int64)[:, None, None] * (1, 1, 0)
+            parts.append((body.edges + shift).reshape(-1, 3))
+        edges = np.concatenate(parts)
+        return edges[np.argsort(edges[:, 1], kind="stable")]
 
     def _add(
         self,
@@ -185,6 +209,11 @@ class Builder:
         self.microbatch_of.append(microbatch)
         self.edges += [(before, number, position) for before, position in waits if before is not None]
         return number
+
+    def _tasks(self, slots: list[int], microbatch: int) -> None:
+        """Add tasks of one microbatch whose edges are known."""
+        self.slot_of += slots
+        self.microbatch_of += [microbatch] * len(slots)
 
     def _chain(
         self, site: Site, what: str, key: tuple[int, ...], streams: tuple[tuple[int, StreamKind], ...], legs: int
@@ -257,37 +286,85 @@ class Builder:
         """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
         chain = self.chain[self.order.rank_of(actions[0].stage)]
         chains = [chain, *(replace(chain) for _ in actions[1:])]
-        runs = [self._action(action, own) for action, own in zip(actions, chains, strict=True)]
+        alone = len(actions) == 1
+        runs = [self._action(action, own, alone=alone) for action, own in zip(actions, chains, strict=True)]
         for _ in zip_longest(*runs):
             pass
         for other in chains[1:]:
             chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
 
-    def _action(self, action: Action, chain: Chain) -> Iterator[None]:
-        """Add the tasks of an action, up to its next collective at a time."""
+    def _action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
+        """Add the tasks of an action, up to its next collective at a time.
+
+        Where it runs ``alone`` and gathers, keeps and reduces nothing, it is like all others of its variant.
+        """
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final, shared = self._is_final(action), self.shape.sharing
         variant = variant_of(action, final) + JOINED * (action in self.joins)
         blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
-        kept, units = self.activations.begin(action, blocks, chain), _Units(self, chain, action, variant)
+        leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
         waits = self._awaited(action)
         hosts_wait = [*waits, chain.tail] if self.shape.hosts_wait else []
         if shared.gradients:
             waits.append(self.leaving[position])
-        leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
-        for index, part in enumerate(stage.parts(variant)):
-            waits += [*kept.before(index), *units.before(index)]
-            if shared.copies and leaves and self._leaving_after(action, index):
-                waits.append(self.scattered[position])
-            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
-            hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
-            waits = self._reduce(chain, position, action, index) if leaves else []
-            kept.after(index)
-            units.after(index)
-            if part.legs and not part.beside:
-                yield
+        if alone and not (leaves or blocks or shared.parameters or self.shape.hosts_wait_inside):
+            self._alike(chain, position, action, variant, waits, hosts_wait)
+        else:
+            kept, units = (
+                self.activations.begin(action, blocks, chain, self._copy),
+                _Units(self, chain, action, variant),
+            )
+            for index, part in enumerate(stage.parts(variant)):
+                waits += [*kept.before(index), *units.before(index)]
+                if shared.copies and leaves and self._leaving_after(action, index):
+                    waits.append(self.scattered[position])
+                self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+                hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
+                waits = self._reduce(chain, position, action, index) if leaves else []
+                kept.after(index)
+                units.after(index)
+                if part.legs and not part.beside:
+                    yield
         if action.kind is not ActionKind.WEIGHT:
             self._send(chain, position, action)
+
+    def _alike(
+        self,
+        chain: Chain,
+        position: int,
+        action: Action,
+        variant: int,
+        waits: list[int | None],
+        hosts_wait: list[int | None],
+    ) -> None:
+        """Add the parts of a pass like others: but for the first each waits for those before it alone."""
+        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)):
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+            if not part.beside:
+                self._rest(chain, position, action, variant, index + 1)
+                return
+            waits, hosts_wait = [], []
+
+    def _rest(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> None:
+        """Add the parts of a pass from ``first`` on, of which each waits for those before it alone."""
+        key, start = (action.stage, variant), len(self.slot_of)
+        if key in self.bodies:
+            body, starts = self.bodies[key]
+            starts.append(start)
+            self._tasks(body.slots, action.microbatch)
+        else:
+            body = self._body(chain, position, action, variant, first)
+            self.bodies[key] = body, []
+        chain.tail, chain.joined, chain.held = start + body.tail, _shifted(body.joined, start), body.held
+
+    def _body(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> _Body:
+        """Add the parts of a pass from ``first`` on, and return what they are."""
+        start, num_edges = len(self.slot_of), len(self.edges)
+        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)[first:], first):
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
+        edges = np.array(self.edges[num_edges:], dtype=np.int64).reshape(-1, 3) - (start, start, 0)
+        assert chain.tail is not None
+        return _Body(self.slot_of[start:], edges, chain.tail - start, _shifted(chain.joined, -start), chain.held)
 
     def _awaited(self, action: Action) -> list[int | None]:
         """Return what an action waits for besides those before it on its rank: what another rank sends."""
@@ -470,6 +547,10 @@ def _joins(shape: StepShape) -> frozenset[Action]:
     chosen = shape.sharing.joins(rows)
     found = zip(*(column[chosen].tolist() for column in rows[:3]), strict=True)
     return frozenset(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in found)
+
+
+def _shifted(task: int | None, by: int) -> int | None:
+    return None if task is None else task + by
 
 
 _HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}

@@ -8,10 +8,11 @@ from strategies.lowering.machine import INSIDE, Rank
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.stage import Run
 from strategies.lowering.variant import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
+from strategies.plan import Plan
 
 
-def traffic(cuts: Cuts) -> tuple[float, ...]:
-    """Return the bytes on every link class of collectives inside parts of ranks."""
+def traffic(cuts: Cuts, plan: Plan) -> tuple[float, ...]:
+    """Return the bytes on every link class of collectives inside parts of ranks, in a step of ``plan``."""
     machine = cuts.machine
     total = [0.0] * len(machine.table.first_link)
     if cuts.granularity is Granularity.OPERATOR:
@@ -24,7 +25,7 @@ def traffic(cuts: Cuts) -> tuple[float, ...]:
                 continue
             key = (position, rank.key)
             if key not in hidden:
-                hidden[key] = _hidden(cuts, position, rank)
+                hidden[key] = _hidden(cuts, plan, position, rank)
             communicator = machine.communicator(kind, group)
             for (axis, collective, size), count in hidden[key].items():
                 for leg in communicator.legs(collective, size) if axis == kind else ():
@@ -33,12 +34,12 @@ def traffic(cuts: Cuts) -> tuple[float, ...]:
     return tuple(total)
 
 
-def _hidden(cuts: Cuts, position: int, rank: Rank) -> Counter[Run]:
+def _hidden(cuts: Cuts, plan: Plan, position: int, rank: Rank) -> Counter[Run]:
     """Return how often a step runs each collective inside parts of a rank."""
     found = Counter[Run]()
-    for stage in cuts.plan.stages_at(position):
-        collectives = cuts.costs.stage(cuts.plan, stage, rank).collectives
-        for variant, count in _passes_of(cuts, stage):
+    for stage in plan.stages_at(position):
+        collectives = cuts.costs.stage(plan, stage, rank).collectives
+        for variant, count in _passes_of(plan, stage):
             if cuts.cut(stage, variant).every:
                 continue
             for run, times in collectives[kind_of(variant)].items():
@@ -49,11 +50,11 @@ def _hidden(cuts: Cuts, position: int, rank: Rank) -> Counter[Run]:
     return found
 
 
-def _passes_of(cuts: Cuts, stage: int) -> tuple[tuple[int, int], ...]:
+def _passes_of(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
     """Return how often a step runs each variant of a stage's passes."""
-    every = cuts.plan.num_microbatches
-    if not cuts.plan.splits_backward:
+    every = plan.num_microbatches
+    if not plan.splits_backward:
         return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
-    order = cuts.plan.schedule.orders[cuts.positions[stage]]
-    last = cuts.plan.schedule.last_gradients[stage]
+    order = plan.schedule.orders[plan.positions[stage]]
+    last = plan.schedule.last_gradients[stage]
     return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())

@@ -98,6 +98,10 @@ class _Unflushed(Builder):
         self.step_of.append(self.step)
         return super()._task(slot, microbatch, waits)
 
+    def _tasks(self, slots: list[int], microbatch: int) -> None:
+        self.step_of += [self.step] * len(slots)
+        super()._tasks(slots, microbatch)
+
     def _is_final(self, action: Action) -> bool:
         return action.kind is ActionKind.BACKWARD and (action.microbatch + 1) % self.when.every == 0
 

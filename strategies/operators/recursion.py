@@ -199,7 +199,7 @@ class _Recursion:
             lacking = [
                 name for name in operator.inputs if dim is not None and dim not in self._names(number, name, dim)
             ]
-            summed = [name for name in lacking if tensor[name].dtype != "int64"]
+            summed = [name for name in lacking if tensor[name].has_gradient]
             summed += operator.outputs if dim in operator.reduced else ()
             once = [name for name in operator.parameters if dim is not None and dim not in tensor[name].dims]
             size = (

@@ -59,8 +59,8 @@ def test_the_good_one_is_good() -> None:
         (
             changed(precision="precison: fp32"),
             "s.yaml:12:3: training.precison: there is no such field; "
-            "known: global_batch, sequence, precision, optimizer, gradient_precision, gradient_clipping, framework; "
-            "nearest: precision",
+            "known: global_batch, sequence, precision, optimizer, gradient_precision, gradient_clipping, framework, "
+            "frozen; nearest: precision",
         ),
         (
             changed(layers='layers: "4"'),

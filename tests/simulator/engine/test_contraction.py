@@ -57,6 +57,23 @@ def test_transfers_that_contend_stay_alone() -> None:
     assert small.graph.flow.tolist() == [0, 0, 0, -1]
 
 
+def test_launches_that_are_always_ahead_are_one_task_and_so_is_what_they_launch() -> None:
+    # launches of 1 end at 1 .. 3, what they launch, of 5, begins at 1, 6 and 11: only the first one waits for its own
+    launches = [Task(TaskKind.LAUNCH, (0,), 1) for _ in range(3)]
+    passes = [Task(TaskKind.FORWARD, (1,), 5, (launch,)) for launch in range(3)]
+    small = contraction(program([*launches, *passes], 2))
+    assert small.chain_of.tolist() == [0, 1, 1, 2, 2, 2]
+    assert small.graph.durations.tolist() == [1, 2, 15]
+
+
+def test_what_contention_may_delay_is_waited_for() -> None:
+    # alone the send of task 1 would end long before task 0, but beside that of task 2 nobody knows when
+    sends = [Task(TaskKind.FORWARD, (stream,), 1, (), ((0, 1.0),)) for stream in (1, 2)]
+    joined = Task(TaskKind.FORWARD, (3,), 1, (0, 1))
+    small = contraction(program([Task(TaskKind.FORWARD, (0,), 10**15), *sends, joined], 4))
+    assert small.graph.waiting.tolist() == [0, 0, 0, 2]
+
+
 def test_a_cycle_is_not_contracted() -> None:
     # every edge of this cycle is implied by two others: left out, nothing would be stuck any more
     tasks = [Task(TaskKind.FORWARD, (index,), 1, tuple({0, 1, 2} - {index})) for index in range(3)]

@@ -68,8 +68,8 @@ def test_that_nothing_fits_is_a_result(name: str) -> None:
 
 @EXACT
 def test_megatrons_columns_and_rows_are_found(name: str) -> None:
-    # a batch of one sequence on a node: Shoeybi et al. 2019 (columns, then rows), Korthikanti et al. 2022 (between
-    # them the sequence), and the vocabulary for logits and loss
+    # a batch of one sequence on a node: Shoeybi et al. 2019 (columns, then rows), and the vocabulary for logits and
+    # loss; between them the sequence (Korthikanti et al. 2022) or nothing, as sums run beside products
     result = search(make(name), on_node("gpt3-1.3b", 1), ONE_AXIS)
     assert result.best is not None
     found = cut_dims(result.best.plan)
@@ -77,7 +77,7 @@ def test_megatrons_columns_and_rows_are_found(name: str) -> None:
     assert {found[f"layers.{each}"] for each in ("qkv", "attention", "projection")} == {heads}
     assert {found[f"layers.{each}"] for each in ("up", "activation", "down")} == {wide}
     between = ("input_norm", "attention_residual", "feed_forward_norm", "feed_forward_residual")
-    assert {found[f"layers.{each}"] for each in between} == {tokens}
+    assert {found[f"layers.{each}"] for each in between} in ({tokens}, {()})
     assert (found["head.logits"], found["head.cross_entropy"]) == (("vocab",), ("vocab",))
     # and no layout of the whole network that a person may name is faster on one pipeline stage
     by_hand = search(Exhaustive(), on_node("gpt3-1.3b", 1), Space(pipeline=(1,)))

@@ -1,0 +1,96 @@
+"""What is done once for many: passes alike in a skeleton, and steps that differ in microbatches alone."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.program import Program
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.lowering import StageCosts, lower
+from strategies.lowering.cuts import Cuts
+from strategies.lowering.lower import _Passes, _Step
+from strategies.lowering.pieces import Granularity
+from strategies.lowering.shape import step_shape
+from strategies.lowering.skeleton import Builder, Chain, Skeleton
+from strategies.lowering.step_shape import PartShape, StageShape
+from strategies.lowering.unflushed import _Unflushed, updates
+from strategies.lowering.volumes import Volumes
+from strategies.schedule import Action
+
+from .plans import Case, any_cases
+from .problems import problem
+
+
+class OneByOne(Builder):
+    """Adds every part of every pass as if it were the only one of its kind."""
+
+    def _action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
+        return super()._action(action, chain, alone=False)
+
+
+class StepsOneByOne(OneByOne, _Unflushed):
+    """The same of steps in a row."""
+
+
+def told(tasks: Skeleton) -> tuple[object, ...]:
+    """Return what a skeleton says, edges in order."""
+    edges = sorted(zip(tasks.before.tolist(), tasks.after.tolist(), tasks.through.tolist(), strict=True))
+    step_of = None if tasks.step_of is None else tasks.step_of.tolist()
+    return tasks.slots, tasks.slot_of.tolist(), tasks.microbatch_of.tolist(), edges, step_of
+
+
+def same(one: Program, other: Program) -> None:
+    """Assert that two programs are equal in every column."""
+    for field in fields(Program):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right, field.name
+
+
+@settings(max_examples=120, deadline=None)
+@given(any_cases())
+def test_passes_added_at_once_are_those_added_part_by_part(case: Case) -> None:
+    small, plan = case.build()
+    costs = StageCosts(small)
+    for granularity in Granularity:
+        cuts = Cuts(costs, plan, costs.machine(plan), granularity)
+        shape = step_shape(cuts, Volumes(cuts))
+        if plan.asynchronous:
+            when = updates(costs, plan)
+            assert told(_Unflushed(shape, when, 3).build()) == told(StepsOneByOne(shape, when, 3).build())
+        else:
+            assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+
+
+PARTS = st.builds(PartShape, st.integers(0, 2), st.booleans(), st.booleans(), st.booleans(), beside=st.just(False))
+BESIDE = st.builds(PartShape, st.integers(1, 2), st.just(True), st.just(False), st.booleans(), beside=st.just(True))
+PASSES = st.builds(lambda some, last: (*some, last), st.lists(PARTS | BESIDE, max_size=4), PARTS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.tuples(*[PASSES] * 6), st.booleans())
+def test_it_holds_wherever_parts_run_beside_others(passes: tuple[tuple[PartShape, ...], ...], hosts_wait: bool) -> None:
+    small = problem(devices=2, layers=2, batch=4)
+    plan = complete(small, Layout(pipeline=2, schedule="1f1b"))
+    costs = StageCosts(small)
+    cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
+    shape = step_shape(cuts, Volumes(cuts))
+    assert all(not stage.buckets for stage in shape.stages)
+    stages = tuple(
+        StageShape(*passes[3 * at : 3 * at + 3], (), units=stage.units) for at, stage in enumerate(shape.stages)
+    )
+    shape = shape._replace(stages=stages, hosts_wait=hosts_wait)
+    assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_cases(8))
+def test_how_passes_are_cut_does_not_depend_on_how_many_microbatches_run_them(case: Case) -> None:
+    small, plan = case.build()
+    costs = StageCosts(small)
+    counted = _Passes(Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN))
+    if not plan.asynchronous:
+        same(lower(small, plan, costs=costs), _Step(counted, plan).program())
