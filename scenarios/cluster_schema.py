@@ -28,6 +28,7 @@ from scenarios.fields import (
     Text,
     Time,
 )
+from simulator.accelerator import ACTIVATION
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.operator_graph import ITEMSIZE, OperatorKind
 
@@ -42,7 +43,8 @@ def _accelerator_names() -> list[str]:
 
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-KindName = Annotated[str, OneOf(lambda: [*OperatorKind, *(f"{kind}_backward" for kind in OperatorKind), "optimizer"])]
+_STREAMED = (*OperatorKind, ACTIVATION)
+KindName = Annotated[str, OneOf(lambda: [*_STREAMED, *(f"{kind}_backward" for kind in _STREAMED), "optimizer"])]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]
 """A measured curve needs no choice: it holds for its own collective and group size."""

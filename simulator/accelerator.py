@@ -9,6 +9,12 @@ NARROW = ("fp8",)
 """Dtypes of products that are not slowed under sustained power: no publisher times them both ways, and they draw
 less of it for the same rate."""
 
+ACTIVATION = "activation"
+"""Kind of elementwise operators that compute: of the memory bandwidth GELU reaches 0.74 and additions 0.89 on the A100,
+0.51 and 0.97 on Hopper (published kernels, ``docs/kernel_accuracy.md``)."""
+
+_RELATIVES = {ACTIVATION: "elementwise", "elementwise": ACTIVATION}
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
@@ -35,7 +41,9 @@ class Accelerator:
     kernel_bandwidth
         Fraction of ``memory_bandwidth`` reached by a kind of operator, as
         ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
-        ``"norm_backward"`` is that of a norm's backward pass where it differs.
+        ``"norm_backward"`` is that of a norm's backward pass where it differs. ``"activation"`` is that of elementwise
+        operators whose backward reads what forward kept; where one of it and ``"elementwise"`` is named, it holds
+        for both.
     reserved
         Bytes of memory that the framework takes before the first tensor.
     sharded_launch
@@ -91,6 +99,8 @@ class Accelerator:
     def bandwidth(self, kind: str, *, backward: bool = False) -> float:
         """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""
         known = dict(self.kernel_bandwidth)
+        if kind not in known:
+            kind = _RELATIVES.get(kind, kind)
         fraction = known.get(kind, self.kernel_bandwidth_default)
         if backward:
             fraction = known.get(f"{kind}_backward", fraction)

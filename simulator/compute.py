@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
-from simulator.accelerator import Accelerator
+from simulator.accelerator import ACTIVATION, Accelerator
 from simulator.kernels.attention import AttentionShape, attention_compute_time
 from simulator.kernels.matmul import Matmul, compute_time, soft_roofline
 from simulator.kernels.memory_bound import streaming_time
@@ -108,7 +108,7 @@ def operator_time(
         return _matmul_operator_time(accelerator, block, operator, sizes, direction, quantised, gradient_bytes)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention_time(accelerator, block, operator, sizes, direction)
-    bandwidth = accelerator.bandwidth(operator.kind, backward=direction is Pass.BACKWARD)
+    bandwidth = accelerator.bandwidth(streaming_kind(operator), backward=direction is Pass.BACKWARD)
     return streaming_time(_traffic(block, operator, sizes, direction), bandwidth, accelerator.launch)
 
 
@@ -144,6 +144,15 @@ def operator_launches(operator: Operator, direction: Pass, *, quantised: bool = 
     if operator.kind is OperatorKind.VIEW:
         return 0
     return (2 if operator.kind in PRODUCTS and direction is Pass.BACKWARD else 1) + quantised
+
+
+def streaming_kind(operator: Operator) -> str:
+    """Return the kind whose part of the memory bandwidth an operator reaches that is no product.
+
+    Elementwise operators whose backward reads what forward kept are nonlinear: they compute. Sums and copies keep
+    nothing.
+    """
+    return ACTIVATION if operator.kind is OperatorKind.ELEMENTWISE and operator.saved else operator.kind
 
 
 def optimizer_time(accelerator: Accelerator, traffic: float, num_tensors: int = 0) -> float:

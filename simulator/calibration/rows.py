@@ -72,10 +72,15 @@ DEVICES: dict[str, tuple[str, float | None]] = {
     "H200 SXM": ("h200-141gb", None),
     "B200 SXM": ("b200-180gb", None),
     "GB200 SXM": ("gb200-186gb", None),
+    "GH200 SXM 96GB": ("h100-80gb", 4.0e12),
     "V100 SXM2": ("v100-16gb", None),
     "V100 SXM2 16GB": ("v100-16gb", None),
 }
-"""Names of devices in rows: the catalogue's name, and the memory bandwidth of a variant."""
+"""Names of devices in rows: the catalogue's name, and the memory bandwidth of a variant.
+
+A GH200 of 96 GB has the H100's GPU with faster memory (NVIDIA, "GH200 Grace Hopper Superchip", data sheet: 4 TB/s,
+990 TFLOP/s).
+"""
 
 FLASH = {"flash-attn 2", "flash-attn 3", "cuDNN"}
 
@@ -334,8 +339,8 @@ _STREAMS = {
     "add_rmsnorm": ("norm", 4.0, 4.0),
     "softmax": ("softmax", 2.0, 3.0),
     "dropout": ("dropout", 2.5, 2.5),
-    "gelu": ("elementwise", 2.0, 3.0),
-    "activation": ("elementwise", 3.0, 5.0),
+    "gelu": ("activation", 2.0, 3.0),
+    "activation": ("activation", 3.0, 5.0),
     "add": ("elementwise", 3.0, 3.0),
     "rope": ("elementwise", 2.0, 2.0),
 }

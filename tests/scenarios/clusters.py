@@ -68,7 +68,7 @@ ACCELERATORS = st.builds(
         AttentionModel, half_sequence=st.floats(0, 1e4), block=st.integers(1, 256), launch=st.floats(0, 1)
     ),
     sustained=st.floats(1, 2),
-    kernel_bandwidth=st.just((("norm", 0.4), ("norm_backward", 0.3), ("optimizer", 1.7))),
+    kernel_bandwidth=st.just((("norm", 0.4), ("norm_backward", 0.3), ("activation_backward", 0.5), ("optimizer", 1.7))),
     kernel_bandwidth_default=st.floats(0.01, 1),
     reserved=st.floats(0, 1e10),
 )

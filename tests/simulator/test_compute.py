@@ -54,6 +54,24 @@ def test_a_norm_moves_its_tensors_once() -> None:
     assert time("input_norm", Pass.BACKWARD) == pytest.approx(0.5 + 3 * 8192 / 1e6)
 
 
+def test_an_activation_reaches_its_own_bandwidth_and_a_sum_that_of_elementwise() -> None:
+    # activation: 32 x 256 in and out, 4 bytes: 65,536 bytes, backward 98,304; a residual reads two of 32 x 64: 24,576
+    kinds = (("elementwise", 0.8), ("activation", 0.5), ("activation_backward", 0.25))
+    device = replace(IDEAL, launch=0.0, kernel_bandwidth=kinds)
+    assert time("activation", Pass.FORWARD, device) == pytest.approx(0.065536 / 0.5)
+    assert time("activation", Pass.BACKWARD, device) == pytest.approx(0.098304 / 0.25)
+    assert time("attention_residual", Pass.FORWARD, device) == pytest.approx(0.024576 / 0.8)
+
+
+@pytest.mark.parametrize("known", ["elementwise", "activation"])
+def test_where_one_of_activations_and_sums_was_measured_it_holds_for_both(known: str) -> None:
+    kinds = ((known, 0.5), (f"{known}_backward", 0.25))
+    device = replace(IDEAL, launch=0.0, kernel_bandwidth=kinds)
+    for name, moved in (("activation", (0.065536, 0.098304)), ("attention_residual", (0.024576, 0.024576))):
+        assert time(name, Pass.FORWARD, device) == pytest.approx(moved[0] / 0.5)
+        assert time(name, Pass.BACKWARD, device) == pytest.approx(moved[1] / 0.25)
+
+
 def test_waves_round_up() -> None:
     waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tiles=((10, 10),), units=4))
     # 4 tiles of 10 x 10 are one wave, 5 tiles are two

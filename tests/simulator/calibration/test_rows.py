@@ -125,6 +125,14 @@ def test_torch_has_one_kernel_for_layernorm_and_a_serving_stack_another_for_norm
     assert one(kernel="add", elements=2**28, source_repo="microsoft/vidur").kernel == Stream("elementwise", 1.5 * 2**30)
 
 
+def test_activations_are_apart_from_additions_and_a_gh200_is_an_h100_with_faster_memory() -> None:
+    # fp16: GELU reads and writes 2 bytes an element, its backward reads two tensors and writes one
+    gelu = {"kernel": "gelu", "elements": 2**28, "accelerator": "GH200 SXM 96GB"}
+    assert one(**gelu).kernel == Stream("activation", 4.0 * 2**28)
+    assert one(**gelu, **{"pass": "bwd"}).kernel == Stream("activation", 6.0 * 2**28, backward=True)
+    assert (one(**gelu).device, one(**gelu).bandwidth) == ("h100-80gb", 4.0e12)
+
+
 def test_backward_kernels_of_autograd_wait_for_the_host_where_they_are_small() -> None:
     liger = {"kernel": "rope", "source_repo": "linkedin/Liger-Kernel", "impl": "Liger Triton"}
     assert "timed from the host" in reason(**liger, elements=2**25, **{"pass": "bwd"})
