@@ -62,8 +62,9 @@ def defers(operator: Operator) -> bool:
 
 
 def read_again(operator: Operator) -> tuple[str, ...]:
-    """Return the parameters that the backward of an operator reads: weights, neither biases nor tables."""
-    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM else ()
+    """Return the parameters that the backward of an operator reads: weights and scales, neither biases nor tables."""
+    scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
+    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
 
 
 def kept_cut(layout: "BlockLayout", groups: Groups, operator: Operator, inputs: tuple[str, ...]) -> Around:
