@@ -244,7 +244,7 @@ def block_steps(
                 forward += arriving
                 if shards:
                     regathered += [step._replace(beside=True) for step in arriving if gathers(step)]
-                moved = returning_steps(layout, groups, name, _gradient(layout, name, wanted), have)
+                moved = returning_steps(layout, groups, name, summed_gradient(layout, name, wanted), have)
                 returning += sorted_tokens(layout, accelerator, TaskKind.BACKWARD, moved)
         own = operator_steps(layout, accelerator, groups, operator, again.get(operator.name, ()))
         returning = [*own.after, *returning]
@@ -334,7 +334,7 @@ def gathers(step: Step) -> bool:
     return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
 
-def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
+def summed_gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
     """Return the layout of a gradient once all readers of ``(name, wanted)`` have added to it."""
     partial: dict[str, None] = {}
     for operator in layout.block.operators:
