@@ -87,7 +87,7 @@ def _moves(layout: BlockLayout, operator: Operator, name: str) -> tuple[Moves, M
     have, wanted = layout.produced[name], layout.wanted(operator, name)
     between = have.complete if layout.adds_before_cut(operator) else have
     forward = (*_collectives(layout, name, have, between), *_collectives(layout, name, between, wanted))
-    if layout.block.tensor[name].dtype == "int64":
+    if not layout.has_gradient(name):
         return forward, ()
     gradient = summed_gradient(layout, name, wanted)
     return forward, tuple(_collectives(layout, name, gradient, have.complete))

@@ -225,12 +225,11 @@ class Walk:
         head = ("algorithm", "mesh", "shardings", "simulated step", "peak memory")
         yield from _table(head, (_row(*each[:2], found) for each, found in zip(RUNS, self.found, strict=True)))
         least, step = _time(best.time), format_time(_best(self.found[0])[1])
-        yield f"Brute force over all combinations on `tensor(8)` finds the same least sum as `frontier`: {least}. The simulated"
-        yield f"step is {step}: the sum counts the update operator by operator, where the step has one for all parameters."
-        yield "`up` is cut along its outputs and `down` along its inputs, so that nothing moves between them: Megatron's"
-        yield "column and row, which no rule here knows. `sharding_propagation` starts from `up.up: {ffn: tensor}`."
-        yield "`recursive_programming` compares bytes and knows no latencies: it cuts even the loss; as published it halves"
-        yield "the machine level by level."
+        yield f"Brute force over all combinations on `tensor(8)` finds the same least sum of costs, {least}, as `frontier`;"
+        yield f"its simulated step is {step}. `up` is cut along its outputs and `down` along what it sums, so that nothing moves"
+        yield "between them: Megatron's column and row, which no rule here knows. `sharding_propagation` starts from"
+        yield "`up.up: {ffn: tensor}`. `recursive_programming` compares bytes and knows no latencies: it cuts the loss too; as"
+        yield "published it halves the machine level by level."
         yield ""
 
     def _pins(self) -> Iterator[str]:
@@ -288,6 +287,7 @@ def _row(name: str, options: Mapping[str, Any], found: SearchResult) -> tuple[st
     plan, step, memory = _best(found)
     mesh = " x ".join(f"{axis.name}({axis.size})" for axis in plan.mesh.axes if axis.size > 1)
     zero = f", ZeRO {plan.zero}" if plan.zero else ""
+    zero += f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""
     return label, mesh + zero, _shardings(plan), format_time(step), format_size(memory)
 
 
@@ -301,7 +301,7 @@ def _shardings(plan: Plan) -> str:
     alike: dict[str, list[str]] = {}
     for sharding in sorted(plan.shardings, key=lambda each: not each.cuts):
         alike.setdefault(_label(sharding), []).append(sharding.operator.rsplit(".", 1)[-1])
-    return "; ".join(f"{', '.join(names)}: {label}" for label, names in alike.items()) or "every operator as it is"
+    return "; ".join(f"{', '.join(names)}: {label}" for label, names in alike.items()) or "none"
 
 
 def _label(sharding: OperatorSharding) -> str:

@@ -79,6 +79,7 @@ class BlockLayout:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
         for name in block.inputs:
             self.produced.setdefault(name, REPLICATED)  # no operator reads it: it passes the block by
+        self._made = frozenset((*block.inputs, *(name for op in block.operators for name in op.outputs)))
 
     @classmethod
     def of_kind(
@@ -104,6 +105,10 @@ class BlockLayout:
         """Return the local size of every dim of an operator's iteration space."""
         cuts = dict(self.shardings[operator.name].cuts)
         return {dim: -(-self._scaled(dim, size) // self._ways(cuts.get(dim, ()))) for dim, size in operator.dims}
+
+    def has_gradient(self, name: str) -> bool:
+        """Return whether backward makes a gradient of a tensor: none of indices, nor of data, which no operator makes."""
+        return name in self._made and self.block.tensor[name].dtype != "int64"
 
     def tensor_bytes(self, name: str, spec: ShardingSpec = REPLICATED) -> int:
         """Return the bytes of one rank's share of a tensor in the layout ``spec``."""
@@ -323,8 +328,8 @@ def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind,
 def returning_steps(
     layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, have: ShardingSpec
 ) -> list[Step]:
-    """Return the collectives that bring the gradient of a tensor back to where the tensor was made; none of indices."""
-    if layout.block.tensor[name].dtype == "int64":
+    """Return the collectives that bring the gradient of a tensor, if it has one, back to where the tensor was made."""
+    if not layout.has_gradient(name):
         return []
     return collectives(layout, groups, name, gradient, have.complete, "gradient of ")
 
