@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from reports.sharded_graph import draw_sharded_graph
-from scenarios.library import find, root
+from scenarios.library import root
 from scenarios.loader import load
 from simulator.operator_graph import Operator
 from simulator.units import format_size, format_time, to_seconds
@@ -22,7 +23,7 @@ from strategies.lowering.redistribution import collectives
 from strategies.lowering.step import chain_ticks
 from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.operators.brute_force import brute_force
-from strategies.operators.choices import cuttable
+from strategies.operators.choices import choices, cuttable
 from strategies.operators.complete import Degrees, operator_plan
 from strategies.operators.cost_graph import Edge, Solution
 from strategies.operators.costs import OperatorCosts, operator_costs
@@ -105,11 +106,10 @@ class Walk:
             self._execution(),
         )
         head = ("# Operator parallelism: one MLP, from module to plan", "")
-        intro = (
+        intro = _prose(
             "Every operator has its own sharding; where two neighbours disagree, the tensor between them is",
-            "redistributed. This page follows one small module through that. `python -m scenarios.operator_walk docs`",
-            "writes it: every figure is the program's, on a simulated node of 8 H100, and a test compares them.",
-            "",
+            "redistributed. This page follows one small module through that. `python -m scenarios.operator_walk",
+            "docs` writes it: every figure is the program's, on a simulated node of 8 H100, and a test compares them.",
         )
         return "\n".join((*head, *intro, *(line for part in parts for line in part)))
 
@@ -121,8 +121,10 @@ class Walk:
         yield (
             f"The graph file is data: simulation and search of it need no torch. {graph.num_parameters:,} parameters,"
         )
-        yield f"{graph.flops / 1e6:.1f} MFLOP forward a sample; its {len(self.costs.nodes)} operators, of one sample:"
-        yield ""
+        yield from _prose(
+            f"{graph.flops / 1e6:.1f} MFLOP forward a sample; its {len(self.costs.nodes)} operators, of one",
+            "sample:",
+        )
         yield from _table(("operator", "kind", "dims", "parameters", "MFLOP", "may be cut"), self._operators())
 
     def _operators(self) -> Iterator[tuple[str, ...]]:
@@ -144,11 +146,13 @@ class Walk:
         node, own = self.costs.nodes[0], self.costs.choices[0]
         block, operator = node.block, node.operator
         yield from ("## The legal shardings of one operator", "")
-        yield "An axis of the mesh cuts one dim of an operator or none: a dim that the result has into independent parts,"
-        yield "one that is summed (*in italics* above) into parts whose results are partial. Everything else follows."
-        yield f"On one axis of 8 ranks `{node.name}` has {len(own)} shardings. `[ffn/tensor]` is a tensor of which each rank"
-        yield "along `tensor` has a part of `ffn`, `[]` one that every rank has whole:"
-        yield ""
+        yield from _prose(
+            "An axis of the mesh cuts one dim of an operator or none: a dim that the result has into",
+            "independent parts, one that is summed (*in italics* above) into parts whose results are partial.",
+            f"Everything else follows. On one axis of 8 ranks `{node.name}` has {len(own)} shardings.",
+            "`[ffn/tensor]` is a tensor of which each rank along `tensor` has a part of `ffn`, `[]` one that",
+            "every rank has whole:",
+        )
         rows = []
         for sharding, ticks, kept in zip(own, self.costs.graph.times[0], self.costs.graph.kept[0], strict=True):
             x, weight, up = (block.tensor[name] for name in ("x", "weight", "up"))
@@ -163,25 +167,30 @@ class Walk:
                     format_size(int(kept)),
                 )
             )
-        head = ("sharding", "reads x", "keeps weight", "makes up", "gradient of weight", "time of a step", "memory kept")
+        head = ("sharding", "reads x", "keeps weight", "makes up", "gradient of weight", "time", "memory")
         yield from _table(head, rows)
-        yield "The time is forward, backward, the operator's own collectives, the sum of its gradients and its update; the"
-        yield "memory is weights, gradients, optimizer states and what backward reads. *Kept cut* is what ZeRO 3 does: each"
-        yield "rank keeps a part of the weight, which is gathered for each pass; its gradient is scattered."
-        yield ""
+        yield from _prose(
+            "The time is forward, backward, the operator's own collectives, the sum of its gradients and its",
+            "update; the memory is weights, gradients, optimizer states and what backward reads. *Kept cut* is",
+            "what ZeRO 3 does: each rank keeps a part of the weight, which is gathered for each pass; its",
+            "gradient is scattered.",
+        )
         one = prod(map(len, self.costs.choices))
-        two = prod(map(len, operator_costs(self.problem, TWO_AXES, self.batch).choices))
-        yield f"All operators together have {one:,} combinations on `tensor(8)`, and {two:,} on"
-        yield "`tensor_rows(2) x tensor(4)`."
-        yield ""
+        two = prod(len(choices(n.block.name, n.block, n.operator, TWO_AXES, self.batch)) for n in self.costs.nodes)
+        yield from _prose(
+            f"All operators together have {one:,} combinations on `tensor(8)`, and {two:,} on `tensor_rows(2) x",
+            "tensor(4)`.",
+        )
 
     def _redistributions(self) -> Iterator[str]:
         layout = self._layout(ONE_AXIS)
         yield from ("## Redistribution", "")
-        yield f"`gelu` is [{self.batch}, 8192] in bf16, {format_size(layout.tensor_bytes('gelu'))}. What brings it from one"
-        yield "layout to another is a fixed sequence of collectives, the one that the executor runs. Of several axes that cut"
-        yield "a dim each cuts the parts of those before it, so only the last one can leave:"
-        yield ""
+        yield from _prose(
+            f"`gelu` is [{self.batch}, 8192] in bf16, {format_size(layout.tensor_bytes('gelu'))}. What brings it",
+            "from one layout to another is a fixed sequence of collectives, the one that the executor runs. Of",
+            "several axes that cut a dim each cuts the parts of those before it, so only the last one can",
+            "leave:",
+        )
         head = ("mesh", "from", "to", "collectives", "time")
         yield from _table(head, (self._redistribution(*each) for each in REDISTRIBUTIONS))
 
@@ -200,10 +209,11 @@ class Walk:
     def _edge(self) -> Iterator[str]:
         edge = self._edge_between("up.up", "up.gelu")
         yield from ("## The cost table of one edge", "")
-        yield "Between every two neighbours there is a table of what redistribution costs, of the tensor forward and of its"
-        yield "gradient backward; rows are shardings of `up.up`, columns those of `up.gelu`. Sums of entries of such tables"
-        yield "and of the times above are what the algorithms minimise:"
-        yield ""
+        yield from _prose(
+            "Between every two neighbours there is a table of what redistribution costs, of the tensor forward",
+            "and of its gradient backward; rows are shardings of `up.up`, columns those of `up.gelu`. Sums of",
+            "entries of such tables and of the times above are what the algorithms minimise:",
+        )
         head = ("up.up \\ up.gelu", *map(_label, self.costs.choices[edge.target]))
         made = self.costs.choices[edge.source]
         rows = ((_label(each), *(_time(int(t)) for t in row)) for each, row in zip(made, edge.times, strict=True))
@@ -218,34 +228,46 @@ class Walk:
         assert isinstance(best, Solution)
         data = self.scenario.simulate()
         yield from ("## What each algorithm chooses", "")
-        yield "Each algorithm chooses on every arrangement of the 8 devices, the plans are simulated, and the fastest is"
-        yield f"kept. Data parallelism, the scenario's own plan, takes {format_time(data.step_time)} and"
-        yield f"{format_size(data.peak_memory)}:"
-        yield ""
+        yield from _prose(
+            "Each algorithm chooses on every arrangement of the 8 devices, the plans are simulated, and the",
+            f"fastest is kept. Data parallelism, the scenario's own plan, takes {format_time(data.step_time)}",
+            f"and {format_size(data.peak_memory)}:",
+        )
         head = ("algorithm", "mesh", "shardings", "simulated step", "peak memory")
         yield from _table(head, (_row(*each[:2], found) for each, found in zip(RUNS, self.found, strict=True)))
         least, step = _time(best.time), format_time(_best(self.found[0])[1])
-        yield f"Brute force over all combinations on `tensor(8)` finds the same least sum of costs, {least}, as `frontier`;"
-        yield f"its simulated step is {step}. `up` is cut along its outputs and `down` along what it sums, so that nothing moves"
-        yield "between them: Megatron's column and row, which no rule here knows. `sharding_propagation` starts from"
-        yield "`up.up: {ffn: tensor}`. `recursive_programming` compares bytes and knows no latencies: it cuts the loss too; as"
-        yield "published it halves the machine level by level."
-        yield ""
+        yield from _prose(
+            f"Brute force over all combinations on `tensor(8)` finds the same least sum of costs, {least}, as",
+            f"`frontier`; its simulated step is {step}. `up` is cut along its outputs and `down` along what it",
+            "sums, so that nothing moves between them: Megatron's column and row, which no rule here knows.",
+            "`sharding_propagation` starts from `up.up: {ffn: tensor}`. `recursive_programming` compares",
+            "bytes and knows no latencies: it cuts the loss too; as published it halves the machine level by",
+            "level.",
+        )
 
     def _pins(self) -> Iterator[str]:
         found = search(ALGORITHMS["frontier"](), self.problem, Space(pin=(OWN,)))
         plan, step, _ = _best(found)
         yield from ("## Deciding an operator yourself", "", "```yaml", "search:", "  algorithm: frontier", "  pin:")
-        yield from ("    down.down: {features: tensor}     # or, in the order of what may be cut: [null, tensor]", "```", "")
-        yield f"The rest is chosen around it: {_shardings(plan)}. The step takes {format_time(step)}: `down` now reads all of"
-        yield "`gelu`, which is gathered. A pin of `layers.attention` holds for all layers, one of `layers.0.attention` for one."
-        yield ""
+        yield from (
+            "    down.down: {features: tensor}   # or, in the order of what may be cut: [null, tensor]",
+            "```",
+            "",
+        )
+        yield from _prose(
+            f"The rest is chosen around it: {_shardings(plan)}. The step takes {format_time(step)}: `down` now",
+            "reads all of `gelu`, which is gathered. A pin of `layers.attention` holds for all layers, one of",
+            "`layers.0.attention` for one.",
+        )
 
     def _memory(self) -> Iterator[str]:
         yield from ("## When the batch grows, and when memory binds", "")
-        yield "Tensor parallelism moves activations, data parallelism gradients; `frontier` changes from one to the other as the"
-        yield "batch grows. With less memory on each device it then keeps parameters cut, as ZeRO does, operator by operator:"
-        yield ""
+        yield from _prose(
+            "Tensor parallelism moves activations, data parallelism gradients: `frontier` changes from one to the",
+            "other as the batch grows (no shardings are left where all is data parallel). With less memory on each",
+            "device microbatches become smaller, and in the end parameters are kept cut, as ZeRO keeps them, operator",
+            "by operator:",
+        )
         head = ("batch", "memory of a device", "mesh", "shardings", "simulated step", "peak memory")
         whole = self.problem.cluster.accelerator.memory
         cases = [*((batch, whole) for batch in BATCHES), *((LARGE, room * 2**30) for room in ROOMS)]
@@ -263,20 +285,25 @@ class Walk:
 
     def _picture(self) -> Iterator[str]:
         yield from ("## The plan as a picture", "")
-        yield "What `frontier` chose, drawn by `reports.sharded_graph.draw_sharded_graph(graph, plan, path)`: how each operator"
-        yield "is cut, and the collectives on each edge with their bytes, forward (down) and backward (up):"
-        yield from ("", f"![Every operator of the MLP, its cut, and what moves between operators]({PICTURE})", "")
+        yield from _prose(
+            "What `frontier` chose, drawn by `reports.sharded_graph.draw_sharded_graph(graph, plan, path)`: how each",
+            "operator is cut, and the collectives on each edge with their bytes, forward (down) and backward (up):",
+        )
+        yield from (f"![Every operator of the MLP, its cut, and what moves between operators]({PICTURE})", "")
 
     def _execution(self) -> Iterator[str]:
         yield from ("## Running it", "")
-        yield "The same graph on two processes of this machine: searched for, run on torch's distributed tensors with exactly the"
-        yield "collectives that were simulated, and compared with one process in fp64:"
-        yield ""
+        yield from _prose(
+            "The same graph on two processes of this machine: searched for, run on torch's distributed tensors",
+            "with exactly the collectives that were simulated, and compared with one process in fp64:",
+        )
         yield "    meshwise search operators/mlp-2-processes --out plan.json"
         yield f"    meshwise execute operators/mlp-2-processes --plan plan.json --module {_MODULE} --verify"
         yield ""
-        yield "The last line says whether loss, gradients and parameters are those of one process, and by how much they differ."
-        yield ""
+        yield from _prose(
+            "The last line says whether loss, gradients and parameters are those of one process, and by how",
+            "much they differ.",
+        )
 
 
 _MODULE = "scenarios/operators/mlp.py:mlp"
@@ -321,6 +348,10 @@ def _time(ticks: int) -> str:
     return format_time(to_seconds(ticks)) if ticks else "0"
 
 
+def _prose(*lines: str) -> Iterator[str]:
+    yield from (*wrap(" ".join(lines), 118, break_long_words=False, break_on_hyphens=False), "")
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     names = list(head)
     yield f"| {' | '.join(names)} |"
@@ -329,12 +360,11 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     yield ""
 
 
-def write(folder: Path) -> None:
+def write(walk: Walk, folder: Path) -> None:
     """Write the page and its picture."""
-    walk = Walk()
     (folder / PAGE).write_text(walk.page(), "utf-8")
     draw_sharded_graph(walk.problem.graph, walk.plan, folder / PICTURE)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+    write(Walk(), Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))

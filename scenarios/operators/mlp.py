@@ -1,4 +1,4 @@
-"""The module of ``mlp.yaml``: ``meshwise capture scenarios/operators/mlp.py:mlp --out scenarios/operators/mlp.json``."""
+"""The module from which ``meshwise capture scenarios/operators/mlp.py:mlp --out mlp.json`` makes ``mlp.json``."""
 
 import torch
 from torch import Tensor, nn

@@ -107,7 +107,7 @@ class BlockLayout:
         return {dim: -(-self._scaled(dim, size) // self._ways(cuts.get(dim, ()))) for dim, size in operator.dims}
 
     def has_gradient(self, name: str) -> bool:
-        """Return whether backward makes a gradient of a tensor: none of indices, nor of data, which no operator makes."""
+        """Return whether a tensor has a gradient: indices have none, nor has data, which no operator makes."""
         return name in self._made and self.block.tensor[name].dtype != "int64"
 
     def tensor_bytes(self, name: str, spec: ShardingSpec = REPLICATED) -> int:
