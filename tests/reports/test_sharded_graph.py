@@ -8,12 +8,10 @@ from reports.sharded_graph import INPUT, draw_sharded_graph, edges
 from scenarios import load
 from simulator.collective_kinds import Collective
 from simulator.operator_graph import BATCH
-from strategies.completion import complete
-from strategies.layout import Layout
 from strategies.lowering.kinds import kinds
 from strategies.lowering.operator import BlockLayout
 from strategies.operators.complete import operator_plan
-from strategies.sharding import OperatorSharding
+from strategies.sharding import OperatorSharding, ShardingSpec
 
 
 def test_edges_of_a_layer_are_megatrons(tmp_path: Path) -> None:
@@ -49,12 +47,14 @@ def test_an_exchange_shows_the_bytes_that_the_step_moves() -> None:
 
 
 def test_readers_of_one_layout_share_its_redistribution() -> None:
-    # SwiGLU: gate and up read one input; Megatron's backward sums both gradients once
-    scenario = load("llama3-8b-8-h100")
-    plan = complete(scenario.problem, Layout(tensor=8, microbatch=scenario.problem.training.global_batch))
-    kind = kinds(scenario.problem.graph, plan.shardings).of_name["layers"]
-    found = edges(BlockLayout.of_kind(kind, plan.mesh, 1))
-    assert sum(len(edge.backward) for edge in found) == 2
+    # what comes into a layer cut along the sequence is gathered once for the norm and for the residual, both whole
+    scenario = load("scenarios/gpt3-175b-1024-a100.yaml")
+    cut = ShardingSpec((("sequence", ("tensor",)),))
+    layout = BlockLayout(scenario.problem.graph.blocks[1], scenario.chosen().mesh, {}, 1, arriving=[cut])
+    found = {(edge.source, edge.target): edge.forward for edge in edges(layout)}
+    readers = [moves for (source, _), moves in found.items() if source == INPUT]
+    assert readers == [((Collective.ALL_GATHER, 2048 * 12288 * 2),), ()]
+    assert sum(map(len, found.values())) == 1
 
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
