@@ -79,6 +79,7 @@ class BlockLayout:
                 self.produced[name] = self.shardings[operator.name].of_output(operator, block.tensor[name])
         for name in block.inputs:
             self.produced.setdefault(name, REPLICATED)  # no operator reads it: it passes the block by
+        self._made = frozenset((*block.inputs, *(name for op in block.operators for name in op.outputs)))
 
     @classmethod
     def of_kind(
@@ -104,6 +105,10 @@ class BlockLayout:
         """Return the local size of every dim of an operator's iteration space."""
         cuts = dict(self.shardings[operator.name].cuts)
         return {dim: -(-self._scaled(dim, size) // self._ways(cuts.get(dim, ()))) for dim, size in operator.dims}
+
+    def has_gradient(self, name: str) -> bool:
+        """Return whether a tensor has a gradient: indices have none, nor has data, which no operator makes."""
+        return name in self._made and self.block.tensor[name].has_gradient
 
     def tensor_bytes(self, name: str, spec: ShardingSpec = REPLICATED) -> int:
         """Return the bytes of one rank's share of a tensor in the layout ``spec``."""
@@ -244,7 +249,7 @@ def block_steps(
                 forward += arriving
                 if shards:
                     regathered += [step._replace(beside=True) for step in arriving if gathers(step)]
-                moved = returning_steps(layout, groups, name, _gradient(layout, name, wanted), have)
+                moved = returning_steps(layout, groups, name, summed_gradient(layout, name, wanted), have)
                 returning += sorted_tokens(layout, accelerator, TaskKind.BACKWARD, moved)
         own = operator_steps(layout, accelerator, groups, operator, again.get(operator.name, ()))
         returning = [*own.after, *returning]
@@ -323,8 +328,8 @@ def sorted_tokens(layout: BlockLayout, accelerator: Accelerator, kind: TaskKind,
 def returning_steps(
     layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, have: ShardingSpec
 ) -> list[Step]:
-    """Return the collectives that bring a gradient back to where its tensor was made; none of indices and data."""
-    if not layout.block.tensor[name].has_gradient:
+    """Return the collectives that bring the gradient of a tensor, if it has one, back to where the tensor was made."""
+    if not layout.has_gradient(name):
         return []
     return collectives(layout, groups, name, gradient, have.complete, "gradient of ")
 
@@ -334,7 +339,7 @@ def gathers(step: Step) -> bool:
     return step.collective is Collective.ALL_GATHER and step.axis == TENSOR
 
 
-def _gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
+def summed_gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
     """Return the layout of a gradient once all readers of ``(name, wanted)`` have added to it."""
     partial: dict[str, None] = {}
     for operator in layout.block.operators:

@@ -1,6 +1,6 @@
 """The collectives of one operator: what moves its tensors from one layout to another, and sums its statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +9,7 @@ from simulator.compute import PRODUCTS
 from simulator.operator_graph import Operator, OperatorKind
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.step import Step, communication
-from strategies.sharding import ShardingSpec, after, redistribute
+from strategies.sharding import Redistribution, ShardingSpec, after, redistribute
 
 if TYPE_CHECKING:
     from strategies.lowering.operator import BlockLayout
@@ -20,19 +20,29 @@ Groups = Mapping[str, Communicator]
 _DEFERRED = PRODUCTS | {OperatorKind.EMBEDDING}
 
 
+def transfers(
+    layout: "BlockLayout", name: str, source: ShardingSpec, target: ShardingSpec
+) -> Iterator[tuple[Redistribution, float]]:
+    """Yield what moves a tensor from one layout to another: the collectives, each with its bytes.
+
+    The bytes are those of the tensor that a group has together, of an exchange those that each rank has before it.
+    """
+    current = source
+    for move in redistribute(source, target):
+        exchanges, found = move.collective is Collective.ALL_TO_ALL, move.before(current)
+        yield move, float(layout.tensor_bytes(name, found.complete if exchanges else found.without(move.axis)))
+        current = after(current, move)
+
+
 def collectives(
     layout: "BlockLayout", groups: Groups, name: str, source: ShardingSpec, target: ShardingSpec, what: str = ""
 ) -> list[Step]:
     """Return the collectives that move a tensor, or ``what`` of it, from one layout to another."""
-    steps, current = [], source
-    for move in redistribute(source, target):
-        if move.axis in groups:
-            exchanges, found = move.collective is Collective.ALL_TO_ALL, move.before(current)
-            size = float(layout.tensor_bytes(name, found.complete if exchanges else found.without(move.axis)))
-            step = communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")
-            steps.append(step._replace(tensor=name))
-        current = after(current, move)
-    return steps
+    return [
+        communication(groups[move.axis], move.axis, move.collective, size, f"{what}{name}")._replace(tensor=name)
+        for move, size in transfers(layout, name, source, target)
+        if move.axis in groups
+    ]
 
 
 def exchanged_axes(layout: "BlockLayout") -> frozenset[str]:

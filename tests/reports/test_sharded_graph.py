@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from reports.sharded_graph import draw_sharded_graph, edges
+from reports.sharded_graph import INPUT, draw_sharded_graph, edges
 from scenarios import load
 from simulator.collective_kinds import Collective
+from simulator.operator_graph import BATCH
+from strategies.lowering.kinds import kinds
 from strategies.lowering.operator import BlockLayout
+from strategies.operators.complete import operator_plan
+from strategies.sharding import OperatorSharding, ShardingSpec
 
 
 def test_edges_of_a_layer_are_megatrons(tmp_path: Path) -> None:
@@ -24,6 +28,33 @@ def test_edges_of_a_layer_are_megatrons(tmp_path: Path) -> None:
     draw_sharded_graph(scenario.problem.graph, plan, first)
     draw_sharded_graph(scenario.problem.graph, plan, tmp_path / "second.png")
     assert first.read_bytes() == (tmp_path / "second.png").read_bytes()
+
+
+def test_an_exchange_shows_the_bytes_that_the_step_moves() -> None:
+    # gelu of 512 rows of 8192 in bf16, cut along the batch and read cut along ffn: each of 8 ranks exchanges its 1 MiB
+    # forward, and back the gradient; it crosses from one block to the next
+    problem = load("operators/mlp").problem
+    cuts = {"up.up": BATCH, "up.gelu": BATCH, "down.down": "ffn"}
+    chosen = [OperatorSharding(name, ((dim, ("tensor",)),)) for name, dim in cuts.items()]
+    plan = operator_plan(problem, {"tensor": 8}, 512, chosen)
+    kind = kinds(problem.graph, plan.shardings).of_name["down"]
+    first, second, *_ = edges(BlockLayout.of_kind(kind, plan.mesh, 512))
+    exchange = ((Collective.ALL_TO_ALL, 2**20),)
+    assert (first.source, first.forward, first.backward) == (INPUT, exchange, exchange)
+    assert (second.forward, second.backward) == (((Collective.ALL_REDUCE, 512 * 2048 * 2),), ())
+    layout = BlockLayout(problem.graph.blocks[0], plan.mesh, {each.operator: each for each in chosen}, 512)
+    assert [(edge.forward, edge.backward) for edge in edges(layout)] == [((), ())]
+
+
+def test_readers_of_one_layout_share_its_redistribution() -> None:
+    # what comes into a layer cut along the sequence is gathered once for the norm and for the residual, both whole
+    scenario = load("scenarios/gpt3-175b-1024-a100.yaml")
+    cut = ShardingSpec((("sequence", ("tensor",)),))
+    layout = BlockLayout(scenario.problem.graph.blocks[1], scenario.chosen().mesh, {}, 1, arriving=[cut])
+    found = {(edge.source, edge.target): edge.forward for edge in edges(layout)}
+    readers = [moves for (source, _), moves in found.items() if source == INPUT]
+    assert readers == [((Collective.ALL_GATHER, 2048 * 12288 * 2),), ()]
+    assert sum(map(len, found.values())) == 1
 
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
