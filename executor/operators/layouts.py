@@ -12,10 +12,15 @@ from torch.fx import Node
 
 from executor.capture.captured import Captured
 from simulator.operator_graph import BATCH, Block, Operator, Tensor
+from strategies.lowering.redistribution import read_again
 from strategies.lowering.replicated import is_bias
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+Bringing = tuple[str, ShardingSpec, str]
+"""A root, the layout in which it is read, and the occurrence of a block that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Layouts:
         self._parameter_names = {placeholder: key[-1] for key, placeholder in captured.parameter_names.items()}
         self.root: dict[str, str] = {}
         self.produced: dict[str, ShardingSpec] = {}
-        self.gradient: dict[tuple[str, ShardingSpec], ShardingSpec] = {}
+        self.gradient: dict[Bringing, ShardingSpec] = {}
         nodes = [node for node in captured.program.graph.nodes if node.op != "output"]
         for node in nodes:
             self._find_home(node)
@@ -60,9 +65,10 @@ class Layouts:
         for node in nodes:
             for root in self.read_by(node):
                 reading = self.reading(node, root)
-                partial = self.gradient.get((root, reading.wanted), REPLICATED).partial
+                key = self.bringing(node, root)
+                partial = self.gradient.get(key, REPLICATED).partial
                 union = tuple(dict.fromkeys([*partial, *reading.gradient.partial]))
-                self.gradient[root, reading.wanted] = ShardingSpec(reading.wanted.cuts, union)
+                self.gradient[key] = ShardingSpec(reading.wanted.cuts, union)
 
     @property
     def loss(self) -> str:
@@ -125,6 +131,23 @@ class Layouts:
             summed = {axis for dim in operator.reduced for axis in dict(sharding.cuts).get(dim, ())}
             gradient = ShardingSpec(gradient.cuts, tuple(axis for axis in gradient.partial if axis not in summed))
         return Reading(sharding.of_input(tensor), gradient)
+
+    def bringing(self, node: Node, root: str) -> Bringing:
+        """Return what the readers of a root share that read it in one layout: those of one occurrence of a block."""
+        return root, self.reading(node, root).wanted, self._occurrence(node.name)
+
+    def _occurrence(self, node: str) -> str:
+        """Return the occurrence of a block in which an operator is."""
+        block = self.captured.operators[node].rpartition(".")[0]
+        return f"{block}.{self.captured.occurrence[node]}"
+
+    def gathered_again(self, node: Node, root: str) -> bool:
+        """Return whether an operator gathers a parameter for backward too: one that it needs and that is kept cut."""
+        operator = self.operator(node)
+        if operator is None or root not in self.captured.parameters:
+            return False
+        needed = self._parameter_names.get(root) in read_again(operator)
+        return needed and self.reading(node, root).wanted != self.produced[root]
 
     def values(self, node: Node) -> list[str]:
         """Return the names of a node's values in order: of several, those of the nodes that pick one."""

@@ -18,7 +18,7 @@ from torch.fx import Node
 from executor.capture.captured import Captured
 from executor.operators import local_operators
 from executor.operators.collectives import Ranks
-from executor.operators.layouts import Layouts
+from executor.operators.layouts import Bringing, Layouts
 from executor.operators.movement import Move, Share
 from executor.operators.stages import StageProgram, stage_programs
 from strategies.mesh import DATA
@@ -109,7 +109,7 @@ class OperatorNetwork(nn.Module):
     def summed(self, root: str) -> tuple[str, ...]:
         """Return the axes over which the gradient of a parameter is left to be summed once a step."""
         placed = self.layouts.produced[root].placed
-        found = [spec.partial for (name, _), spec in self.layouts.gradient.items() if name == root]
+        found = [spec.partial for (name, *_), spec in self.layouts.gradient.items() if name == root]
         return tuple(axis for axis in dict.fromkeys(chain.from_iterable(found)) if axis not in placed)
 
 
@@ -121,7 +121,7 @@ class Pass:
         self.program = program
         self.values: dict[str, DTensor] = {}
         self.locals: dict[str, Tensor] = {}
-        self.brought: dict[tuple[str, ShardingSpec], Tensor] = {}
+        self.brought: dict[Bringing, Tensor] = {}
         given = dict(zip(network.captured.inputs, inputs, strict=True)) | network._fixed
         for name, tensor in given.items():
             self.locals[name] = tensor.reshape(self.layouts.tensor(name).shape)
@@ -229,10 +229,11 @@ class Pass:
     def _read(self, node: Node, root: str) -> Tensor:
         """Return this rank's part of a root as a node reads it."""
         reading, dims = self.layouts.reading(node, root), self.layouts.dims(root)
-        union = self.layouts.gradient[root, reading.wanted]
-        if (root, reading.wanted) not in self.brought:
-            self.brought[root, reading.wanted] = self._bring(root, dims, reading.wanted, union)
-        value = self.brought[root, reading.wanted]
+        key = self.layouts.bringing(node, root)
+        union = self.layouts.gradient[key]
+        if key not in self.brought:
+            self.brought[key] = self._bring(root, dims, reading.wanted, union)
+        value = self.brought[key]
         missing = tuple(axis for axis in union.partial if axis not in reading.gradient.partial)
         return self._shared(value, missing) if value.is_floating_point() else value
 
@@ -278,12 +279,13 @@ class Pass:
         return value.reshape(shape)
 
     def _gathering(self, node: Node) -> tuple[Any, Any]:
-        """Return hooks that keep of gathered parameters only the part, and gather them again for backward."""
+        """Return hooks that keep of gathered weights only the part, and gather them again for backward."""
         gathered: dict[int, tuple[str, ShardingSpec]] = {}
         for root in self.layouts.read_by(node):
             wanted = self.layouts.reading(node, root).wanted
-            if root in self.network.parts and wanted != self.layouts.produced[root]:
-                gathered[self.brought[root, wanted].untyped_storage().data_ptr()] = root, wanted
+            if self.layouts.gathered_again(node, root):
+                brought = self.brought[self.layouts.bringing(node, root)]
+                gathered[brought.untyped_storage().data_ptr()] = root, wanted
         again: dict[str, Tensor] = {}
 
         def pack(saved: Tensor) -> Any:

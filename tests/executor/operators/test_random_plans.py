@@ -19,6 +19,7 @@ from executor.capture.capture import capture  # noqa: E402
 from executor.capture.captured import Captured  # noqa: E402
 from executor.launcher import launch  # noqa: E402
 from simulator.collective_kinds import Collective  # noqa: E402
+from simulator.operator_graph import OperatorKind  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
 from strategies.mesh import OPERATOR_AXES, TENSOR, TENSOR_ROWS  # noqa: E402
 from strategies.operators.choices import choices  # noqa: E402
@@ -63,9 +64,11 @@ def simulated(of: Captured, small: Problem, plan: Plan) -> Ran:
         own = {name for operator in block.operators for name in (*operator.outputs, *operator.parameters)}
         own |= set(block.inputs[:crossing])
         crossing = len(block.outputs)
-        first = {name for each in block.operators if own.isdisjoint(each.inputs) for name in each.parameters}
+        linear = [each for each in block.operators if each.kind is not OperatorKind.CONVOLUTION]
+        first = {name for each in linear if own.isdisjoint(each.inputs) for name in each.parameters}
         steps = costs.blocks.cost(plan, names[occurrence], rank).steps
-        # what only reads data has no gradient of its input to make, for which its weight would be gathered again
+        # a linear layer that only reads data has no gradient of its input to make, for which its weight would be
+        # gathered again; a convolution's weight is kept anyway
         backward = [s for s in steps.backward if not (s.collective is Collective.ALL_GATHER and s.tensor in first)]
         for step in (*steps.forward, *backward):
             if step.collective is not None and step.tensor in own:
