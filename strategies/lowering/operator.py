@@ -110,6 +110,15 @@ class BlockLayout:
         """Return whether a tensor has a gradient: indices have none, nor has data, which no operator makes."""
         return name in self._made and self.block.tensor[name].has_gradient
 
+    def gives_gradient(self, operator: Operator) -> bool:
+        """Return whether backward runs through an operator: not where nothing that it makes has a gradient."""
+        return any(self.block.tensor[name].has_gradient for name in operator.outputs)
+
+    def readers(self, name: str, wanted: ShardingSpec) -> list[Operator]:
+        """Return the operators that read a tensor in a layout."""
+        found = (operator for operator in self.block.operators if name in operator.inputs)
+        return [operator for operator in found if self.wanted(operator, name) == wanted]
+
     def tensor_bytes(self, name: str, spec: ShardingSpec = REPLICATED) -> int:
         """Return the bytes of one rank's share of a tensor in the layout ``spec``."""
         tensor = self.block.tensor[name]
@@ -249,8 +258,9 @@ def block_steps(
                 forward += arriving
                 if shards:
                     regathered += [step._replace(beside=True) for step in arriving if gathers(step)]
-                moved = returning_steps(layout, groups, name, summed_gradient(layout, name, wanted), have)
-                returning += sorted_tokens(layout, accelerator, TaskKind.BACKWARD, moved)
+                if any(layout.gives_gradient(reader) for reader in layout.readers(name, wanted)):
+                    moved = returning_steps(layout, groups, name, summed_gradient(layout, name, wanted), have)
+                    returning += sorted_tokens(layout, accelerator, TaskKind.BACKWARD, moved)
         own = operator_steps(layout, accelerator, groups, operator, again.get(operator.name, ()))
         returning = [*own.after, *returning]
         if layout.rings(operator) and CONTEXT in groups:
@@ -342,10 +352,9 @@ def gathers(step: Step) -> bool:
 def summed_gradient(layout: BlockLayout, name: str, wanted: ShardingSpec) -> ShardingSpec:
     """Return the layout of a gradient once all readers of ``(name, wanted)`` have added to it."""
     partial: dict[str, None] = {}
-    for operator in layout.block.operators:
-        if name in operator.inputs and layout.wanted(operator, name) == wanted:
-            spec = layout.shardings[operator.name].of_gradient(layout.block.tensor[name])
-            partial |= dict.fromkeys(spec.partial)
+    for operator in layout.readers(name, wanted):
+        spec = layout.shardings[operator.name].of_gradient(layout.block.tensor[name])
+        partial |= dict.fromkeys(spec.partial)
     return ShardingSpec(wanted.cuts, tuple(partial))
 
 

@@ -19,7 +19,7 @@ from executor.capture.capture import capture  # noqa: E402
 from executor.capture.captured import Captured  # noqa: E402
 from executor.launcher import launch  # noqa: E402
 from simulator.collective_kinds import Collective  # noqa: E402
-from simulator.operator_graph import OperatorKind  # noqa: E402
+from simulator.operator_graph import SEQUENCE, OperatorKind  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
 from strategies.mesh import OPERATOR_AXES, TENSOR, TENSOR_ROWS  # noqa: E402
 from strategies.operators.choices import choices  # noqa: E402
@@ -46,13 +46,17 @@ def problem(of: Captured, ranks: int) -> Problem:
 
 
 def drawn(of: Captured, degrees: dict[str, int], random: Random) -> list[OperatorSharding]:
-    """Return a legal sharding for every operator."""
-    blocks = of.graph.blocks
-    return [
-        random.choice(choices(block.name, block, operator, degrees, of.batch))
-        for block in blocks
-        for operator in block.operators
-    ]
+    """Return a legal sharding for every operator, whole for those that share a parameter and must keep it alike."""
+    tied = {parameter for pair in of.graph.tied for parameter in pair}
+    result = []
+    for block in of.graph.blocks:
+        for operator in block.operators:
+            legal = choices(block.name, block, operator, degrees, of.batch)
+            shares = any((block.name, name) in tied for name in operator.parameters)
+            # a table of positions is simulated as whole on every rank, as frameworks keep it
+            positions = any(SEQUENCE in block.tensor[name].dims for name in operator.parameters)
+            result.append(legal[0] if shares or positions else random.choice(legal))
+    return result
 
 
 def simulated(of: Captured, small: Problem, plan: Plan) -> Ran:
