@@ -60,7 +60,7 @@ class Ranks:
         for dim in dims:
             for axis in target.axes(dim)[len(layout.axes(dim)) :]:
                 local = self._cut(local, dims.index(dim), axis)
-        return local
+        return local.contiguous()
 
     def run(self, local: Tensor, dims: Dims, layout: ShardingSpec, move: Redistribution) -> Tensor:
         """Return this rank's part of a tensor after one collective."""
