@@ -35,6 +35,10 @@ class CostModel(Protocol):
         """Return seconds that the step time is never below."""
         ...
 
+    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+        """Return for every plan seconds that its step time is never below, at least the bound."""
+        ...
+
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return step time and memory by simulation."""
         ...

@@ -1,5 +1,6 @@
 """Search: one driver, and one algorithm a file."""
 
+from strategies.search.best_first import BestFirst
 from strategies.search.driver import OutOfTime, Progress, Proof, Proposals, SearchAlgorithm, SearchResult, search
 from strategies.search.dynamic_programming import DynamicProgramming
 from strategies.search.exhaustive import Exhaustive
@@ -10,7 +11,8 @@ from strategies.search.recursive_programming import RecursiveProgramming
 from strategies.search.sharding_propagation import ShardingPropagation
 from strategies.search.space import Space, layouts, neighbours
 
-LAYOUT_ALGORITHMS: dict[str, type[Exhaustive] | type[MCMC]] = {
+LAYOUT_ALGORITHMS: dict[str, type[BestFirst] | type[Exhaustive] | type[MCMC]] = {
+    "best_first": BestFirst,
     "exhaustive": Exhaustive,
     "mcmc": MCMC,
 }
@@ -44,6 +46,7 @@ __all__ = [
     "MCMC",
     "OPERATOR_ALGORITHMS",
     "PINNED_ALGORITHMS",
+    "BestFirst",
     "DynamicProgramming",
     "Exhaustive",
     "Frontier",

@@ -1,6 +1,6 @@
 """Small problems and a made-up cost model for the tests of search."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -103,6 +103,10 @@ class FakeCost:
         """Seconds, never above the step time."""
         slack = (1 - self.tight) * drawn(self.seed, plan, "bound").random()
         return self.step_time(plan) * (1 - slack)
+
+    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+        """Seconds, half way from the bound to the step time."""
+        return [(self.bound(plan) + self.step_time(plan)) / 2 for plan in plans]
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Seconds and bytes."""
