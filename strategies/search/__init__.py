@@ -2,6 +2,7 @@
 
 from strategies.search.beam import Beam
 from strategies.search.best_first import BestFirst
+from strategies.search.bottleneck import Bottleneck
 from strategies.search.breadth_first import BreadthFirst
 from strategies.search.driver import OutOfTime, Progress, Proof, Proposals, SearchAlgorithm, SearchResult, search
 from strategies.search.dynamic_programming import DynamicProgramming
@@ -23,7 +24,8 @@ LAYOUT_ALGORITHMS: dict[
     | type[Beam]
     | type[MCMC]
     | type[RandomSearch]
-    | type[Expert],
+    | type[Expert]
+    | type[Bottleneck],
 ] = {
     "best_first": BestFirst,
     "exhaustive": Exhaustive,
@@ -32,6 +34,7 @@ LAYOUT_ALGORITHMS: dict[
     "mcmc": MCMC,
     "random": RandomSearch,
     "expert": Expert,
+    "bottleneck": Bottleneck,
 }
 """Algorithms that choose a layout of the whole network."""
 
@@ -65,6 +68,7 @@ __all__ = [
     "PINNED_ALGORITHMS",
     "Beam",
     "BestFirst",
+    "Bottleneck",
     "BreadthFirst",
     "DynamicProgramming",
     "Exhaustive",

@@ -15,6 +15,7 @@ from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.resources import Resource
 from strategies.search.space import EVERYTHING, Space, layouts
 
 TELL_SECONDS = 0.5
@@ -274,6 +275,11 @@ class _Run:
         """Return seconds that the plan's step takes at least."""
         self._look(plan)
         return self.costs.bound(plan)
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Return the seconds of a step that every resource takes."""
+        self._look(plan)
+        return self.costs.spent(plan)
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return for every plan the seconds of its longest path."""
