@@ -41,7 +41,7 @@ class SearchSettings:
     ``budget`` is in evaluations, ``seconds`` of wall time; None is the driver's default.
     """
 
-    algorithm: str = "exhaustive"
+    algorithm: str = "best_first"
     budget: int | None = None
     seconds: float | None = None
     options: tuple[tuple[str, Any], ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
-from simulator.engine import step_time
+from simulator.engine import simulate, step_time
 from simulator.units import to_seconds
 from strategies.bound import Bounds
 from strategies.evaluation import Evaluation
@@ -18,6 +18,7 @@ from strategies.needs import Needs
 from strategies.path_times import path_times
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.resources import Resource, spent
 
 
 class CostModel(Protocol):
@@ -35,8 +36,16 @@ class CostModel(Protocol):
         """Return seconds that the step time is never below."""
         ...
 
+    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+        """Return for every plan seconds that its step time is never below, at least the bound."""
+        ...
+
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return step time and memory by simulation."""
+        ...
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Return the seconds of a step that every resource takes."""
         ...
 
 
@@ -66,6 +75,10 @@ class SimulatedCost:
     def bound(self, plan: Plan) -> float:
         """Return the length in seconds of a path through the step: a lower bound."""
         return to_seconds(self._bounds.ticks(plan))
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Return the seconds of a step that every resource takes, by simulation."""
+        return spent(simulate(lower(self.problem, plan, costs=self.costs), self.engine))
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return for every plan the seconds of its longest path: at least the bound, at most the step time."""

@@ -13,7 +13,7 @@ CALIBRATION_SECONDS = 20.0
 STEPS = 22
 """Two to warm up, twenty for the median."""
 WALK = 60
-"""Evaluations of the random walk that the exhaustive search is drawn against."""
+"""Evaluations of the random walk that the proven search is drawn against."""
 
 SCENARIO = """\
 # A small byte-level GPT on this machine; cluster.yaml holds what `meshwise calibrate` measured.
@@ -33,7 +33,7 @@ cluster:
   file: cluster.yaml
 
 search:
-  algorithm: exhaustive
+  algorithm: best_first
 """
 
 

@@ -1,18 +1,40 @@
 """Search: one driver, and one algorithm a file."""
 
+from strategies.search.beam import Beam
+from strategies.search.best_first import BestFirst
+from strategies.search.bottleneck import Bottleneck
+from strategies.search.breadth_first import BreadthFirst
 from strategies.search.driver import OutOfTime, Progress, Proof, Proposals, SearchAlgorithm, SearchResult, search
 from strategies.search.dynamic_programming import DynamicProgramming
 from strategies.search.exhaustive import Exhaustive
+from strategies.search.expert import Expert
 from strategies.search.frontier import Frontier
 from strategies.search.integer_programming import IntegerProgramming
 from strategies.search.mcmc import MCMC
+from strategies.search.random import RandomSearch
 from strategies.search.recursive_programming import RecursiveProgramming
 from strategies.search.sharding_propagation import ShardingPropagation
 from strategies.search.space import Space, layouts, neighbours
 
-LAYOUT_ALGORITHMS: dict[str, type[Exhaustive] | type[MCMC]] = {
+LAYOUT_ALGORITHMS: dict[
+    str,
+    type[BestFirst]
+    | type[Exhaustive]
+    | type[BreadthFirst]
+    | type[Beam]
+    | type[MCMC]
+    | type[RandomSearch]
+    | type[Expert]
+    | type[Bottleneck],
+] = {
+    "best_first": BestFirst,
     "exhaustive": Exhaustive,
+    "breadth_first": BreadthFirst,
+    "beam": Beam,
     "mcmc": MCMC,
+    "random": RandomSearch,
+    "expert": Expert,
+    "bottleneck": Bottleneck,
 }
 """Algorithms that choose a layout of the whole network."""
 
@@ -44,14 +66,20 @@ __all__ = [
     "MCMC",
     "OPERATOR_ALGORITHMS",
     "PINNED_ALGORITHMS",
+    "Beam",
+    "BestFirst",
+    "Bottleneck",
+    "BreadthFirst",
     "DynamicProgramming",
     "Exhaustive",
+    "Expert",
     "Frontier",
     "IntegerProgramming",
     "OutOfTime",
     "Progress",
     "Proof",
     "Proposals",
+    "RandomSearch",
     "RecursiveProgramming",
     "SearchAlgorithm",
     "SearchResult",

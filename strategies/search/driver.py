@@ -4,7 +4,7 @@ An algorithm is a frozen dataclass with one generator. It writes ``evaluation = 
 learn about a plan, and may yield or return a `Proof` to say what it knows about all of them.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,6 +15,7 @@ from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.resources import Resource
 from strategies.search.space import EVERYTHING, Space, layouts
 
 TELL_SECONDS = 0.5
@@ -274,6 +275,17 @@ class _Run:
         """Return seconds that the plan's step takes at least."""
         self._look(plan)
         return self.costs.bound(plan)
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Return the seconds of a step that every resource takes."""
+        self._look(plan)
+        return self.costs.spent(plan)
+
+    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+        """Return for every plan the seconds of its longest path."""
+        for plan in plans:
+            self._look(plan)
+        return self.costs.longest_paths(plans)
 
     def nearest(self, problem: Problem, space: Space) -> Trial | None:
         """Return the plan with the least peak memory of those that there is time to look at."""

@@ -21,7 +21,8 @@ from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.driver import Proposals
-from strategies.search.space import Space, layouts, neighbours
+from strategies.search.habits import by_habit
+from strategies.search.space import Space, neighbours
 
 RESTART_DRAWS = 100
 """Random layouts that a restart tries before it goes back to the best."""
@@ -40,7 +41,7 @@ _Visit = Generator[Plan, Evaluation, _Place | None]
 
 @dataclass(frozen=True, slots=True)
 class MCMC:
-    """Random walk that always takes better neighbours and sometimes worse ones.
+    """Random walk that takes better neighbours, and sometimes worse ones (FlexFlow, MLSys 2019).
 
     It starts from what an expert would try first: data parallelism, or else the least model
     parallelism that fits, tensor inside the node and pipeline across. A proposal is a uniformly
@@ -89,8 +90,8 @@ class MCMC:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of the walk that fit; it proves nothing."""
         rng = Random(self.seed)
-        everywhere = tuple(layouts(problem, space))
-        current = yield from _first(problem, space, costs, _by_habit(problem, everywhere))
+        everywhere = by_habit(problem, space)
+        current = yield from _first(problem, space, costs, everywhere)
         if current is None:
             return None
         best, waited = current, 0
@@ -120,17 +121,6 @@ class MCMC:
             return exp(min(0.0, -self.alpha * (place.cost - current.cost) * 1e3))
         ratio = log(current.cost / place.cost) / self.temperature
         return exp(min(0.0, ratio + log(len(current.around) / len(place.around))))
-
-
-def _by_habit(problem: Problem, everywhere: tuple[Layout, ...]) -> list[Layout]:
-    """Return the layouts in the order in which an expert would try them."""
-    node = problem.cluster.first.devices
-
-    def key(layout: Layout) -> tuple[bool, bool, int, int]:
-        unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
-        return unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
-
-    return sorted(everywhere, key=key)
 
 
 def _first(problem: Problem, space: Space, costs: CostModel, candidates: Sequence[Layout]) -> _Visit:

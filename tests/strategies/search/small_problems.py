@@ -1,6 +1,6 @@
 """Small problems and a made-up cost model for the tests of search."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -15,6 +15,7 @@ from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKin
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.resources import Resource
 from strategies.search import Space
 from strategies.training import Training
 
@@ -103,6 +104,14 @@ class FakeCost:
         """Seconds, never above the step time."""
         slack = (1 - self.tight) * drawn(self.seed, plan, "bound").random()
         return self.step_time(plan) * (1 - slack)
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Seconds, of which no two are the same."""
+        return {resource: drawn(self.seed, plan, resource).random() for resource in Resource}
+
+    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+        """Seconds, half way from the bound to the step time."""
+        return [(self.bound(plan) + self.step_time(plan)) / 2 for plan in plans]
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Seconds and bytes."""

@@ -1,117 +1,21 @@
-from dataclasses import replace
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from simulator.models.transformer import Transformer, build
 from strategies.completion import complete
-from strategies.cost_model import SimulatedCost
-from strategies.plan import Plan
 from strategies.search import Exhaustive, layouts, search
-from strategies.training import Training
 
 from .small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem(nodes=1, devices_per_node=4)
 PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
 
-COSTS = st.builds(
-    FakeCost,
-    seed=st.integers(0, 10**6),
-    levels=st.sampled_from((1, 3, 1000)),
-    tight=st.sampled_from((0.0, 0.5, 0.9, 1.0)),
-    capacity=st.sampled_from((0.02, 0.3, 1.0)),
-)
 
-
-def optimum(costs: FakeCost) -> float:
-    return min((costs.step_time(plan) for plan in PLANS if costs.fits(plan)), default=float("inf"))
-
-
-@settings(max_examples=40, deadline=None)
-@given(costs=COSTS)
-def test_the_answer_is_that_of_brute_force_with_a_proof(costs: FakeCost) -> None:
+def test_it_evaluates_all_that_fits_and_proves_the_best_of_them() -> None:
+    costs = FakeCost(capacity=0.5, tight=1.0)  # bounds as good as they come leave nothing out
     result = search(Exhaustive(), PROBLEM, costs=costs)
+    fitting = [plan for plan in PLANS if costs.fits(plan)]
+    assert [trial.plan for trial in result.trials] == fitting
+    assert result.best is not None
+    assert result.best.evaluation.step_time == result.lower_bound == min(map(costs.step_time, fitting))
     assert result.considered == len(PLANS)
-    if result.best is None:
-        assert not any(costs.fits(plan) for plan in PLANS)
-        assert (result.lower_bound, result.gap, result.evaluations) == (None, None, 0)
-    else:
-        assert result.best.evaluation.step_time == result.lower_bound == optimum(costs)
-        assert result.gap == 0.0
 
 
-@settings(max_examples=40, deadline=None)
-@given(costs=COSTS)
-def test_no_plan_is_evaluated_that_its_bound_or_its_memory_excludes(costs: FakeCost) -> None:
-    result = search(Exhaustive(), PROBLEM, costs=costs)
-    best = optimum(costs)
-    for trial in result.trials:
-        assert costs.bound(trial.plan) <= best
-        assert trial.evaluation.fits
-    # a bound as high as the best so far cannot win: with exact bounds the first plan is the last
-    if costs.tight == 1.0 and result.best is not None:
-        assert result.evaluations == 1
-
-
-def test_without_bounds_it_evaluates_all_that_fits() -> None:
-    class Boundless(FakeCost):
-        def bound(self, plan: object) -> float:
-            return 0.0
-
-    costs = Boundless(capacity=0.5)
-    result = search(Exhaustive(), PROBLEM, costs=costs)
-    assert {trial.plan for trial in result.trials} == {plan for plan in PLANS if costs.fits(plan)}
-
-
-@settings(max_examples=40, deadline=None)
-@given(costs=COSTS, budget=st.integers(1, 6))
-def test_a_budget_that_ends_it_early_leaves_a_valid_gap(costs: FakeCost, budget: int) -> None:
-    result = search(Exhaustive(), PROBLEM, costs=costs, budget=budget)
-    if result.best is None:
-        return
-    best, evaluated = result.best.evaluation.step_time, {trial.plan for trial in result.trials}
-    waiting = [costs.bound(plan) for plan in PLANS if costs.fits(plan) and plan not in evaluated]
-    assert result.lower_bound == min([best, *waiting])
-    assert result.lower_bound <= optimum(costs) <= best
-    assert result.gap == (best - result.lower_bound) / result.lower_bound
-
-
-def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
-    bounds: dict[Plan, float] = {}
-
-    class Recording(FakeCost):
-        def bound(self, plan: Plan) -> float:
-            return bounds.setdefault(plan, super().bound(plan))
-
-    seconds = iter(range(10**6))
-    result = search(Exhaustive(), PROBLEM, costs=Recording(), seconds=31, clock=lambda: float(next(seconds)))
-    assert 10 < len(bounds) < 31
-    assert [trial.plan for trial in result.trials] == [min(bounds, key=bounds.__getitem__)]
-    assert (result.lower_bound, result.gap) == (None, None)
-
-
-def test_with_simulated_costs_the_answer_is_that_of_brute_force() -> None:
-    spec = Transformer(layers=4, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=512)
-    problem = replace(PROBLEM, graph=build(spec, sequence=64, precision="bf16"), training=Training(8, 64))
-    costs = SimulatedCost(problem)
-    times = [costs.evaluate(complete(problem, layout)).step_time for layout in layouts(problem)]
-    result = search(Exhaustive(), problem)
-    assert result.best is not None
-    assert (result.best.evaluation.step_time, result.gap) == (min(times), 0.0)
-    assert result.evaluations < len(times) == result.considered
-
-
-def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_one() -> None:
-    class Impatient(FakeCost):
-        looked = 0
-
-        def bound(self, plan: Plan) -> float:
-            self.looked += 1
-            if self.looked > 3:
-                raise KeyboardInterrupt
-            return super().bound(plan)
-
-    result = search(Exhaustive(), PROBLEM, costs=Impatient())
-    assert result.interrupted and result.evaluations == 1 and result.gap is None
-    assert result.best is not None
+def test_before_its_end_nothing_is_proven() -> None:
+    assert search(Exhaustive(), PROBLEM, costs=FakeCost(), budget=5).gap is None

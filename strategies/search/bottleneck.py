@@ -1,0 +1,96 @@
+"""Relief of bottlenecks, one after another.
+
+References
+----------
+.. [1] Liu et al., "Aceso: efficient parallel DNN training through iterative bottleneck
+   alleviation", EuroSys 2024.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import ClassVar
+
+from strategies.completion import complete
+from strategies.cost_model import CostModel
+from strategies.layout import Layout
+from strategies.plan import Recompute
+from strategies.problem import Problem
+from strategies.recomputation import Recomputation
+from strategies.resources import Resource
+from strategies.search.driver import Proposals
+from strategies.search.habits import by_habit
+from strategies.search.space import Space, neighbours
+
+_HEAVINESS: dict[Recomputation, int] = {how: number for number, how in enumerate(Recompute)}
+"""From no recomputation to all of it."""
+
+
+_RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
+    Resource.COMPUTE: lambda old, new: new.microbatch > old.microbatch or new.tensor < old.tensor,  # type: ignore[operator]
+    Resource.RECOMPUTE: lambda old, new: _HEAVINESS[new.recompute] < _HEAVINESS[old.recompute],
+    Resource.BUBBLE: lambda old, new: (
+        new.pipeline < old.pipeline or new.chunks > old.chunks or new.microbatch < old.microbatch  # type: ignore[operator]
+    ),
+    Resource.TENSOR: lambda old, new: new.tensor < old.tensor or new.sequence_parallel != old.sequence_parallel,
+    Resource.DATA: lambda old, new: new.data < old.data or new.zero != old.zero,
+}
+"""Whether a rewrite gives a resource less to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """Rewrites that relieve what the best plan spends most time on (Aceso, EuroSys 2024).
+
+    It begins with the first plan that fits, in the order in which an expert would try them. The best plan not yet
+    relieved is taken, and its resources by the seconds that they take: of each the rewrites that relieve it, by
+    their bounds, until one is faster; that is the next plan. A rewrite that does not fit is followed by the rewrites
+    of it that need less memory. It ends when no plan found can be relieved.
+
+    What differs from [1]_: rewrites are those of whole layouts instead of one stage, a bottleneck is a resource of
+    the whole step, and rewrites whose bound is no better than the plan are not evaluated.
+    """
+
+    name: ClassVar[str] = "bottleneck"
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the rewrites that may relieve a plan; it proves nothing."""
+        start = next((each for each in by_habit(problem, space) if costs.fits(complete(problem, each))), None)
+        if start is None:
+            return None
+        seen = {start}
+        waiting = [((yield complete(problem, start)).step_time, 0, start)]
+        while waiting:
+            time, _, layout = heappop(waiting)
+            spent = costs.spent(complete(problem, layout))
+            for resource in sorted(spent, key=spent.__getitem__, reverse=True):
+                found = dict.fromkeys(_relieved(problem, space, costs, layout, resource))
+                bounds = {each: costs.bound(complete(problem, each)) for each in found if each not in seen}
+                faster = False
+                for each in sorted(bounds, key=bounds.__getitem__):
+                    if faster or bounds[each] >= time:
+                        break
+                    seen.add(each)
+                    taken = (yield complete(problem, each)).step_time
+                    heappush(waiting, (taken, len(seen), each))
+                    faster = taken < time
+                if faster:
+                    heappush(waiting, (time, len(seen), layout))  # it may be relieved in other ways later
+                    break
+        return None
+
+
+def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, resource: Resource) -> Iterator[Layout]:
+    """Yield the rewrites of a layout that relieve a resource and fit, if need be with one that saves memory."""
+    for rewrite in neighbours(problem, space, layout):
+        if not _RELIEVES[resource](layout, rewrite):
+            continue
+        plan = complete(problem, rewrite)
+        if costs.fits(plan):
+            yield rewrite
+            continue
+        memory = costs.peak_memory(plan)
+        for second in neighbours(problem, space, rewrite):
+            saving = complete(problem, second)
+            if costs.fits(saving) and costs.peak_memory(saving) < memory:
+                yield second

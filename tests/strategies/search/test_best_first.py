@@ -1,0 +1,162 @@
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.accelerator import Accelerator
+from simulator.cluster import homogeneous
+from simulator.host import Host
+from simulator.link import Link
+from simulator.models.transformer import Transformer, build
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.search import BestFirst, Space, layouts, search
+from strategies.training import Training
+
+from .small_problems import FakeCost, small_problem
+
+SCENARIOS = 40
+PROBLEM = small_problem(nodes=1, devices_per_node=4)
+PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
+
+COSTS = st.builds(
+    FakeCost,
+    seed=st.integers(0, 10**6),
+    levels=st.sampled_from((1, 3, 1000)),
+    tight=st.sampled_from((0.0, 0.5, 0.9, 1.0)),
+    capacity=st.sampled_from((0.02, 0.3, 1.0)),
+)
+
+
+def optimum(costs: FakeCost) -> float:
+    return min((costs.step_time(plan) for plan in PLANS if costs.fits(plan)), default=float("inf"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(costs=COSTS)
+def test_the_answer_is_that_of_brute_force_with_a_proof(costs: FakeCost) -> None:
+    result = search(BestFirst(), PROBLEM, costs=costs)
+    assert result.considered == len(PLANS)
+    if result.best is None:
+        assert not any(costs.fits(plan) for plan in PLANS)
+        assert (result.lower_bound, result.gap, result.evaluations) == (None, None, 0)
+    else:
+        assert result.best.evaluation.step_time == result.lower_bound == optimum(costs)
+        assert result.gap == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(costs=COSTS)
+def test_no_plan_is_evaluated_that_its_bound_or_its_memory_excludes(costs: FakeCost) -> None:
+    result = search(BestFirst(), PROBLEM, costs=costs)
+    best = optimum(costs)
+    for trial in result.trials:
+        assert costs.longest_paths([trial.plan])[0] <= best
+        assert trial.evaluation.fits
+    # a bound as high as the best so far cannot win: with exact bounds the first plan is the last
+    if costs.tight == 1.0 and result.best is not None:
+        assert result.evaluations == 1
+
+
+def test_without_bounds_it_evaluates_all_that_fits() -> None:
+    class Boundless(FakeCost):
+        def bound(self, plan: object) -> float:
+            return 0.0
+
+        def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
+            return [0.0] * len(plans)
+
+    costs = Boundless(capacity=0.5)
+    result = search(BestFirst(), PROBLEM, costs=costs)
+    assert {trial.plan for trial in result.trials} == {plan for plan in PLANS if costs.fits(plan)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(costs=COSTS, budget=st.integers(1, 6))
+def test_a_budget_that_ends_it_early_leaves_a_valid_gap(costs: FakeCost, budget: int) -> None:
+    result = search(BestFirst(), PROBLEM, costs=costs, budget=budget)
+    if result.best is None:
+        return
+    best, evaluated = result.best.evaluation.step_time, {trial.plan for trial in result.trials}
+    waiting = [plan for plan in PLANS if costs.fits(plan) and plan not in evaluated]
+    assert result.lower_bound is not None
+    assert min([best, *map(costs.bound, waiting)]) <= result.lower_bound  # no worse than the bounds alone
+    assert result.lower_bound <= min([best, *costs.longest_paths(waiting)])  # no better than all longest paths
+    assert result.gap == (best - result.lower_bound) / result.lower_bound
+
+
+def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
+    bounds: dict[Plan, float] = {}
+
+    class Recording(FakeCost):
+        def bound(self, plan: Plan) -> float:
+            return bounds.setdefault(plan, super().bound(plan))
+
+    seconds = iter(range(10**6))
+    result = search(BestFirst(), PROBLEM, costs=Recording(), seconds=31, clock=lambda: float(next(seconds)))
+    assert 10 < len(bounds) < 31
+    assert [trial.plan for trial in result.trials] == [min(bounds, key=bounds.__getitem__)]
+    assert (result.lower_bound, result.gap) == (None, None)
+
+
+def small_scenario(seed: int) -> tuple[Problem, Space]:
+    """Return a small transformer on a small cluster, with memory for some of its plans, and limits of a space."""
+    draw = Random(seed)
+    heads, hidden = draw.choice((2, 4)), draw.choice((64, 256))
+    spec = Transformer(
+        draw.randint(1, 6), hidden, heads, heads, 4 * hidden, vocab=512, tied_embeddings=draw.random() < 0.3
+    )
+    sequence, batch = 64, draw.choice((2, 4, 6, 8))
+    memory = draw.choice((1e9, 3e7, 1e7)) * (hidden / 256)
+    accelerator = Accelerator("small", (("bf16", 1e12),), memory=memory, memory_bandwidth=1e11)
+    inside, outside = Link(1e-6, 10 ** draw.uniform(9, 11)), Link(5e-6, 10 ** draw.uniform(8, 10))
+    nodes, devices = draw.choice(((1, 2), (1, 3), (1, 4), (2, 2), (3, 2), (2, 4)))
+    host = Host("host", 1e10, launch=draw.choice((0.0, 5e-6)))
+    cluster = homogeneous("small", accelerator, host, nodes, devices, inside, outside, draw.choice((1, devices)))
+    zero = draw.choice((None, (0, 1, 2, 3)))
+    return Problem(build(spec, sequence, "bf16"), cluster, Training(batch, sequence)), Space(zero=zero)
+
+
+@pytest.mark.parametrize("seed", range(SCENARIOS))
+def test_the_answer_is_that_of_simulating_every_plan(seed: int) -> None:
+    problem, space = small_scenario(seed)
+    costs = SimulatedCost(problem)
+    every = [costs.evaluate(complete(problem, layout)) for layout in layouts(problem, space)]
+    result = search(BestFirst(), problem, space)
+    assert result.considered == len(every)
+    if result.best is None:
+        assert not any(each.fits for each in every)
+    else:
+        assert result.best.evaluation.step_time == result.lower_bound == min(each.step_time for each in every)
+        assert result.best.evaluation == SimulatedCost(problem).evaluate(result.best.plan)
+        assert result.gap == 0.0
+
+
+def test_a_large_space_has_a_plan_before_all_bounds() -> None:
+    problem = small_problem(nodes=8, devices_per_node=8, layers=24, heads=64, ffn=64, sequence=64, global_batch=64)
+    assert sum(1 for _ in layouts(problem)) > 1000
+    result = search(BestFirst(), problem, costs=FakeCost(seed=2))
+    assert result.best is not None
+    assert result.gap == 0.0
+    looked: list[int] = []
+    search(BestFirst(), problem, costs=FakeCost(seed=2), progress=lambda progress: looked.append(progress.considered))
+    assert looked[0] == 1000 < looked[-1]
+
+
+def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_one() -> None:
+    class Impatient(FakeCost):
+        looked = 0
+
+        def bound(self, plan: Plan) -> float:
+            self.looked += 1
+            if self.looked > 3:
+                raise KeyboardInterrupt
+            return super().bound(plan)
+
+    result = search(BestFirst(), PROBLEM, costs=Impatient())
+    assert result.interrupted and result.evaluations == 1 and result.gap is None
+    assert result.best is not None

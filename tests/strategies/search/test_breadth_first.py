@@ -1,0 +1,40 @@
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.search import BreadthFirst, Space, layouts, neighbours, search
+
+from .small_problems import FakeCost, small_problem
+
+PROBLEM = small_problem()
+SPACE = Space(zero=(0,))
+LAYOUTS = {complete(PROBLEM, layout): layout for layout in layouts(PROBLEM, SPACE)}
+
+
+def rewrites_from(start: Layout, costs: FakeCost) -> dict[Layout, int]:
+    """Return how many rewrites each layout that fits is away, over layouts that fit, by relaxation of every edge."""
+    fits = {layout for plan, layout in LAYOUTS.items() if costs.fits(plan)}
+    away = {start: 0}
+    for _ in fits:
+        for layout in tuple(away):
+            for after in fits.intersection(neighbours(PROBLEM, SPACE, layout)):
+                away[after] = min(away.get(after, len(fits)), away[layout] + 1)
+    return away
+
+
+def test_plans_come_by_rising_number_of_rewrites_from_the_first() -> None:
+    costs = FakeCost(capacity=0.3)
+    result = search(BreadthFirst(), PROBLEM, SPACE, costs=costs)
+    trials = [LAYOUTS[trial.plan] for trial in result.trials]
+    away = rewrites_from(trials[0], costs)
+    distances = [away[layout] for layout in trials[: len(away)]]
+    assert distances == sorted(distances)
+    assert distances[-1] > 1
+
+
+def test_at_its_end_it_has_evaluated_all_that_fits_and_knows_the_best() -> None:
+    costs = FakeCost(capacity=0.1)  # what fits lies apart: rewrites of the first plan do not reach all
+    result = search(BreadthFirst(), PROBLEM, SPACE, costs=costs)
+    fitting = {plan for plan in LAYOUTS if costs.fits(plan)}
+    assert {trial.plan for trial in result.trials} == fitting
+    assert len(rewrites_from(LAYOUTS[result.trials[0].plan], costs)) < len(fitting)
+    assert result.lower_bound == min(map(costs.step_time, fitting))
+    assert result.gap == 0.0
