@@ -166,7 +166,7 @@ class BlockCosts:
             unread = self.problem.training.conventions.recomputes_unread
             steps = with_recompute(self.block(plan, name), self._plain_steps(plan, name, rank), how, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer
-            if chunks or self._hides_gradients(plan):
+            if chunks or self.hides_gradients(plan):
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
             if self.adds_gradients(plan):
                 layout, each = self.layout(plan, name), self.problem.training.gradient_bytes
@@ -184,7 +184,7 @@ class BlockCosts:
             )
         return self._costs[key]
 
-    def _hides_gradients(self, plan: Plan) -> bool:
+    def hides_gradients(self, plan: Plan) -> bool:
         """Return whether gradients of inputs are summed over tensor ranks beside products of weights' gradients."""
         whole = plan.tensor > 1 and plan.tensor_rows == 1 and not plan.splits_backward
         return whole and self.problem.training.conventions.hides_input_gradients

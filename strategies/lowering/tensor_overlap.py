@@ -67,7 +67,7 @@ def with_overlap(layout: BlockLayout, accelerator: Accelerator, steps: BlockStep
 
 def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[Step], chunks: bool) -> tuple[Step, ...]:
     """Return steps with every collective that is next to its cut product, and can be, beside a part of it."""
-    products = {operator.name: operator for operator in layout.block.operators if _cut_product(layout, operator)}
+    products = {operator.name: operator for operator in layout.block.operators if is_cut_product(layout, operator)}
     ranks = layout.mesh.size(TENSOR)
     result: list[Step] = []
     waiting = list(reversed(steps))
@@ -80,11 +80,11 @@ def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[S
             continue
         ends = operator.inputs, operator.outputs
         read, made = ends[::-1] if backward else ends
-        weights = _weight_gradient(layout, accelerator, operator, step) if backward else 0
+        weights = weight_gradient_ticks(layout, accelerator, operator, step) if backward else 0
         if chunks and result and _moves(result[-1], (Collective.ALL_GATHER,), read):
             gather = result.pop()
             result += _gathered(gather, step, (step.ticks - weights) // ranks + weights)
-        elif waiting and _moves(waiting[-1], _HIDDEN if backward else _HIDDEN[:1], made):
+        elif waiting and (sums(waiting[-1], made) if backward else _moves(waiting[-1], _HIDDEN[:1], made)):
             rest = weights if backward else step.ticks - step.ticks // ranks
             result += _scattered(step, waiting.pop(), rest)
         else:
@@ -92,16 +92,21 @@ def _overlapped(layout: BlockLayout, accelerator: Accelerator, steps: Sequence[S
     return tuple(result)
 
 
-def _cut_product(layout: BlockLayout, operator: Operator) -> bool:
+def is_cut_product(layout: BlockLayout, operator: Operator) -> bool:
     """Return whether an operator is a product with a weight that tensor ranks cut."""
     if operator.kind is not OperatorKind.MATMUL or not operator.parameters:
         return False
     return any(TENSOR in axes for _, axes in layout.kept(operator, operator.parameters[0]).cuts)
 
 
-def _weight_gradient(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
+def weight_gradient_ticks(layout: BlockLayout, accelerator: Accelerator, operator: Operator, step: Step) -> int:
     """Return the ticks of a product's backward that make the gradient of its weight."""
     return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), step.ticks)
+
+
+def sums(step: Step, tensors: Collection[str]) -> bool:
+    """Return whether a step sums the gradient of one of some tensors along the tensor axis."""
+    return _moves(step, _HIDDEN, tensors)
 
 
 def _moves(step: Step, collectives: Collection[Collective], tensors: Collection[str]) -> bool:

@@ -46,6 +46,7 @@ from strategies.lowering.recompute import moments
 from strategies.lowering.replicated import replicated_elements
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.step import Step, chain_ticks
+from strategies.lowering.tensor_overlap import is_cut_product, sums, weight_gradient_ticks
 from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import OPERATOR_AXES
 from strategies.operators.choices import choices
@@ -156,12 +157,14 @@ def operator_costs(
 class _Reader(NamedTuple):
     """How a choice reads a tensor: what it asks for, and what it leaves of the gradient.
 
-    ``backward`` are the ticks of its backward where it gathers again beside that what it gathers forward.
+    ``again`` are the ticks of its backward beside which it gathers again what it gathers forward, and ``hidden`` those
+    of the gradient of its weight, beside which the gradient of what it reads is summed; 0 where it does not.
     """
 
     wanted: ShardingSpec
     gradient: ShardingSpec
-    backward: int | None
+    again: int | None
+    hidden: int
 
 
 class _Table:
@@ -365,9 +368,13 @@ class _Table:
     def _reads(self, block: Block, operator: Operator, name: str, sharding: OperatorSharding) -> _Reader:
         tensor = block.tensor[name]
         layout = self._alone(block, operator, sharding)
+        steps = self._steps(layout)
         again = gathers_in_backward(layout, operator, keeps_gathered=self.training.conventions.keeps_gathered)
-        backward = self._steps(layout).backward.ticks if again else None
-        return _Reader(sharding.of_input(tensor), sharding.of_gradient(tensor), backward)
+        backward = steps.backward.ticks if again else None
+        hides = self.stage_costs.blocks.hides_gradients(self.plan) and is_cut_product(layout, operator)
+        weights = weight_gradient_ticks(layout, self.rank.accelerator, operator, steps.backward) if hides else 0
+        next_to = not steps.after  # what follows the product is the sum
+        return _Reader(sharding.of_input(tensor), sharding.of_gradient(tensor), backward, weights if next_to else 0)
 
     def _times(
         self, block: Block, reader: Operator, name: str, haves: list[ShardingSpec], readers: list[_Reader]
@@ -385,9 +392,13 @@ class _Table:
         arriving = arriving_steps(layout, groups, name, have, read.wanted, whole=whole)
         returning = returning_steps(layout, groups, name, read.gradient, have)
         ticks = chain_ticks((*arriving, *returning))
-        if read.backward is None:
+        hides = bool(read.hidden and returning) and sums(returning[0], (name,))
+        if hides:
+            ticks -= min(returning[0].ticks, read.hidden)
+        if read.again is None:
             return ticks
-        return ticks + max(max((step.ticks for step in arriving if gathers(step)), default=0) - read.backward, 0)
+        gathered = max((step.ticks for step in arriving if gathers(step)), default=0)
+        return ticks + max(gathered - read.again + hides * read.hidden, 0)
 
 
 class _Source(NamedTuple):

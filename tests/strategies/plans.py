@@ -180,7 +180,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         choose(["adamw", "sgd"]),
         gradient_clipping=choose([False, True]),
         framework=choose(sorted(FRAMEWORKS)),
-        frozen=choose([False, False, True]),
+        frozen=not SCHEDULES[schedule].splits_backward and choose([False, False, True]),
     )
     network = Network(layers + (stages == "balanced"), kind, choose([False, True]))
     layout = replace(layout, overlap_tensor=layout.sequence_parallel and choose([False, True]))
