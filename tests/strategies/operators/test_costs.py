@@ -36,6 +36,12 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FRAMEWORKS, "waiting", replace(MEGATRON, name="waiting", **changes))
 
 
+@pytest.fixture
+def hiding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the gradients of inputs be summed beside the products for those of weights, and nothing else change."""
+    monkeypatch.setitem(FRAMEWORKS, "hiding", replace(FRAMEWORKS["waiting"], name="hiding", hides_input_gradients=True))
+
+
 def simulated(of: Problem, plan: Plan) -> int:
     return round(SimulatedCost(of).evaluate(plan).step_time * TICKS_PER_SECOND)
 
@@ -122,6 +128,29 @@ def test_an_operators_choices_and_a_chain_of_them_by_hand() -> None:
         for a, b in pairs
     ]
     assert found == [one, 0, 0, one]
+
+
+@pytest.mark.usefixtures("hiding")
+@pytest.mark.parametrize("between", [(), ("sequence",)])
+def test_what_is_hidden_beside_products_is_hidden_in_their_costs(between: tuple[str, ...]) -> None:
+    # Megatron's layer on 4 ranks; what it sums in backward is hidden in the simulated step and in the sum of costs
+    waits = small(devices=4)
+    hides = replace(waits, training=replace(waits.training, framework="hiding"))
+    cut = {"qkv": "heads", "attention": "heads", "projection": "heads", "up": "ffn", "activation": "ffn", "down": "ffn"}
+    found = []
+    for of in (waits, hides):
+        costs = operator_costs(of, {TENSOR: 4}, 12)
+        dims = [
+            ((cut[node.operator.name],) if node.operator.name in cut else between) if node.block.layer else ()
+            for node in costs.nodes
+        ]
+        choice = [
+            next(i for i, each in enumerate(own) if tuple(d for d, _ in each.cuts if d != "key") == want)
+            for own, want in zip(costs.choices, dims, strict=True)
+        ]
+        found.append((costs.graph.time(choice), simulated(of, costs.plan(choice))))
+    hidden = [waited - hid for waited, hid in zip(*found, strict=True)]
+    assert hidden[0] == hidden[1] > 0
 
 
 def test_copies_of_a_layer_are_of_one_class() -> None:
