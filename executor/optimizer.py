@@ -72,9 +72,9 @@ class PartitionedOptimizer:
 
 
 def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters; ``group`` is its data-parallel group."""
+    """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states."""
     kind, options = OPTIMIZERS[name]
-    if plan.zero == 0 or plan.data == 1:
+    if plan.zero != 1 or plan.shards == 1:  # nothing is shared, or parameters are shards already
         return kind(parameters, **options)
     if plan.tensor > 1:
         return PartitionedOptimizer(parameters, kind, group, options)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     REDUCE_GRAD,
@@ -38,8 +39,21 @@ def runtime(
     result = make(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
     orders = {rank: [_Action.from_str(str(a)) for a in order] for rank, order in enumerate(schedule.orders)}
     result._prepare_schedule_with_comms(orders)
-    result.register_custom_function(REDUCE_GRAD, lambda action, context: reduce_gradients(action.stage_index))
+    of_stage = {stage.stage_index: stage for stage in stages}
+
+    def reduce(action: _Action, _: object) -> None:
+        of_stage[action.stage_index].perform_reduce_grad(1)  # of a sharded stage; nothing of another
+        reduce_gradients(action.stage_index)
+
+    result.register_custom_function(REDUCE_GRAD, reduce)
     return result
+
+
+def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+    """Return the ranks along several neighbouring axes of a mesh as one axis."""
+    if mesh[axes[0]].size() == 1:
+        return mesh[axes[-1]]
+    return mesh[axes]._flatten("_".join(axes))
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:

@@ -20,7 +20,7 @@ class Record(NamedTuple):
     end: int
 
 
-_LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B"}
+_LETTER = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT_GRADIENT: "W"}
 
 
 class Recorder:

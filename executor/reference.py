@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from executor import data
+from executor.clipping import MAX_NORM
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.optimizer import OPTIMIZERS
@@ -27,6 +29,8 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
         optimizer.zero_grad()
         loss = cross_entropy(network(torch.from_numpy(tokens.copy())), torch.from_numpy(targets.copy()))
         loss.backward()  # type: ignore[no-untyped-call]
+        if job.training.gradient_clipping:
+            nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
         optimizer.step()
         losses.append(loss.item())
     arrays: dict[str, Any] = {}

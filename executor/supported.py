@@ -11,7 +11,6 @@ from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
 OPTIMIZERS = ("adamw", "sgd")
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 _PLAIN = (
     *("kv_channels", "max_positions", "norm", "biases", "qk_norm", "window"),
     *("parallel_residual", "experts", "latent"),
@@ -52,8 +51,6 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
         yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
-    if training.gradient_clipping:
-        yield "gradient_clipping: the executor does not clip gradients, met true; nearest: false"
     if not isinstance(plan.microbatch, int):
         met = f"met {list(plan.microbatch)}; nearest: {max(plan.sizes)}"
         yield f"microbatch: the executor runs microbatches of one size on all data ranks, {met}"
@@ -81,8 +78,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     order = [axis.name for axis in axes]
     if order != [PIPELINE, DATA, TENSOR]:
         yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
-    if plan.schedule_name not in SCHEDULES:
-        yield f"schedule: the executor runs {', '.join(SCHEDULES)}, met {plan.rule.name}"
+    if plan.rule.asynchronous:
+        yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
@@ -91,10 +88,11 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"gradient_reduction: the executor has no server, met {plan.gradient_reduction}; nearest: all_reduce"
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
-    if plan.zero not in (0, 1):
-        yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
-    if plan.replica > 1:
-        yield f"zero_shards: the executor shares states over all {plan.data} data ranks, met groups of {plan.shards}"
+    if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:
+        yield (
+            "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
+            f"split, met true with {plan.rule.name}; nearest: false"
+        )
     if isinstance(plan.recompute, SomeOperators):
         met = f"met the operators {', '.join(plan.recompute.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"

@@ -32,6 +32,9 @@ _STREAMS = {
 }
 
 
+_PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
+
+
 class TraceEvent(NamedTuple):
     """One event of the profiler: ns of its own clock; ``size`` is what an allocation adds, in bytes."""
 
@@ -74,7 +77,8 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     }
     tensor = blocking[TaskKind.RECOMPUTE]
     recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
-    blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: sorted(tensor + recomputed, key=lambda r: r.start)}
+    again = sorted(tensor + recomputed, key=lambda r: r.start)
+    blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
     result = communication + [piece for r in records for piece in without(_row(r), blocking[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
@@ -98,7 +102,7 @@ def without(row: Row, holes: Sequence[Row]) -> list[Row]:
 
 
 def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
-    passes = [r for r in records if r.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.OPTIMIZER)]
+    passes = [r for r in records if r.kind in _PASSES]
     passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
     actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
     moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))

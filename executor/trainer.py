@@ -10,14 +10,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import data, optimizer, tensor_parallel
+from executor import clipping, data, fully_sharded, optimizer, tensor_parallel
 from executor.data_parallel import GradientReducer, local
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import runtime
+from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
 from simulator.program import TaskKind
-from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -41,6 +41,11 @@ class MeasuredStage(PipelineStage):
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and record the gradients of weights of one backward pass."""
+        with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
 
 class Trainer:
     """Builds the stages of this rank and runs steps; every rank of the job makes one."""
@@ -49,17 +54,22 @@ class Trainer:
         plan = job.plan
         self.job, self.recorder = job, recorder
         self.mesh = _device_mesh(plan)
-        self.data_rank = self.mesh[DATA].get_local_rank()
+        self.replicas = flattened(self.mesh, (REPLICA, DATA))
+        self.data_rank = self.replicas.get_local_rank()
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
         self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
-        self.reducer = GradientReducer(self.mesh[DATA].get_group(), plan.overlap_gradients)
+        self.reducer = GradientReducer(self.replicas.get_group(), plan.overlap_gradients)
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        parameters = [p for network in self.networks.values() for p in network.parameters()]
-        self.optimizer = optimizer.build(job.training.optimizer, plan, parameters, self.mesh[DATA].get_group())
+        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.mesh[DATA].get_group())
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Every parameter that this rank steps."""
+        return [parameter for network in self.networks.values() for parameter in network.parameters()]
 
     def _network(self, stage: int) -> Network:
         job = self.job
@@ -74,9 +84,13 @@ class Trainer:
 
     def _replicate(self, network: Network) -> nn.Module:
         plan = self.job.plan
-        if plan.data == 1 or plan.tensor > 1 or not plan.overlap_gradients:
+        if plan.zero >= 2 and plan.shards > 1:
+            mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
+            fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
+            return network if plan.splits_backward else fully_sharded.Whole(network)
+        if plan.data == 1 or plan.tensor > 1 or not plan.overlap_gradients or plan.splits_backward:
             return network
-        return DistributedDataParallel(network, process_group=self.mesh[DATA].get_group(), gradient_as_bucket_view=True)
+        return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
 
     def _stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
@@ -103,9 +117,11 @@ class Trainer:
             return cross_entropy(logits, targets) / self.job.plan.num_microbatches
 
     def _reduce_gradients(self, stage: int) -> None:
-        if self.job.plan.tensor > 1:
+        plan = self.job.plan
+        if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
-        self.reducer.stage_done(self.modules[stage])
+        if plan.zero < 2 or plan.shards == 1:
+            self.reducer.stage_done(self.modules[stage])
 
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
@@ -124,11 +140,13 @@ class Trainer:
         self.recorder.heartbeat.beat("gradients")
         self.reducer.finish()
         with self.recorder.span(TaskKind.OPTIMIZER):
+            if training.gradient_clipping:
+                clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE)
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 
 
 def _device_mesh(plan: Plan) -> DeviceMesh:
-    axes = [(name, plan.mesh.size(name)) for name in (PIPELINE, DATA, TENSOR) if name not in dict(plan.mesh.axes)]
+    axes = [(name, 1) for name in (PIPELINE, REPLICA, DATA, TENSOR) if name not in dict(plan.mesh.axes)]
     axes += list(plan.mesh.axes)
     return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from executor.worker import run_rank
+from executor.worker import leave, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
@@ -23,4 +23,4 @@ def _run(paths: list[Path], rank: int) -> None:
 
 if __name__ == "__main__":
     files = [Path(argument) for argument in sys.argv[1:]]
-    sys.exit(run_rank(files[0].parent, lambda rank: _run(files, rank)))
+    leave(run_rank(files[0].parent, lambda rank: _run(files, rank)))

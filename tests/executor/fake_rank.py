@@ -8,7 +8,6 @@ bytes of every storage from its first use until it is freed.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import loss_parallel
@@ -28,10 +26,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor import trainer as executor_trainer
 from executor.job import Job
-from executor.model import Network, cross_entropy
+from executor.model import Network
 from executor.recorder import Recorder
 from executor.trainer import DTYPES, Trainer
-from strategies.mesh import DATA
 
 
 class SilentHeart:
@@ -107,11 +104,8 @@ class FakeTrainer(Trainer):
     def __init__(self, job: Job) -> None:
         super().__init__(job, Recorder(SilentHeart()))  # type: ignore[arg-type]
         self.runtime._warmup_p2p = _no_warmup
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Every parameter of the rank."""
-        return [parameter for network in self.networks.values() for parameter in network.parameters()]
+        for stage in self.runtime._stages:  # which drops gradients before the first step, as if they were of a trial
+            stage._post_metadata_inference_cleanup = lambda: None
 
     def prepare(self) -> None:
         """Make gradients and optimizer states, as after any step; buckets hold gradients where there are some."""
@@ -152,48 +146,9 @@ class FakeTrainer(Trainer):
         )
 
 
-class ShardedTrainer(FakeTrainer):
-    """The executor's network with parameters, gradients and optimizer states cut over the data axis.
-
-    Embedding, layers and head are gathered each by itself, so that the passes run one after another: torch's
-    pipeline runtime gathers a whole stage before its first pass.
-
-    Parameters
-    ----------
-    reshard
-        Whether a layer's whole parameters are dropped after its forward, or stay until its backward.
-    """
-
-    def __init__(self, job: Job, reshard: bool) -> None:
-        self.reshard = reshard
-        super().__init__(job)
-
-    def _replicate(self, network: Network) -> nn.Module:
-        units = [network.embedding, *network.decoder_layers(), network.head]
-        for unit in units:
-            assert unit is not None
-            kept = unit is network.head  # its backward comes next
-            fully_shard(unit, mesh=self.mesh[DATA], reshard_after_forward=self.reshard and not kept)
-        return fully_shard(network, mesh=self.mesh[DATA], reshard_after_forward=self.reshard)
-
-    def run(self) -> None:
-        """Run one step; gradients are reduced after every microbatch."""
-        (module,) = self.modules.values()
-        size = self.job.plan.microbatch
-        with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
-            for tokens, targets in zip(*(share.split(size) for share in self.batch()), strict=True):
-                (cross_entropy(module(tokens), targets) / self.job.plan.num_microbatches).backward()
-        self.optimizer.step()
-
-
 def rank_memory(job: Job, rank: int) -> RankMemory:
     """Return the memory of ``rank`` in any step but the first."""
     return measured_rank(job, rank, FakeTrainer)
-
-
-def sharded_rank_memory(job: Job, rank: int, reshard: bool) -> RankMemory:
-    """Return the memory of ``rank`` with ``fully_shard`` over the data axis (ZeRO 3)."""
-    return measured_rank(job, rank, partial(ShardedTrainer, reshard=reshard))
 
 
 def measured_rank(job: Job, rank: int, make: Callable[[Job], FakeTrainer]) -> RankMemory:

@@ -66,6 +66,8 @@ class Bucket:
 class ZeroTwoTrainer(FakeTrainer):
     """The executor's network, whose gradients leave bucket by bucket while backward makes others."""
 
+    buckets: Sequence[Bucket] = ()
+
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         (network,) = self.networks.values()
@@ -80,7 +82,7 @@ class ZeroTwoTrainer(FakeTrainer):
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The shards that the rank updates: views of all parameters."""
-        return [bucket.shard for bucket in self.buckets]
+        return [bucket.shard for bucket in self.buckets] or super().parameters
 
     def _replicate(self, network: Network) -> nn.Module:
         return network

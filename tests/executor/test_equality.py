@@ -21,6 +21,12 @@ from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
 
+
+def clipped(plain: Job) -> Job:
+    """Return the job with gradients clipped: their norm is 1.5 to 2 in its first steps."""
+    return replace(plain, training=replace(plain.training, gradient_clipping=True))
+
+
 TWO = {
     "data": job(data=2),
     "data-late": job(data=2, microbatch=2, overlap_gradients=False, schedule="gpipe"),
@@ -34,6 +40,21 @@ TWO = {
     "interleaved": job(pipeline=2, chunks=2, microbatch=2, schedule="interleaved", profile=True),
     "pipeline-some-full": job(pipeline=2, microbatch=2, stages=(3, 1), recompute=FirstLayers(Recompute.FULL, 2)),
     "pipeline-full": job(pipeline=2, microbatch=2, stages=(3, 1), recompute=Recompute.FULL, profile=True),
+    "zero-2": job(data=2, zero=2, microbatch=2),
+    "zero-3-full": job(data=2, zero=3, recompute=Recompute.FULL),
+    "zero-3-kept-tied": job(TIED, data=2, zero=3, reshard_after_forward=False, recompute=Recompute.SELECTIVE),
+    "clipped": clipped(job(data=2)),
+    "clipped-zero-3": clipped(job(data=2, zero=3)),
+    "clipped-sequence": clipped(job(tensor=2, microbatch=8, sequence_parallel=True)),
+    "clipped-pipeline": clipped(job(pipeline=2, microbatch=2)),
+    "naive": job(pipeline=2, schedule="naive", profile=True),
+    "looped-bfs": job(pipeline=2, chunks=2, schedule="looped_bfs"),
+    "zb1p": job(pipeline=2, schedule="zb1p", profile=True),
+    "zb2p": job(pipeline=2, schedule="zb2p"),
+    "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
+    "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
+    "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
+    "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
 FOUR = {
     "data-tensor": job(data=2, tensor=2, microbatch=2),
@@ -41,8 +62,20 @@ FOUR = {
     "data-pipeline-zero": job(data=2, pipeline=2, zero=1, chunks=2, schedule="interleaved"),
     "tensor-pipeline": job(tensor=2, pipeline=2, microbatch=2, sequence_parallel=True),
     "pipeline": job(pipeline=4, profile=True),
+    "hybrid-zero-3": job(data=4, zero=3, zero_shards=2),
+    "hybrid-zero-1": job(data=4, zero=1, zero_shards=2),
+    "zero-3-tensor": job(data=2, tensor=2, zero=3, microbatch=2),
+    "zero-2-tensor-clipped": clipped(job(data=2, tensor=2, zero=2, sequence_parallel=True)),
+    "zero-3-pipeline": job(data=2, pipeline=2, zero=3),
+    "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
+    "zero-2-dualpipev": job(data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev"),
+    "zero-1-zb1p": job(data=2, pipeline=2, zero=1, schedule="zb1p"),
+    "tensor-zbv": job(tensor=2, pipeline=2, schedule="zbv", chunks=2, sequence_parallel=True),
 }
-EIGHT = {"data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2, steps=2)}
+EIGHT = {
+    "data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2, steps=2),
+    "zero-3-tensor-pipeline": job(data=2, tensor=2, pipeline=2, zero=3, microbatch=2, steps=2),
+}
 
 
 @pytest.mark.parametrize("jobs", [TWO, FOUR, EIGHT], ids=["2 ranks", "4 ranks", "8 ranks"])
@@ -55,12 +88,18 @@ def test_ranks_compute_what_one_process_computes(jobs: dict[str, Job], tmp_path:
             _timeline_follows_the_schedule(ran, tmp_path / name)
 
 
+LETTERS = {ActionKind.FORWARD: "forward", ActionKind.BACKWARD: "backward", ActionKind.INPUT: "backward"}
+
+
 def _timeline_follows_the_schedule(ran: Job, folder: Path) -> None:
     timeline = read_timeline(ran.plan, folder)
     for rank in range(ran.plan.mesh.num_ranks):
-        letters = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
-        order = tuple((stage, letters[kind], microbatch) for kind, stage, microbatch in timeline.order(rank))
-        assert order == ran.plan.schedule.orders[ran.plan.mesh.coordinate(rank, "pipeline")]
+        order = ran.plan.schedule.orders[ran.plan.mesh.coordinate(rank, "pipeline")]
+        passes = tuple((LETTERS[kind], stage, microbatch) for stage, kind, microbatch in order if kind in LETTERS)
+        assert timeline.order(rank) == passes
+        weights = sum(kind is ActionKind.WEIGHT for _, kind, _ in order)
+        kinds = [span.kind for span in timeline.spans if span.rank_class == rank]
+        assert kinds.count(TaskKind.WEIGHT_GRADIENT) == weights
         steps = [s for s in timeline.spans if s.rank_class == rank and s.kind is TaskKind.OPTIMIZER]
         assert len(steps) == 1  # not cut by communication: gradients were whole before
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_rank import RankMemory, rank_memory, sharded_rank_memory  # noqa: E402
+from fake_rank import RankMemory, rank_memory  # noqa: E402
 from fake_zero_two import zero_two_memory  # noqa: E402
 from tiny_jobs import cluster  # noqa: E402
 
@@ -109,10 +109,8 @@ def test_fully_sharded_ranks_hold_their_share_and_the_peak_within_3_percent(
     reshard: bool, recompute: Recompute
 ) -> None:
     layout = {"data": 8, "zero": 3, "reshard_after_forward": reshard, "recompute": recompute}
-    case, plain = Case("zero-3", 8, 3, layout), Case("plain", 8, 3, {"data": 8, "recompute": recompute})
-    problem = plain.problem()
-    held = sharded_rank_memory(plain.job(problem), rank=3, reshard=reshard)
-    whole = 4 * problem.graph.num_parameters
+    case = Case("zero-3", 8, 3, layout)
+    held, whole = measured(case), 4 * case.problem().graph.num_parameters
     assert (8 * held.parameters, 8 * held.gradients, 8 * held.optimizer) == (whole, whole, 2 * whole)
     assert resident(case) == {
         Category.PARAMETERS: held.parameters,
@@ -149,10 +147,9 @@ class FullAtTheLoss:
 def test_where_the_loss_is_fullest_the_layer_before_the_head_is_not_gathered_yet(plan: FullAtTheLoss) -> None:
     # else a peak would be a layer's 50 MB too high, 4 to 11 % of it
     layout = {"data": 8, "microbatch": plan.microbatch, "recompute": plan.recompute}
-    sharded = layout | {"zero": 3, "reshard_after_forward": plan.reshard}
-    plain = Case("plain", 8 * plan.microbatch * plan.count, 3, layout, vocabulary=plan.vocabulary)
-    held = sharded_rank_memory(plain.job(plain.problem()), rank=3, reshard=plan.reshard)
-    assert simulated(replace(plain, layout=sharded))["peak"] == pytest.approx(held.peak, rel=0.001)
+    layout |= {"zero": 3, "reshard_after_forward": plan.reshard}
+    case = Case("zero-3", 8 * plan.microbatch * plan.count, 3, layout, vocabulary=plan.vocabulary)
+    assert simulated(case)["peak"] == pytest.approx(measured(case).peak, rel=0.001)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
-from strategies.mesh import Axis, Mesh
 from strategies.plan import Stage
 from strategies.recomputation import SomeOperators
 
@@ -40,16 +39,25 @@ def test_every_reason_at_once() -> None:
     good = job(data=2)
     stages = (Stage(("embedding", "head")),)
     reasons = unsupported(
-        replace(TINY, dropout=True), replace(good.training, precision="bf16"), replace(good.plan, stages=stages, zero=3)
+        replace(TINY, dropout=True),
+        replace(good.training, precision="bf16"),
+        replace(good.plan, stages=stages, overlap_tensor=True),
     )
-    assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "zero"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "overlap_tensor"]
 
 
-def test_states_shared_by_groups_of_data_ranks() -> None:
-    good = job(data=4, zero=1)
-    mesh = Mesh(tuple(Axis(*axis) for axis in (("pipeline", 1), ("replica", 2), ("data", 2), ("tensor", 1))))
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, mesh=mesh))
-    assert reason == "zero_shards: the executor shares states over all 4 data ranks, met groups of 2"
+def test_shards_that_torch_would_keep_whole() -> None:
+    split = job(data=2, pipeline=2, zero=3, schedule="zb1p")
+    (reason,) = unsupported(split.spec, split.training, split.plan)
+    assert reason.endswith("met true with zb1p; nearest: false")
+    kept = job(data=2, pipeline=2, zero=3, schedule="zb1p", reshard_after_forward=False)
+    assert unsupported(kept.spec, kept.training, kept.plan) == ()
+
+
+def test_a_schedule_without_a_flush() -> None:
+    good = job(pipeline=2)
+    (reason,) = unsupported(good.spec, good.training, replace(good.plan, schedule_name="pipedream"))
+    assert reason == "schedule: the executor runs schedules with a flush, met pipedream; nearest: 1f1b"
 
 
 def test_microbatches_of_several_sizes() -> None:
@@ -71,7 +79,6 @@ def test_batch_that_would_hang_torch() -> None:
     [
         ({"optimizer": "lion"}, "optimizer: .* adamw or sgd, met lion"),
         ({"precision": "fp64", "gradient_precision": "fp32"}, "gradient_precision: .* met fp32"),
-        ({"gradient_clipping": True}, "gradient_clipping: .* met true; nearest: false"),
     ],
 )
 def test_training_it_does_not_do(change: dict[str, object], reason: str) -> None:
