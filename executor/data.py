@@ -1,5 +1,6 @@
 """Bytes to train on: the documentation topics that ship with Python."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -27,11 +28,19 @@ def batch(step: int, global_batch: int, sequence: int) -> tuple[NDArray[np.int64
 
 
 def share(
-    step: int, global_batch: int, sequence: int, rank: int, ranks: int
+    step: int, global_batch: int, sequence: int, rank: int, sizes: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the contiguous part of `batch` that data-parallel ``rank`` of ``ranks`` works on."""
-    if global_batch % ranks:
-        raise ValueError(f"data divides global_batch({global_batch}), met {ranks}")
-    each = global_batch // ranks
+    """Return the contiguous part of `batch` that data-parallel ``rank`` works on.
+
+    Parameters
+    ----------
+    sizes
+        Sequences of a microbatch of every rank; all run as many microbatches.
+    """
+    microbatches, left = divmod(global_batch, sum(sizes))
+    if left:
+        raise ValueError(f"sum(microbatch) = {sum(sizes)} divides global_batch({global_batch})")
+    start = sum(sizes[:rank]) * microbatches
+    own = slice(start, start + sizes[rank] * microbatches)
     tokens, targets = batch(step, global_batch, sequence)
-    return tokens[rank * each : (rank + 1) * each], targets[rank * each : (rank + 1) * each]
+    return tokens[own], targets[own]

@@ -1,4 +1,4 @@
-"""Data parallelism: gradients become the mean over the data axis.
+"""Data parallelism: gradients become the mean over the data axis, on all its ranks or on one that updates for all.
 
 DistributedDataParallel does it where it can. It cannot hold DTensors ("aten.cat.default got
 mixed torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no
@@ -41,12 +41,14 @@ class GradientReducer:
     ----------
     overlap
         Whether a stage is reduced while earlier ones still run backward.
+    server
+        Whether the first rank of the group alone gets the mean; the others keep no gradients.
     """
 
-    def __init__(self, group: dist.ProcessGroup, overlap: bool) -> None:
-        self.group, self.overlap = group, overlap
+    def __init__(self, group: dist.ProcessGroup, overlap: bool, *, server: bool = False) -> None:
+        self.group, self.overlap, self.server = group, overlap, server
         self._waiting: list[nn.Module] = []
-        self._running: list[tuple[list[Tensor], Tensor, Any]] = []
+        self._running: list[tuple[nn.Module, list[Tensor], Tensor, Any]] = []
 
     def stage_done(self, module: nn.Module) -> None:
         """Take note that ``module`` has run its last backward."""
@@ -60,13 +62,21 @@ class GradientReducer:
         for module in self._waiting:
             gradients = [local(p.grad) for p in module.parameters() if p.grad is not None]
             flat = flatten(gradients)
-            self._running.append((gradients, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+            self._running.append((module, gradients, flat, self._reduce(flat)))
         self._waiting.clear()
+
+    def _reduce(self, flat: Tensor) -> Any:
+        if self.server:
+            return dist.reduce(flat, dist.get_global_rank(self.group, 0), group=self.group, async_op=True)
+        return dist.all_reduce(flat, group=self.group, async_op=True)
 
     def finish(self) -> None:
         """Return when every gradient is the mean."""
         self._launch()
-        for gradients, flat, work in self._running:
+        for module, gradients, flat, work in self._running:
             work.wait()
-            fill(gradients, flat.div_(self.group.size()))
+            if self.server and self.group.rank():
+                module.zero_grad(set_to_none=True)
+            else:
+                fill(gradients, flat.div_(self.group.size()))
         self._running.clear()

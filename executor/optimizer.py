@@ -25,10 +25,15 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
+SERVER = "parameter_server"
+"""What a plan says where the first data rank updates all parameters: centralised data parallelism (Li et al. 2014,
+"Scaling distributed machine learning with the parameter server", OSDI)."""
+
+
 class PartitionedOptimizer:
     """Steps the parameters that this rank owns and receives the others from their owners.
 
-    A parameter goes, largest first, to the rank of ``group`` that owns least.
+    A parameter goes, largest first, to the one of the first ``owners`` ranks of ``group`` that owns least.
     """
 
     def __init__(
@@ -37,10 +42,11 @@ class PartitionedOptimizer:
         kind: type[torch.optim.Optimizer],
         group: dist.ProcessGroup,
         options: dict[str, Any],
+        owners: int | None = None,
     ) -> None:
         self.parameters, self.group = parameters, group
         self.owned: list[list[nn.Parameter]] = [[] for _ in range(group.size())]
-        load = [0] * group.size()
+        load = [0] * (owners or group.size())
         for parameter in sorted(parameters, key=lambda p: -local(p).numel()):
             owner = load.index(min(load))
             self.owned[owner].append(parameter)
@@ -74,6 +80,8 @@ class PartitionedOptimizer:
 def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
     """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states."""
     kind, options = OPTIMIZERS[name]
+    if plan.gradient_reduction == SERVER and group.size() > 1:
+        return PartitionedOptimizer(parameters, kind, group, options, owners=1)
     if plan.zero != 1 or plan.shards == 1:  # nothing is shared, or parameters are shards already
         return kind(parameters, **options)
     if plan.tensor > 1:

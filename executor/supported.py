@@ -51,15 +51,12 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
         yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
-    if not isinstance(plan.microbatch, int):
-        met = f"met {list(plan.microbatch)}; nearest: {max(plan.sizes)}"
-        yield f"microbatch: the executor runs microbatches of one size on all data ranks, {met}"
-        return
-    batch = plan.data * plan.microbatch * plan.num_microbatches
+    sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
+    batch = sum(sizes) * plan.num_microbatches
     if training.global_batch != batch:
         yield (
-            f"global_batch: data({plan.data}) * microbatch({plan.microbatch}) * microbatches({plan.num_microbatches}) "
-            f"= {batch}, met {training.global_batch}"
+            f"global_batch: sequences({sum(sizes)}) of a microbatch on all data ranks * microbatches"
+            f"({plan.num_microbatches}) = {batch}, met {training.global_batch}"
         )
 
 
@@ -84,8 +81,6 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
         yield f"offload: the executor keeps everything on devices, met {plan.offload}"
-    if plan.gradient_reduction != "all_reduce":
-        yield f"gradient_reduction: the executor has no server, met {plan.gradient_reduction}; nearest: all_reduce"
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:

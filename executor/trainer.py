@@ -59,7 +59,10 @@ class Trainer:
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
         self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
-        self.reducer = GradientReducer(self.replicas.get_group(), plan.overlap_gradients)
+        sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
+        self.sizes, self.microbatch = sizes, sizes[self.data_rank]
+        server = plan.gradient_reduction == optimizer.SERVER
+        self.reducer = GradientReducer(self.replicas.get_group(), plan.overlap_gradients, server=server)
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
@@ -88,7 +91,8 @@ class Trainer:
             mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
             fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
             return network if plan.splits_backward else fully_sharded.Whole(network)
-        if plan.data == 1 or plan.tensor > 1 or not plan.overlap_gradients or plan.splits_backward:
+        flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
+        if plan.data == 1 or flat or not plan.overlap_gradients:
             return network
         return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
 
@@ -96,8 +100,8 @@ class Trainer:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
         dtype = DTYPES[training.precision]
         length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(plan.sequences, training.sequence, dtype=torch.int64, device="meta")
-        between = torch.empty(plan.sequences, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        tokens = torch.empty(self.microbatch, training.sequence, dtype=torch.int64, device="meta")
+        between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
         stage = MeasuredStage(
             self.modules[index],
             index,
@@ -114,7 +118,8 @@ class Trainer:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
-            return cross_entropy(logits, targets) / self.job.plan.num_microbatches
+            share = self.microbatch * len(self.sizes) / sum(self.sizes)  # of a mean over ranks
+            return cross_entropy(logits, targets) * (share / self.job.plan.num_microbatches)
 
     def _reduce_gradients(self, stage: int) -> None:
         plan = self.job.plan
@@ -126,7 +131,7 @@ class Trainer:
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
-        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.job.plan.data)
+        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes)
         tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []

@@ -13,10 +13,11 @@ def test_targets_are_the_next_byte() -> None:
     assert corpus().max() < 256
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shares_are_the_batch_in_order(ranks: int) -> None:
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)])
+def test_shares_are_the_batch_in_order(sizes: tuple[int, ...]) -> None:
     whole = batch(3, 8, 16)
-    parts = [share(3, 8, 16, rank, ranks) for rank in range(ranks)]
+    parts = [share(3, 8, 16, rank, sizes) for rank in range(len(sizes))]
+    assert [len(part[0]) for part in parts] == [2 * size for size in sizes]  # 8 sequences are two microbatches of 4
     for side in (0, 1):
         assert np.array_equal(np.concatenate([part[side] for part in parts]), whole[side])
 
@@ -27,5 +28,5 @@ def test_steps_and_samples_differ() -> None:
 
 
 def test_share_must_divide() -> None:
-    with pytest.raises(ValueError, match=r"data divides global_batch\(8\), met 3"):
-        share(0, 8, 16, 0, 3)
+    with pytest.raises(ValueError, match=r"sum\(microbatch\) = 3 divides global_batch\(8\)"):
+        share(0, 8, 16, 0, (1, 1, 1))
