@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
     def _attention(self, qkv: Tensor, angles: Tensor | None) -> Tensor:
         width = self.spec.head_dim
         query, key, value = (
-            part.unflatten(-1, (-1, width)).transpose(1, 2) for part in torch.split(qkv, self.cuts, -1)
+            part.view(*part.shape[:-1], -1, width).transpose(1, 2) for part in torch.split(qkv, self.cuts, -1)
         )
         query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:

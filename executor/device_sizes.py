@@ -133,7 +133,7 @@ def _products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
     dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
     for dtype, shape in product(dtypes, sizes.shapes):
         yield LinearProduct(dtype, *shape)
-    for dtype, shape in product(("bf16", "fp16"), sizes.layers):
+    for dtype, shape in product(("bf16", "fp16"), (shape for shape in sizes.layers if shape not in sizes.shapes)):
         yield LinearProduct(dtype, *shape)
     for shape, direction in product(sizes.layers, ("dgrad", "wgrad")):
         yield LinearProduct("bf16", *shape, direction)

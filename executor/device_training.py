@@ -86,7 +86,6 @@ def trial() -> tuple[TrainingRun, ...]:
         ffn_kind="swiglu",
         positions="rotary",
         tied_embeddings=False,
-        qk_norm=True,
         name="trial-llama",
     )
     return TrainingRun(plain, 16, 2), TrainingRun(gated, 16, 2)
