@@ -12,7 +12,7 @@ from executor.calibration_sizes import TINY
 from executor.device_rows import PUBLISHER
 from simulator.accelerator import Accelerator
 from simulator.calibration.evidence import Devices
-from simulator.calibration.kernels import Product
+from simulator.calibration.kernels import CACHE, Product
 from simulator.calibration.rows import DEVICES, MAX_ROW_BYTES, Row, read_rows
 from simulator.catalog import data_sheet
 from simulator.cluster import Cluster, homogeneous
@@ -81,7 +81,8 @@ def fitted(name: str, rows: Sequence[Row]) -> Accelerator:
     known = {dtype for dtype, _ in sheet.peak_flops}
     able = [row for row in rows if not isinstance(row.kernel, Product) or row.kernel.dtype in known]
     device = Devices({preset: sheet}).calibrated(preset, able).device
-    return device if bandwidth is None else replace(device, memory_bandwidth=bandwidth)
+    kinds = tuple((kind, share) for kind, share in device.kernel_bandwidth if kind != CACHE)
+    return replace(device, memory_bandwidth=bandwidth or device.memory_bandwidth, kernel_bandwidth=kinds)
 
 
 def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
