@@ -16,6 +16,8 @@ from executor.heartbeat import operation, read
 from executor.launcher import ExecutionError, launch, require_torch
 
 DEVICES = ("cpu", "cuda")
+STILL = 600.0
+"""Seconds without a sign of life after which a worker is given up, besides those that are measured."""
 _SHARES = {"kernels": 0.7, "training": 1.0, "collectives": 0.3}
 """Parts of the time for what can be timed for longer or shorter; training takes the steps that it takes."""
 
@@ -105,7 +107,8 @@ def _measure(
                 progress(now)
             last = now
 
-        launch("executor.device_worker", [name, str(out), device, part, str(seconds)], folder, ranks, poll=poll)
+        arguments = [name, str(out), device, part, str(seconds)]
+        launch("executor.device_worker", arguments, folder, ranks, timeout=STILL + seconds, poll=poll)
         found = skipped_file(folder)
         return found.read_text().splitlines() if found.exists() else []
 

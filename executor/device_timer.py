@@ -1,6 +1,7 @@
 """How long a device takes for what is launched on it: by its own clock on CUDA, by the host's on a CPU."""
 
 from collections.abc import Callable
+from functools import cached_property
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -45,13 +46,16 @@ class CudaTimer:
 
     device = "cuda"
 
-    def __init__(self) -> None:
-        self._buffer = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
-        self._buffer.zero_()
-        self._flush_time = self._between(self._buffer.zero_, 10)
+    @cached_property
+    def _flush(self) -> tuple[Run, float]:
+        """What flushes the L2, and its seconds; no memory is taken before it is needed."""
+        flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda").zero_
+        flush()
+        return flush, self._between(flush, 10)
 
     def median(self, run: Run, share: float) -> float:
         """Return the median seconds of ``run`` from cold caches, repeated for about ``share`` seconds."""
+        flush, flush_time = self._flush
         run()
         torch.cuda.synchronize()
         start = perf_counter()
@@ -59,11 +63,11 @@ class CudaTimer:
         launched = perf_counter() - start
         torch.cuda.synchronize()
         whole = perf_counter() - start
-        flushes = min(1 + ceil(launched / self._flush_time), MOST_FLUSHES)
-        events = [(_event(), _event()) for _ in range(_count(share, whole + flushes * self._flush_time))]
+        flushes = min(1 + ceil(launched / flush_time), MOST_FLUSHES)
+        events = [(_event(), _event()) for _ in range(_count(share, whole + flushes * flush_time))]
         for begin, end in events:
             for _ in range(flushes):
-                self._buffer.zero_()
+                flush()
             begin.record()
             run()
             end.record()

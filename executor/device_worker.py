@@ -10,6 +10,7 @@ from executor.worker import run_rank
 
 PARTS = ("kernels", "training", "collectives")
 TIMEOUT = 120.0
+"""Seconds that a rank waits for the others, besides those that are measured."""
 
 
 def skipped_file(folder: Path) -> Path:
@@ -42,7 +43,7 @@ def _measure(folder: Path, rank: int, out: Path, device: str, part: str, seconds
     cuda = device == "cuda"
     sizes = FULL if cuda else SMALL
     if part == "collectives":
-        with joined(folder, device, TIMEOUT):
+        with joined(folder, device, TIMEOUT + seconds):  # ranks outside a group wait for it
             for row in collective_rows(sizes.messages, this_machine(device), device_timer(device), seconds, beat):
                 append(out, row)
         return

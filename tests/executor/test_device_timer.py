@@ -59,8 +59,21 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def test_cuda_events_enclose_the_run_alone(gpu: Device) -> None:
+def flushing() -> CudaTimer:
+    """Return a clock that knows how long a flush takes."""
     timer = CudaTimer()
+    timer.median(lambda: None, share=0.0)
+    return timer
+
+
+def test_cuda_takes_no_memory_before_it_flushes(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_timer.torch, "empty", lambda *_, **__: pytest.fail("memory was taken"))
+    assert CudaTimer().once(lambda: None) >= 0
+    assert CudaTimer().in_a_row(lambda: gpu.run("run", 1.0), 2) > 0
+
+
+def test_cuda_events_enclose_the_run_alone(gpu: Device) -> None:
+    timer = flushing()
     times = iter([50.0, 50.0, 3.0, 9.0, 4.0, 5.0, 6.0])  # two to warm up
     gpu.log.clear()
     assert timer.median(lambda: gpu.run("run", next(times)), share=0.0) == pytest.approx(5e-3)  # of 3 9 4 5 6 ms
@@ -71,7 +84,7 @@ def test_cuda_events_enclose_the_run_alone(gpu: Device) -> None:
 
 
 def test_cuda_flushes_for_longer_than_the_host_launches(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = CudaTimer()  # a flush takes 0.1 ms
+    timer = flushing()  # takes 0.1 ms
     clock = iter([0.0, 0.00035, 0.00040])  # launched in 0.35 ms, done after 0.40
     monkeypatch.setattr(device_timer, "perf_counter", lambda: next(clock))
     gpu.log.clear()
