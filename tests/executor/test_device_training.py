@@ -67,7 +67,7 @@ def test_what_is_not_built_says_so(change: dict[str, object], message: str) -> N
 
 def test_main_weights_step_as_adamw_in_fp32() -> None:
     shapes = ((3, 4), (5,), (2, 2))
-    narrow = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in shapes]
+    narrow = [torch.nn.Parameter(torch.randn(shape).bfloat16() * 1e-3) for shape in shapes]  # a step is 1e-4
     wide = [torch.nn.Parameter(parameter.detach().float()) for parameter in narrow]
     one, other = MainWeights(narrow), torch.optim.AdamW(wide, lr=1e-4)
     for _ in range(3):
