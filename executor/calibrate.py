@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -68,12 +68,12 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
 
 
 def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
-    curves = _curves(ranks)
-    loopback = _link(curves)
+    measured = curves(row for rank in ranks for row in rank["collectives"])
+    loopback = link(measured)
     memory = physical_memory()
     host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
     accelerator = _accelerator(ranks, memory / len(ranks))
-    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, curves)
+    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, measured)
 
 
 def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
@@ -173,11 +173,11 @@ def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
     return [(*same[0][:3], median(row[3] for row in same)) for same in zip(*ranks, strict=True)]
 
 
-def _curves(ranks: Sequence[Mapping[str, Any]]) -> tuple[CollectiveCurve, ...]:
+def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
+    """Return measured collectives (name, ranks, bytes, seconds) as curves; of equal ones the median."""
     times: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for rank in ranks:
-        for name, size, nbytes, seconds in rank["collectives"]:
-            times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
+    for name, size, nbytes, seconds in rows:
+        times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
     return tuple(
         CollectiveCurve(
             Collective(name), size, tuple((float(nbytes), median(found)) for nbytes, found in sorted(points.items()))
@@ -186,10 +186,19 @@ def _curves(ranks: Sequence[Mapping[str, Any]]) -> tuple[CollectiveCurve, ...]:
     )
 
 
-def _link(curves: Sequence[CollectiveCurve]) -> Link:
-    """Return the loopback as a link: time of the fastest message, rate of the largest."""
-    send = next((curve for curve in curves if curve.collective is Collective.SEND), None)
+def link(measured: Sequence[CollectiveCurve]) -> Link:
+    """Return what sending shows of the link between two devices."""
+    send = next((curve for curve in measured if curve.collective is Collective.SEND), None)
     if send is None:  # one process talks to nobody
         return Link(latency=0.0, bandwidth=1e9)
-    latency, (size, seconds) = min(seconds for _, seconds in send.points), send.points[-1]
+    return link_of(send.points)
+
+
+def link_of(points: Sequence[tuple[float, float]]) -> Link:
+    """Return messages of rising (bytes, seconds) as a link: time of the fastest message, rate of the largest.
+
+    >>> link_of(((8.0, 1.0), (100.0, 11.0)))
+    Link(latency=1.0, bandwidth=10.0, launch=0.0)
+    """
+    latency, (size, seconds) = min(seconds for _, seconds in points), points[-1]
     return Link(latency=latency, bandwidth=size / max(seconds - latency, seconds / 20))

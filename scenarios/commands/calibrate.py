@@ -1,5 +1,6 @@
 """``meshwise calibrate``: this machine by measuring it; accelerators and links by published timings."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from scenarios.commands.output import Json, Ticker, emit, note, table
 
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
+_FIRST = 2**16
 LeftOut = Annotated[
     list[str] | None,
     typer.Option("--leave-out", metavar="SOURCE", help="With --from: fit without a source, and predict it."),
@@ -14,9 +16,20 @@ LeftOut = Annotated[
 
 
 def calibrate(
-    out: Annotated[str | None, typer.Option(help="Write the cluster file (.yaml); with --from, a .json.")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes that stand for devices.")] = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about.")] = 30.0,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Write the cluster file (.yaml), and on GPUs its rows beside it (.jsonl); with --from, a .json, "
+            "or of rows that this command measured a .yaml."
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Devices that communicate: 2 cores, or all GPUs.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time to spend, about; training steps come on top.")] = 30.0,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="What to measure; cuda where torch sees a GPU.")
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option("--from", metavar="ROWS", help="Fit published timings of kernels or collectives."),
@@ -30,8 +43,14 @@ def calibrate(
     from scenarios.link_calibration import has_collectives
 
     if rows is None:
-        _refuse(accelerator=accelerator, leave_out=leave_out, report=report)
-        _measure(out, processes, seconds, as_json)
+        _refuse(
+            "goes with --from ROWS.jsonl, met no --from", accelerator=accelerator, leave_out=leave_out, report=report
+        )
+        _measure(out, device, processes, seconds, as_json)
+    elif out is not None and out.endswith((".yaml", ".yml")) and _are_measured(rows):
+        given = {"accelerator": accelerator, "leave_out": leave_out, "report": report}
+        _refuse("goes with --out FITTED.json, met a cluster file", **given)
+        _to_cluster(rows, out, as_json)
     elif has_collectives(rows):
         if accelerator is not None:
             raise ValueError("--accelerator goes with rows of kernels, met rows of collectives")
@@ -40,24 +59,78 @@ def calibrate(
         _fit(rows, accelerator or [], leave_out or [], out, report, as_json)
 
 
-def _refuse(**given: Any) -> None:
+def _refuse(why: str, **given: Any) -> None:
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if named:
-        raise ValueError(f"{', '.join(named)} goes with --from ROWS.jsonl, met no --from")
+        raise ValueError(f"{', '.join(named)} {why}")
 
 
-def _measure(out: str | None, processes: int, seconds: float, as_json: bool) -> None:
-    from executor.calibrate import calibrate as measure
-    from scenarios.cluster_file import cluster_document, write_cluster
+def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
+    from executor.device_calibration import chosen_device, chosen_ranks
     from scenarios.files import check_output
-    from scenarios.yaml_text import dump
 
     check_output(out, (".yaml", ".yml"))
+    kind = chosen_device(device)
+    ranks = chosen_ranks(kind, processes)
+    if kind == "cuda":
+        _measure_gpus(out, ranks, seconds, as_json)
+    else:
+        _measure_cores(out, ranks, seconds, as_json)
+
+
+def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
+    from executor.calibrate import calibrate as measure
+
     ticker = Ticker()
-    cluster = measure(processes=processes, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
+    cluster = measure(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
     ticker.done()
+    _show(cluster, out, as_json, "Measured on this machine by `meshwise calibrate`.")
+
+
+def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
+    from executor.device_calibration import kept, measure
+    from scenarios.files import check_output
+
+    rows = Path(out).with_suffix(".jsonl") if out is not None else Path("calibration.jsonl")
+    check_output(rows)
+    ticker = Ticker()
+    try:
+        skipped = measure(rows, "cuda", ranks, seconds, progress=ticker)
+    finally:
+        ticker.done()
+        note(kept(rows))
+    for line in skipped:
+        note(f"left out: {line}")
+    _to_cluster(str(rows), out, as_json)
+
+
+def _are_measured(path: str) -> bool:
+    from executor.device_cluster import is_measured
+
+    try:
+        with open(path, "rb") as file:
+            return is_measured(file.readline(_FIRST))
+    except (OSError, ValueError):
+        return False
+
+
+def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
+    from executor.device_cluster import cluster_of
+    from scenarios.files import check_output
+    from scenarios.kernel_calibration import read
+
+    check_output(out, (".yaml", ".yml"))
+    read(rows)  # says of a line that is no row which one it is
+    cluster = cluster_of(Path(rows).read_bytes().splitlines())
+    _show(cluster, out, as_json, f"Fitted by `meshwise calibrate` to the rows of {Path(rows).name}.")
+
+
+def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
+    from scenarios.cluster_file import cluster_document, write_cluster
+    from scenarios.yaml_text import dump
+
     if out is not None:
-        write_cluster(cluster, out, "Measured on this machine by `meshwise calibrate`.")
+        write_cluster(cluster, out, comment)
     if as_json:
         emit(cluster_document(cluster))
     elif out is None:

@@ -1,7 +1,8 @@
 """Rows of published kernel timings: each becomes a kernel that can be predicted, or a reason why not.
 
 A row is a flat JSON object: ``source_id``, ``source_repo`` (the publisher), ``accelerator``, ``kernel``, ``dtype``,
-``time_us`` and the kernel's sizes. Files come from anywhere: whatever is no such object is refused with its line.
+``time_us`` and the kernel's sizes; ``in_a_row`` says how often it ran without a pause. Files come from anywhere:
+whatever is no such object is refused with its line.
 """
 
 import json
@@ -211,13 +212,17 @@ class _Fields:
 def _row(line: int, fields: _Fields) -> Row:
     publisher, source = fields.text("source_repo"), fields.text("source_id")
     device, bandwidth = _device(fields)
-    seconds, name = fields.seconds(), fields.text("kernel")
+    seconds = fields.seconds()
+    if not fields.has("kernel"):
+        raise Skip("no kernel is stated")
+    name = fields.text("kernel")
     if name not in _READERS:
         raise Skip(f"{name} is no single kernel of the model")
     family, kernel = _READERS[name](fields)
     if _from_host(publisher, name, kernel) and _small(kernel):
         raise Skip("small, and timed from the host: its launches show")
-    burst = publisher in BURST or seconds * IN_A_ROW.get(publisher, math.inf) < UNTIL_CLOCKS_SINK
+    runs = fields.size("in_a_row") if fields.has("in_a_row") else IN_A_ROW.get(publisher, math.inf)
+    burst = publisher in BURST or seconds * runs < UNTIL_CLOCKS_SINK
     return Row(line, source, publisher, device, bandwidth, family, kernel, seconds, burst)
 
 

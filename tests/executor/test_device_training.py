@@ -1,0 +1,128 @@
+"""The model that one device trains is the one that the simulator counts, and its optimizer is AdamW."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from executor.device_machine import Machine  # noqa: E402
+from executor.device_model import Decoder, rotary_angles, rotated, unsupported  # noqa: E402
+from executor.device_timer import HostTimer  # noqa: E402
+from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial  # noqa: E402
+from scenarios.published import run_of  # noqa: E402
+from simulator.models.presets import PRESETS  # noqa: E402
+
+SPECS = [run.spec for run in trial()]
+H200 = Machine("H200 SXM", "NVLink4/NVSwitch", 8, 1.5e11, "box", 1e12, 64, "torch 2.13", "2026-01-02")
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("sequence", [4, 16])
+def test_parameters_are_those_of_the_operator_graph(spec, sequence: int) -> None:
+    found = sum(parameter.numel() for parameter in Decoder(spec, sequence).parameters())
+    assert found == spec.graph(sequence, "bf16").num_parameters
+
+
+@pytest.mark.parametrize("name", [run.spec.name for run in candidates()])
+def test_parameters_of_presets_are_those_of_the_operator_graph(name: str) -> None:
+    with torch.device("meta"):
+        found = sum(parameter.numel() for parameter in Decoder(PRESETS[name], 2048).parameters())
+    assert found == PRESETS[name].graph(2048, "bf16").num_parameters
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_token_sees_itself_and_those_before(spec) -> None:
+    torch.manual_seed(0)
+    model, tokens = Decoder(spec, 8), torch.arange(8)[None]
+    changed = tokens.clone()
+    changed[0, 5] = 40
+    before, after = model(tokens)[0], model(changed)[0]
+    torch.testing.assert_close(before[:5], after[:5])
+    assert all((before[place] - after[place]).abs().max() > 1e-6 for place in (5, 7))
+
+
+def test_rotary_products_depend_on_distance_alone() -> None:
+    angles = rotary_angles(12, 8)
+    query, key = torch.randn(2, 8)
+    turned = rotated(torch.stack([query] * 12), angles) @ rotated(torch.stack([key] * 12), angles).t()
+    torch.testing.assert_close(turned[2:, 2:], turned[:-2, :-2])
+    torch.testing.assert_close(turned.diagonal(), (query @ key).expand(12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ffn_kind": "geglu"}, "ffn_kind is one of gelu, swiglu, met geglu"),
+        ({"dropout": True}, "dropout is not built"),
+    ],
+)
+def test_what_is_not_built_says_so(change: dict[str, object], message: str) -> None:
+    assert message in unsupported(replace(SPECS[0], **change))
+    with pytest.raises(ValueError, match="trial-gpt"):
+        Decoder(replace(SPECS[0], **change), 4)
+    with pytest.raises(ValueError, match="met 5 tokens"):
+        Decoder(replace(SPECS[0], window=4), 5)
+
+
+def test_main_weights_step_as_adamw_in_fp32() -> None:
+    shapes = ((3, 4), (5,), (2, 2))
+    narrow = [torch.nn.Parameter(torch.randn(shape).bfloat16() * 1e-3) for shape in shapes]  # a step is 1e-4
+    wide = [torch.nn.Parameter(parameter.detach().float()) for parameter in narrow]
+    one, other = MainWeights(narrow), torch.optim.AdamW(wide, lr=1e-4)
+    for _ in range(3):
+        for parameter, main in zip(narrow, wide, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            main.grad = parameter.grad.float()
+        one.step()
+        other.step()
+        assert all(parameter.grad is None for parameter in narrow)
+    for parameter, main in zip(narrow, wide, strict=True):
+        torch.testing.assert_close(parameter, main.bfloat16())
+
+
+def test_buckets_keep_the_order_and_the_limit() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (3, 3, 3, 20, 1)]
+    assert [[p.numel() for p in bucket] for bucket in buckets(parameters, 6)] == [[3, 3], [3], [20], [1]]
+
+
+def test_rows_of_training_are_read_as_the_runs_that_they_are() -> None:
+    told: list[str] = []
+    rows = list(training_rows(trial(), H200, HostTimer(), told.append, lambda *_: None))
+    assert told == ["training steps of trial-gpt", "training steps of trial-llama"]
+    for row, run in zip(rows, trial(), strict=True):
+        found = run_of(row, "here")
+        assert found.scenario is not None, found.skipped
+        assert found.step_time == row["step_time_s"] > 0
+        problem = found.scenario.problem
+        assert problem.graph.num_parameters == run.spec.graph(run.sequence, "bf16").num_parameters
+        assert (problem.training.global_batch, problem.cluster.num_devices) == (run.microbatch, 1)
+        # bf16 weights and gradients, fp32 main weights and two moments: 16 bytes
+        kept = problem.training
+        assert kept.parameter_bytes + kept.gradient_bytes + kept.optimizer_bytes == 16
+
+
+def test_models_whose_states_do_not_fit_are_left_out_and_the_others_counted() -> None:
+    skipped: list[str] = []
+    small, large = trial()
+    machine = replace(H200, memory=states(small.spec) + 1)
+    assert states(small.spec) == 16 * small.spec.graph(1, "bf16").num_parameters < states(large.spec)
+    runs = [large, small, small, small]
+    rows = list(training_rows(runs, machine, HostTimer(), lambda _: None, lambda *why: skipped.append(why[0]), most=2))
+    assert [row["model"] for row in rows] == ["trial-gpt"] * 2
+    assert skipped == ["training of trial-llama"]
+
+
+def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("executor.device_training.MainWeights", full)
+    (row,) = training_rows(trial()[:1], H200, HostTimer(), lambda _: None, lambda *_: None)
+    assert run_of(row, "here").status == "oom" and "step_time_s" not in row
+
+
+def test_ten_models_of_the_project_are_tried() -> None:
+    assert len(candidates()) == 10
+    sizes = [states(run.spec) for run in candidates()]
+    assert sizes == sorted(sizes)
