@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 
+from simulator.units import TICKS_PER_SECOND
 from strategies.divisors import divisors
 from strategies.evaluation import Evaluation
 from strategies.lowering import StageCosts
@@ -14,6 +15,7 @@ from strategies.operators.costs import OperatorCosts, operator_costs
 from strategies.operators.pins import admitted, broken, resolved
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.certificate import Certificate
 from strategies.search.driver import Proposals
 from strategies.search.space import Space
 
@@ -27,10 +29,11 @@ BINDING = 0.97
 """Part of the memory from which on it is taken to decide."""
 
 
-def operator_search(problem: Problem, space: Space, solve: Solve) -> Proposals:
+def operator_search(problem: Problem, space: Space, solve: Solve, *, among: str = "") -> Proposals:
     """Yield the plan that ``solve`` chooses on every arrangement of the devices that a space allows.
 
-    Of each arrangement the largest microbatches come first, and smaller ones while nothing fits.
+    Of each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``among`` says of
+    which choices ``solve`` takes the best, where these are not all.
     """
     costs, pins = StageCosts(problem), resolved(problem.graph, space.pin)
     for degrees in arrangements(problem, space):
@@ -38,7 +41,7 @@ def operator_search(problem: Problem, space: Space, solve: Solve) -> Proposals:
             if broken(pins, dict(degrees), microbatch):
                 continue
             table = operator_costs(problem, dict(degrees), microbatch, costs=costs, allowed=partial(admitted, pins))
-            fitted = yield from _proposals(table, space, solve)
+            fitted = yield from _proposals(table, space, solve, among)
             if fitted:
                 break
     return None
@@ -58,11 +61,13 @@ def check_pins(problem: Problem, space: Space) -> None:
         raise ValueError(f"pins hold on some arrangement of the devices that space allows; on the first one {found}")
 
 
-def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Plan, Evaluation, bool]:
+def _proposals(
+    table: OperatorCosts, space: Space, solve: Solve, among: str
+) -> Generator[Plan | Certificate, Evaluation, bool]:
     """Yield plans until one fits that uses the memory there is; return whether one fitted.
 
     The bytes of choices are never less than those of their plan, and may be more: where memory binds the limit is
-    moved by what the plan really takes.
+    moved by what the plan really takes. Where the user ended ``solve`` its plans are the last ones.
     """
     limit, fitted = table.limit, False
     room = table.limit
@@ -73,12 +78,15 @@ def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Pl
                 break
             limit = solution.memory  # of which its plan may take less
             continue
+        yield _certificate(solution, among)
         chosen = one.plan(solution.choice)
         fits, needed = False, 0.0
         for plan in variants(table.problem, chosen, space):
             evaluation = yield plan
             fits = fits or evaluation.fits
             needed = needed or evaluation.peak_memory - table.resident
+        if solution.interrupted:
+            raise KeyboardInterrupt
         fitted = fitted or fits
         if not needed or (fits and (solution.memory < BINDING * limit or needed > BINDING * room)):
             break
@@ -86,20 +94,29 @@ def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Pl
     return fitted
 
 
+def _certificate(solution: Solution, among: str) -> Certificate:
+    price = None if solution.price is None else solution.price / TICKS_PER_SECOND
+    return Certificate(solution.gap if solution.bound else None, price, among)
+
+
 def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts, Solution | Shortfall]:
     """Return what ``solve`` chooses where operators that share a parameter keep it in one layout, and of which choices.
 
-    Where they would not, the better of both layouts is taken for all.
+    Where they would not, the better of both layouts is taken for all; no choice in one layout beats the bound of those
+    in any. If the user has ended ``solve``, all other operators stay as they are.
     """
     solution = solve(table, limit)
-    for (first, one), (second, other) in table.tied if isinstance(solution, Solution) else ():
+    if isinstance(solution, Shortfall):
+        return table, solution
+    for (first, one), (second, other) in table.tied:
         ends = (first, solution.choice[first], one), (second, solution.choice[second], other)
         layouts = [table.keeps(*end) for end in ends]
         if layouts[0] == layouts[1]:
             continue
         found: list[tuple[OperatorCosts, Solution]] = []
         for layout in layouts:
-            same = {
+            now = enumerate(solution.choice) if solution.interrupted else ()
+            same = {node: [choice] for node, choice in now} | {
                 node: [n for n in range(len(table.choices[node])) if table.keeps(node, n, name) == layout]
                 for node, name in ((first, one), (second, other))
             }
@@ -107,7 +124,8 @@ def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts
                 again = _tied(table.only(same), limit, solve)
                 found += [(again[0], again[1])] if isinstance(again[1], Solution) else []
         if found:
-            return min(found, key=lambda each: each[1].time)
+            costs, best = min(found, key=lambda each: each[1].time)
+            return costs, replace(best, bound=min(best.bound, solution.bound), interrupted=solution.interrupted)
     return table, solution
 
 
