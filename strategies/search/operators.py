@@ -3,12 +3,13 @@
 from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from simulator.units import TICKS_PER_SECOND
 from strategies.divisors import divisors
 from strategies.evaluation import Evaluation
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR, TENSOR_ROWS
+from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.operators.complete import nearly_data, with_data
 from strategies.operators.cost_graph import Shortfall, Solution
 from strategies.operators.costs import OperatorCosts, operator_costs
@@ -141,16 +142,19 @@ def arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[str, in
     """Yield the degrees of the operator axes, with which they have all devices: the inner axis the largest first.
 
     The inner axis is all devices, or lies inside a node; limits on ``tensor`` and ``tensor_rows`` are its and
-    the outer one's. There is one pipeline stage.
+    the outer one's. Outside of both is a third one where ``tensor_depth`` has more than one rank. There is one
+    pipeline stage.
     """
     devices, inside = len(problem.cluster.free_devices), problem.cluster.first.devices
     if not _allowed(space.pipeline, 1):
         return
-    for inner in reversed(divisors(devices)):
-        outer = devices // inner
+    depths = [depth for depth in sorted(set(space.tensor_depth or (1,))) if devices % depth == 0]
+    for depth, inner in product(depths, reversed(divisors(devices))):
+        outer, left = divmod(devices, depth * inner)
         local = inner == devices or (1 < inner <= inside and inside % inner == 0)
-        if local and _allowed(space.tensor, inner) and _allowed(space.tensor_rows, outer):
-            yield ((TENSOR_ROWS, outer), (TENSOR, inner)) if outer > 1 else ((TENSOR, inner),)
+        if local and not left and _allowed(space.tensor, inner) and _allowed(space.tensor_rows, outer):
+            degrees = (TENSOR_DEPTH, depth), (TENSOR_ROWS, outer), (TENSOR, inner)
+            yield tuple((axis, ranks) for axis, ranks in degrees if ranks > 1 or axis == TENSOR)
 
 
 def microbatches(problem: Problem, space: Space, degrees: tuple[tuple[str, int], ...]) -> Iterator[int]:
