@@ -6,35 +6,14 @@ What is cold happens once in a process, and where its memory falls moves it by a
 median of five processes. What is warm is the best of several times in one.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure: what was measured, and what is asked: a rate at the least, a time or a size at the most.
-
-    ``goal`` is None where nothing is asked; ``detail`` says what was run.
-    """
-
-    name: str
-    value: float
-    unit: str
-    goal: float | None
-    detail: str
-
-    @property
-    def reached(self) -> bool:
-        """Whether the goal is reached: rates reach it from above, times and sizes from below."""
-        if self.goal is None:
-            return True
-        return self.value >= self.goal if self.unit.endswith("/s") else self.value <= self.goal
-
+from scenarios.figure import Figure, best, seconds
 
 GROUPS = ("engine", "search")
 _COLD_RUNS = 5
@@ -57,16 +36,6 @@ def _run(name: str) -> list[Figure]:
     return figures
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
-def _best(work: Callable[[], Any], repeats: int = 3) -> float:
-    return min(_seconds(work) for _ in range(repeats))
-
-
 def _events() -> list[Figure]:
     """Measure tasks and flows a second of the discrete-event engine, compiling left out and taken in."""
     import numpy as np
@@ -80,8 +49,8 @@ def _events() -> list[Figure]:
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
     alone = replace(program, flow_of=np.full(program.num_tasks, -1))
     graph = compile_program(alone)
-    rate = program.num_tasks / _best(lambda: discrete_event.run(graph), 7)
-    with_compiling = program.num_tasks / _best(lambda: discrete_event.run(compile_program(alone)))
+    rate = program.num_tasks / best(lambda: discrete_event.run(graph), 7)
+    with_compiling = program.num_tasks / best(lambda: discrete_event.run(compile_program(alone)))
     what = f"gpt3-175b-1024-a100, {program.num_tasks:,} operators, no transfers"
     return [
         Figure("discrete event, tasks", rate, "tasks/s", 1e6, what),
@@ -113,7 +82,7 @@ def _flows() -> list[Figure]:
             for rank in ranks
         ]
         graph = compile_program(program_of(classes, streams, tasks, links=links))
-        return len(tasks) / _best(lambda: discrete_event.run(graph))
+        return len(tasks) / best(lambda: discrete_event.run(graph))
 
     return [
         Figure("discrete event, flows", rate(512, 2, 50, by_turns=True), "flows/s", 1e5, "2 on an uplink by turns"),
@@ -140,7 +109,7 @@ def _longest_path() -> list[Figure]:
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
     graph = compile_program(program)
     by_kernel(graph)  # compiles
-    rate = program.num_tasks / _best(lambda: by_kernel(graph), 5)
+    rate = program.num_tasks / best(lambda: by_kernel(graph), 5)
     return [Figure("longest path, tasks", rate, "tasks/s", 50e6, f"{program.num_tasks:,} operators of GPT-3")]
 
 
@@ -168,7 +137,7 @@ def _cold(name: str, goal: float) -> Figure:
 
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
-    taken = _seconds(lambda: simulate(lower(problem, plan, costs=costs)))
+    taken = seconds(lambda: simulate(lower(problem, plan, costs=costs)))
     return Figure(f"{name}, cold", taken, "s", goal, "from the parsed scenario to the timeline, folded")
 
 
@@ -189,11 +158,11 @@ def _step(name: str, goal: float) -> list[Figure]:
         return len(timeline.spans) + sum(len(profile.times) for profile in timeline.memory)
 
     step()
-    warm = _best(step, 7)
+    warm = best(step, 7)
     spans = len(simulate(lower(problem, plan, costs=costs)).spans)
     return [
         Figure(f"{name}, warm", warm, "s", goal, "the same with templates and costs kept"),
-        Figure(f"{name}, written out", _best(written_out), "s", None, f"with all {spans:,} spans and all memory"),
+        Figure(f"{name}, written out", best(written_out), "s", None, f"with all {spans:,} spans and all memory"),
     ]
 
 
@@ -210,7 +179,7 @@ def _straggler() -> list[Figure]:
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
     layout = Layout(data=1024, tensor=8, pipeline=16, sequence_parallel=True, zero=1, stages="balanced")
-    taken = _seconds(lambda: simulate(lower(problem, complete(problem, layout))).memory[0])
+    taken = seconds(lambda: simulate(lower(problem, complete(problem, layout))).memory[0])
     return [Figure("131,072 devices with one straggler", taken, "s", 2.0, "Llama 3 405B, data 1024, folded")]
 
 
@@ -223,9 +192,9 @@ def _unfolded() -> list[Figure]:
 
     scenario = load("llama3-405b-16384-h100")
     problem, plan = scenario.problem, scenario.chosen()
-    taken = _seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
+    taken = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    short = _seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False)))
+    short = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False)))
     what = "every rank and every transfer of Llama 3 405B, from scenario to step time"
     return [
         Figure("16,384 ranks unfolded, every event", taken, "s", 10.0, what),
@@ -246,8 +215,8 @@ def _plans() -> list[Figure]:
     chosen = list(layouts(problem))
     LongestPaths(StageCosts(problem)).ticks([complete(problem, chosen[0])])  # compiles
     paths = LongestPaths(StageCosts(problem))
-    first = _seconds(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
-    again = _best(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
+    first = seconds(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
+    again = best(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
     what = f"all {len(chosen):,} plans of gpt3-175b-1024-a100"
     return [
         Figure("longest path, plans", len(chosen) / again, "plans/s", 20e3, f"{what}, costs and templates kept"),
@@ -260,9 +229,21 @@ def _best_first() -> list[Figure]:
 
     scenario = load("gpt3-175b-1024-a100")
     found: list[Any] = []
-    taken = _seconds(lambda: found.append(scenario.search("best_first")))
+    taken = seconds(lambda: found.append(scenario.search("best_first")))
     what = f"the proven optimum of {found[0].considered:,} plans, {found[0].evaluations} of them simulated"
     return [Figure("best-first search of GPT-3", taken, "s", None, what)]
+
+
+def _operators_cold() -> list[Figure]:
+    from scenarios.operator_benchmark import gpt3
+
+    return gpt3()
+
+
+def _operators() -> list[Figure]:
+    from scenarios.operator_benchmark import llama
+
+    return llama()
 
 
 def _ring() -> list[Figure]:
@@ -279,7 +260,7 @@ def _ring() -> list[Figure]:
         found = phases(machine, Collective.ALL_REDUCE, Algorithm.RING, group)
         return idle_time(machine, found, 0, size)
 
-    cold = _seconds(ring)
+    cold = seconds(ring)
     node = machine.first
     inside, ranks = node.network.link, machine.num_devices
     between = machine.num_nodes * node.nic.latency + (ranks - machine.num_nodes) * inside.latency
@@ -294,4 +275,5 @@ def _ring() -> list[Figure]:
 
 _STEPS = ("_gpt3_cold", "_gpt3", "_llama_cold", "_llama", "_straggler", "_unfolded")
 _ENGINE = ("_events", "_flows", "_longest_path", *_STEPS, "_ring", "_plans")
-_RUNS = [*(("engine", name) for name in _ENGINE), ("search", "_best_first")]
+_SEARCH = ("_best_first", "_operators_cold", "_operators")
+_RUNS = [("engine", name) for name in _ENGINE] + [("search", name) for name in _SEARCH]

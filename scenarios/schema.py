@@ -321,6 +321,7 @@ class SpaceTable(Table):
     data: Degrees | None = None
     tensor: Degrees | None = None
     tensor_rows: Degrees | None = None
+    tensor_depth: Degrees | None = None
     pipeline: Degrees | None = None
     microbatch: Degrees | None = None
     schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None

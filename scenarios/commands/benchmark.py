@@ -7,7 +7,7 @@ import typer
 from scenarios.commands.output import Json, Ticker, emit, table
 
 if TYPE_CHECKING:
-    from scenarios.benchmark import Figure
+    from scenarios.figure import Figure
 
 
 def benchmark(

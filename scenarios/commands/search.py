@@ -8,6 +8,9 @@ import typer
 
 from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
 
+NEGLIGIBLE = 1e-6
+"""A gap that is nothing to people: solvers that compute in floating point leave as much."""
+
 Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
 Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
@@ -66,10 +69,17 @@ def to_json(result: Any) -> dict[str, Any]:
         "evaluations": result.evaluations,
         "lower_bound": result.lower_bound,
         "gap": result.gap,
+        "certificate": _certificate(result.certificate),
         "wall_time": result.wall_time,
         "interrupted": result.interrupted,
         "history": [{"evaluations": n, "elapsed": elapsed, "best": best} for n, elapsed, best in result.history],
     }
+
+
+def _certificate(certificate: Any) -> dict[str, Any] | None:
+    if certificate is None:
+        return None
+    return {name: getattr(certificate, name) for name in ("gap", "memory_price", "among")}
 
 
 def _trial(trial: Any) -> dict[str, Any] | None:
@@ -98,10 +108,25 @@ def _proof(gap: float | None) -> str:
     return "proven optimal" if gap == 0 else f"{gap:.1%}"
 
 
+def _proven(certificate: Any) -> str:
+    """Return what is proven of sums of operators' costs, for people."""
+    from simulator.units import Dimension, format_time, parse
+
+    among = f" among {certificate.among}" if certificate.among else ""
+    said = ["nothing proven"]
+    if certificate.gap is not None:
+        within = f"within {100 * certificate.gap:.2g} % of " if certificate.gap > NEGLIGIBLE else ""
+        said = [f"proven {within}the least{among}"]
+    if certificate.memory_price is not None:
+        saved = certificate.memory_price * parse("1 GiB", Dimension.SIZE)
+        said.append(f"1 GiB more a device saves {format_time(saved)} a step" if saved else "memory does not bind")
+    return "; ".join(said)
+
+
 def _print(value: Any, result: Any) -> None:
     from simulator.units import format_size, format_time
 
-    best = result.best
+    best, certificate = result.best, result.certificate
     show(
         [
             ("scenario", value.name),
@@ -110,6 +135,7 @@ def _print(value: Any, result: Any) -> None:
             ("step time", format_time(best.evaluation.step_time)),
             ("peak memory", format_size(best.evaluation.peak_memory)),
             ("gap", _proof(result.gap)),
+            *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
             ("evaluations", f"{result.evaluations:,} of {result.considered:,} plans considered"),
             ("wall time", format_time(result.wall_time)),
         ]

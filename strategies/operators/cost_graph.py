@@ -110,14 +110,17 @@ class Solution:
     bound
         No choice that fits takes fewer ticks.
     price
-        Ticks saved by one more byte of memory, at the limit.
+        Ticks saved by one more byte of memory, over the next bytes above the limit; None where it is not known.
+    interrupted
+        Whether the user ended the search for it: what it is is the best by then.
     """
 
     choice: tuple[int, ...]
     time: int
     memory: int
     bound: int
-    price: float = 0.0
+    price: float | None = None
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:

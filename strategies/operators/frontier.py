@@ -9,7 +9,7 @@ a single level is swept exactly.
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -61,9 +61,12 @@ def frontier(
     free = relaxation.within(relaxation.levels[-1]).least(Price(0, 1))[1]
     time, memory = graph.time(free), graph.memory(free)
     if limit is None or memory <= limit:
-        return Solution(free, time, memory, time)
+        return Solution(free, time, memory, time, price=0.0)
     return _Search(relaxation, limit, gap, labels).run(time)
 
+
+STEP = 100
+"""What a byte more saves is told by this part of the limit more: at a corner the very next byte saves far more."""
 
 FEW = 500
 """Partial choices of the first sweep, which is quick and finds a better choice to prune with."""
@@ -182,15 +185,14 @@ class _Search:
         self.best = self.near.polished(least_memory(self.graph))
         self.time = self.graph.time(self.best)
         self.ranges: list[_Range] = []
-        self.price = Price(0, 1)
 
     def run(self, bound: int) -> Solution:
         """Return the best choice; ``bound`` is the time without a limit."""
-        self.price = self._push(_Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1)))
+        whole = _Range(bound, 0, len(self.relaxation.levels) - 1, Price(0, 1))
+        relaxed = self._push(whole)
         closed = self.time
         while self.ranges and min(closed, self.ranges[0].bound) * (1 + self.gap) < self.time:
             least = heapq.heappop(self.ranges)
-            self.price = least.price
             if least.low == least.high:
                 closed = min(closed, self._swept(least))
                 continue
@@ -198,30 +200,31 @@ class _Search:
             self._push(_Range(least.bound, least.low, middle, least.price))
             self._push(_Range(least.bound, middle + 1, least.high, least.price))
         proven = min([self.time, closed, *(each.bound for each in self.ranges)])
-        return Solution(self.best, self.time, self.graph.memory(self.best), proven, self.price.ticks / self.price.of)
+        step = max(1, self.limit // STEP)
+        saved = max(relaxed - self._raised(whole, step).bound, 0)
+        return Solution(self.best, self.time, self.graph.memory(self.best), proven, saved / step)
 
     def _offer(self, choice: tuple[int, ...]) -> None:
         if self.graph.memory(choice) <= self.limit and self.graph.time(choice) < self.time:
             self.best, self.time = choice, self.graph.time(choice)
 
-    def _push(self, given: _Range) -> Price:
-        """Raise the bound of a range, keep it if something in it may be faster than the best, return its price."""
-        cut = self.relaxation.within(int(self.relaxation.levels[given.high]))
-        lean = cut.leanest()
-        budget = self.limit - int(self.relaxation.levels[given.low])
-        if self._kept(lean) > budget:
-            return given.price
-        raised = self._raised(given, cut, lean, budget)
+    def _push(self, given: _Range) -> int:
+        """Raise the bound of a range, keep it if something in it may be faster than the best, and return the bound."""
+        raised = self._raised(given)
         if raised.bound < self.time:
             heapq.heappush(self.ranges, raised)
-        return raised.price
+        return raised.bound
 
-    def _raised(self, given: _Range, cut: Cut, lean: tuple[int, ...], budget: int) -> _Range:
-        """Return the range with the bound of the best price met.
+    def _raised(self, given: _Range, more: int = 0) -> _Range:
+        """Return the range with the bound of the best price met, if there are so many bytes ``more``.
 
         Two choices, one within the budget and one beyond it, name a price at which both cost the same. What is
         least at that price replaces one of the two, until nothing is below both.
         """
+        cut = self.relaxation.within(int(self.relaxation.levels[given.high]))
+        lean, budget = cut.leanest(), self.limit + more - int(self.relaxation.levels[given.low])
+        if self._kept(lean) > budget:
+            return replace(given, bound=self.time)  # nothing of it fits
         fast: tuple[int, ...] | None = None
         bound, best, price = given.bound, given.price, given.price
         for _ in range(ROUNDS):

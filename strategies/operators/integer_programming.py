@@ -72,7 +72,8 @@ def integer_programming(
     allowed = needed(graph, memory=limit is not None) if prune else tuple(map(np.arange, graph.sizes))
     program = _Program(merge_parallel_edges(restrict(graph, allowed)), limit, gap, seconds)
     choice, bound = program.solved()
-    return _solution(graph, [int(each[index]) for each, index in zip(allowed, choice, strict=True)], bound)
+    found = [int(each[index]) for each, index in zip(allowed, choice, strict=True)]
+    return _solution(graph, found, bound, program.interrupted)
 
 
 def _tied(graph: CostGraph, limit: int | None, gap: float, seconds: float | None, prune: bool) -> Solution | Shortfall:
@@ -81,19 +82,19 @@ def _tied(graph: CostGraph, limit: int | None, gap: float, seconds: float | None
     choice = tuple(result.choice[index] for index in place)
     if isinstance(result, Shortfall):
         return Shortfall(choice, result.memory, result.limit)
-    return _solution(graph, choice, result.bound)
+    return _solution(graph, choice, result.bound, result.interrupted)
 
 
-def _solution(graph: CostGraph, choice: Sequence[int], bound: int) -> Solution:
+def _solution(graph: CostGraph, choice: Sequence[int], bound: int, interrupted: bool) -> Solution:
     time = graph.time(choice)
-    return Solution(tuple(choice), time, graph.memory(choice), min(bound, time))
+    return Solution(tuple(choice), time, graph.memory(choice), min(bound, time), interrupted=interrupted)
 
 
 class _Program:
     """Columns: the choices of all nodes, the pairs of all edges, and the most transient bytes."""
 
     def __init__(self, graph: CostGraph, limit: int | None, gap: float, seconds: float | None) -> None:
-        self.graph, self.limit = graph, limit
+        self.graph, self.limit, self.interrupted = graph, limit, False
         self.starts = np.cumsum([0, *graph.sizes])
         self.pairs = np.cumsum([self.starts[-1], *(edge.times.size for edge in graph.edges)])
         ticks = sum(int(each.max()) for each in graph.times) + sum(int(each.times.max()) for each in graph.edges)
@@ -138,6 +139,7 @@ class _Program:
                 while not finished:
                     finished = self.solver.wait(0.1)[0]
             except KeyboardInterrupt:
+                self.interrupted = True
                 self.solver.cancelSolve()  # type: ignore[no-untyped-call]
 
     def _found(self) -> list[int] | None:

@@ -4,6 +4,7 @@ from strategies.search.beam import Beam
 from strategies.search.best_first import BestFirst
 from strategies.search.bottleneck import Bottleneck
 from strategies.search.breadth_first import BreadthFirst
+from strategies.search.certificate import Certificate
 from strategies.search.driver import OutOfTime, Progress, Proof, Proposals, SearchAlgorithm, SearchResult, search
 from strategies.search.dynamic_programming import DynamicProgramming
 from strategies.search.exhaustive import Exhaustive
@@ -70,6 +71,7 @@ __all__ = [
     "BestFirst",
     "Bottleneck",
     "BreadthFirst",
+    "Certificate",
     "DynamicProgramming",
     "Exhaustive",
     "Expert",

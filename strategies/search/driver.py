@@ -1,7 +1,8 @@
 """The one loop that runs every search: budget, clock, memo, progress and best so far live here.
 
 An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to
-learn about a plan, and may yield or return a `Proof` to say what it knows about all of them.
+learn about a plan, and may yield or return a `Proof` to say what it knows about all of them, or yield a
+`Certificate` of the plans that it yields next.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +17,7 @@ from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.resources import Resource
+from strategies.search.certificate import Certificate
 from strategies.search.space import EVERYTHING, Space, layouts
 
 TELL_SECONDS = 0.5
@@ -38,7 +40,7 @@ class Proof:
     lower_bound: float
 
 
-Proposals = Generator[Plan | Proof, Evaluation, Proof | None]
+Proposals = Generator[Plan | Proof | Certificate, Evaluation, Proof | None]
 """What an algorithm is while it runs; one that only yields plans is one too."""
 
 
@@ -88,6 +90,8 @@ class SearchResult:
         ``(evaluations, elapsed, step_time)`` whenever the best became better.
     interrupted
         Whether the user ended it.
+    certificate
+        What the algorithm said of the best plan, if it did.
     """
 
     algorithm: str
@@ -101,6 +105,7 @@ class SearchResult:
     wall_time: float
     history: tuple[tuple[int, float, float], ...]
     interrupted: bool
+    certificate: Certificate | None = None
 
 
 def search(
@@ -159,6 +164,7 @@ def search(
         wall_time=run.elapsed,
         history=tuple(run.history),
         interrupted=interrupted,
+        certificate=run.certificate,
     )
 
 
@@ -187,6 +193,8 @@ class _Run:
         self.history: list[tuple[int, float, float]] = []
         self.best: Trial | None = None
         self.lower_bound: float | None = None
+        self.said: Certificate | None = None
+        self.certificate: Certificate | None = None
         self.repeats = 0
         self.told = 0.0
 
@@ -209,6 +217,8 @@ class _Run:
                 answer = None
                 if isinstance(proposal, Proof):
                     self._learn(proposal)
+                elif isinstance(proposal, Certificate):
+                    self.said = proposal
                 elif self._spent(proposal):
                     return
                 else:
@@ -243,7 +253,7 @@ class _Run:
         self.memo[trial.plan] = evaluation
         self.trials.append(trial)
         if evaluation.fits and (self.best is None or evaluation.step_time < self.best.evaluation.step_time):
-            self.best = trial
+            self.best, self.certificate = trial, self.said
             self.history.append((len(self.trials), trial.elapsed, evaluation.step_time))
         self._tell(trial.elapsed)
 

@@ -3,17 +3,20 @@
 from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
+from simulator.units import TICKS_PER_SECOND
 from strategies.divisors import divisors
 from strategies.evaluation import Evaluation
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR, TENSOR_ROWS
+from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.operators.complete import nearly_data, with_data
 from strategies.operators.cost_graph import Shortfall, Solution
 from strategies.operators.costs import OperatorCosts, operator_costs
 from strategies.operators.pins import admitted, broken, resolved
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.certificate import Certificate
 from strategies.search.driver import Proposals
 from strategies.search.space import Space
 
@@ -27,10 +30,11 @@ BINDING = 0.97
 """Part of the memory from which on it is taken to decide."""
 
 
-def operator_search(problem: Problem, space: Space, solve: Solve) -> Proposals:
+def operator_search(problem: Problem, space: Space, solve: Solve, *, among: str = "") -> Proposals:
     """Yield the plan that ``solve`` chooses on every arrangement of the devices that a space allows.
 
-    Of each arrangement the largest microbatches come first, and smaller ones while nothing fits.
+    Of each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``among`` says of
+    which choices ``solve`` takes the best, where these are not all.
     """
     costs, pins = StageCosts(problem), resolved(problem.graph, space.pin)
     for degrees in arrangements(problem, space):
@@ -38,7 +42,7 @@ def operator_search(problem: Problem, space: Space, solve: Solve) -> Proposals:
             if broken(pins, dict(degrees), microbatch):
                 continue
             table = operator_costs(problem, dict(degrees), microbatch, costs=costs, allowed=partial(admitted, pins))
-            fitted = yield from _proposals(table, space, solve)
+            fitted = yield from _proposals(table, space, solve, among)
             if fitted:
                 break
     return None
@@ -58,11 +62,13 @@ def check_pins(problem: Problem, space: Space) -> None:
         raise ValueError(f"pins hold on some arrangement of the devices that space allows; on the first one {found}")
 
 
-def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Plan, Evaluation, bool]:
+def _proposals(
+    table: OperatorCosts, space: Space, solve: Solve, among: str
+) -> Generator[Plan | Certificate, Evaluation, bool]:
     """Yield plans until one fits that uses the memory there is; return whether one fitted.
 
     The bytes of choices are never less than those of their plan, and may be more: where memory binds the limit is
-    moved by what the plan really takes.
+    moved by what the plan really takes. Where the user ended ``solve`` its plans are the last ones.
     """
     limit, fitted = table.limit, False
     room = table.limit
@@ -73,12 +79,15 @@ def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Pl
                 break
             limit = solution.memory  # of which its plan may take less
             continue
+        yield _certificate(solution, among)
         chosen = one.plan(solution.choice)
         fits, needed = False, 0.0
         for plan in variants(table.problem, chosen, space):
             evaluation = yield plan
             fits = fits or evaluation.fits
             needed = needed or evaluation.peak_memory - table.resident
+        if solution.interrupted:
+            raise KeyboardInterrupt
         fitted = fitted or fits
         if not needed or (fits and (solution.memory < BINDING * limit or needed > BINDING * room)):
             break
@@ -86,20 +95,29 @@ def _proposals(table: OperatorCosts, space: Space, solve: Solve) -> Generator[Pl
     return fitted
 
 
+def _certificate(solution: Solution, among: str) -> Certificate:
+    price = None if solution.price is None else solution.price / TICKS_PER_SECOND
+    return Certificate(solution.gap if solution.bound else None, price, among)
+
+
 def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts, Solution | Shortfall]:
     """Return what ``solve`` chooses where operators that share a parameter keep it in one layout, and of which choices.
 
-    Where they would not, the better of both layouts is taken for all.
+    Where they would not, the better of both layouts is taken for all; no choice in one layout beats the bound of those
+    in any. If the user has ended ``solve``, all other operators stay as they are.
     """
     solution = solve(table, limit)
-    for (first, one), (second, other) in table.tied if isinstance(solution, Solution) else ():
+    if isinstance(solution, Shortfall):
+        return table, solution
+    for (first, one), (second, other) in table.tied:
         ends = (first, solution.choice[first], one), (second, solution.choice[second], other)
         layouts = [table.keeps(*end) for end in ends]
         if layouts[0] == layouts[1]:
             continue
         found: list[tuple[OperatorCosts, Solution]] = []
         for layout in layouts:
-            same = {
+            now = enumerate(solution.choice) if solution.interrupted else ()
+            same = {node: [choice] for node, choice in now} | {
                 node: [n for n in range(len(table.choices[node])) if table.keeps(node, n, name) == layout]
                 for node, name in ((first, one), (second, other))
             }
@@ -107,7 +125,8 @@ def _tied(table: OperatorCosts, limit: int, solve: Solve) -> tuple[OperatorCosts
                 again = _tied(table.only(same), limit, solve)
                 found += [(again[0], again[1])] if isinstance(again[1], Solution) else []
         if found:
-            return min(found, key=lambda each: each[1].time)
+            costs, best = min(found, key=lambda each: each[1].time)
+            return costs, replace(best, bound=min(best.bound, solution.bound), interrupted=solution.interrupted)
     return table, solution
 
 
@@ -123,16 +142,19 @@ def arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[str, in
     """Yield the degrees of the operator axes, with which they have all devices: the inner axis the largest first.
 
     The inner axis is all devices, or lies inside a node; limits on ``tensor`` and ``tensor_rows`` are its and
-    the outer one's. There is one pipeline stage.
+    the outer one's. Outside of both is a third one where ``tensor_depth`` has more than one rank. There is one
+    pipeline stage.
     """
     devices, inside = len(problem.cluster.free_devices), problem.cluster.first.devices
     if not _allowed(space.pipeline, 1):
         return
-    for inner in reversed(divisors(devices)):
-        outer = devices // inner
+    depths = [depth for depth in sorted(set(space.tensor_depth or (1,))) if devices % depth == 0]
+    for depth, inner in product(depths, reversed(divisors(devices))):
+        outer, left = divmod(devices, depth * inner)
         local = inner == devices or (1 < inner <= inside and inside % inner == 0)
-        if local and _allowed(space.tensor, inner) and _allowed(space.tensor_rows, outer):
-            yield ((TENSOR_ROWS, outer), (TENSOR, inner)) if outer > 1 else ((TENSOR, inner),)
+        if local and not left and _allowed(space.tensor, inner) and _allowed(space.tensor_rows, outer):
+            degrees = (TENSOR_DEPTH, depth), (TENSOR_ROWS, outer), (TENSOR, inner)
+            yield tuple((axis, ranks) for axis, ranks in degrees if ranks > 1 or axis == TENSOR)
 
 
 def microbatches(problem: Problem, space: Space, degrees: tuple[tuple[str, int], ...]) -> Iterator[int]:

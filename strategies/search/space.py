@@ -46,6 +46,8 @@ class Space:
         Degrees; by default every divisor of the number of devices.
     tensor_rows
         Rows of a tensor-parallel grid; by default 1.
+    tensor_depth
+        Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
     microbatch
         Sequences a microbatch; by default the powers of two that divide the batch of a data
         rank, and that batch itself (no gradient accumulation). A limit may name any divisor.
@@ -75,6 +77,7 @@ class Space:
     sequence_parallel: tuple[bool, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     tensor_rows: tuple[int, ...] | None = None
+    tensor_depth: tuple[int, ...] | None = None
     pin: tuple[Pin, ...] = ()
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from strategies.operators.cost_graph import Shortfall, Solution
 from strategies.operators.frontier import Relaxation, frontier
 from strategies.operators.sweep import Price
 
-from .graphs import cases, costs, halfway, layers
+from .graphs import case, cases, costs, halfway, layers
 
 
 def test_equals_brute_force_on_300_graphs_and_proves_it() -> None:
@@ -58,6 +58,25 @@ def test_price_is_what_a_byte_more_saves() -> None:
     assert isinstance(found, Solution) and found.time == found.bound == 50 * 7 + 50 * 4
     assert found.price == pytest.approx(1.0)
     assert frontier(graph, 300).price == 0.0
+
+
+def test_what_a_byte_more_saves_is_told_by_more_than_the_very_next_one() -> None:
+    # the first byte more saves 1000 ticks, those after it nothing: a hundredth of the limit, 100 bytes, saves 1000
+    graph = costs([[1000, 0], [5, 5]], [[10_000, 10_001], [0, 1]], [])
+    found = frontier(graph, 10_000)
+    assert isinstance(found, Solution) and found.time == 1005
+    assert found.price == pytest.approx(1000 / 100)
+
+
+def test_no_price_promises_more_than_is_lost_to_the_limit() -> None:
+    binding = 0
+    for graph, limit, answer in map(case, range(100)):
+        if limit is not None and isinstance(answer, Solution):
+            found = frontier(graph, limit)
+            assert isinstance(found, Solution) and found.price is not None and found.price >= 0
+            assert found.price * max(1, limit // 100) <= answer.time - frontier(graph).time
+            binding += found.price > 0
+    assert binding > 20
 
 
 def test_ticks_and_bytes_near_the_largest_numbers_stay_exact() -> None:

@@ -12,7 +12,7 @@ from simulator.models.presets import MODELS
 from simulator.operator_graph import BATCH
 from strategies.cost_model import SimulatedCost
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR, TENSOR_ROWS
+from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
@@ -139,10 +139,21 @@ def test_arrangements_have_all_devices_and_keep_the_inner_axis_in_a_node() -> No
     ]
     assert list(arrangements(small, Space(tensor=(3,)))) == [((TENSOR_ROWS, 4), (TENSOR, 3))]
     assert list(arrangements(small, Space(pipeline=(2,)))) == []
+    # a third axis where the space names it: 12 = 3 * 2 * 2, and 5 ranks along it divide nothing
+    three = ((TENSOR_DEPTH, 3), (TENSOR_ROWS, 2), (TENSOR, 2))
+    assert list(arrangements(small, Space(tensor=(2,), tensor_depth=(3, 5)))) == [three]
+    assert list(arrangements(small, Space(tensor=(6,), tensor_depth=(2,)))) == [((TENSOR_DEPTH, 2), (TENSOR, 6))]
     # 32 sequences by 4 ranks along the first axis: 8 each, halved while that is whole
     assert list(microbatches(small, Space(), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [32, 16, 8, 4]
     assert list(microbatches(small, Space(microbatch=(2,)), ((TENSOR_ROWS, 4), (TENSOR, 3)))) == [8]
     assert list(microbatches(small, Space(), ((TENSOR_ROWS, 12),))) == [32]
+
+
+def test_the_outermost_axis_is_searched_where_the_space_names_it() -> None:
+    small = problem(nodes=2, devices=4, nics=4, layers=1, batch=2)
+    result = search(Frontier(), small, Space(tensor=(4,), tensor_depth=(2,), microbatch=(1,)))
+    assert {trial.plan.operator_ranks * trial.plan.data for trial in result.trials} == {8}
+    assert result.trials[0].plan.data == 2 or result.trials[0].plan.tensor_depth == 2
 
 
 def test_a_looser_gap_is_never_better() -> None:
