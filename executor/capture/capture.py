@@ -40,8 +40,8 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
     graph = assembly.graph(name)
     reading.program.module.recompile()
     warnings = list(dict.fromkeys(reading.warnings))
-    if program.updated:
-        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.updated)}")
+    if program.left:
+        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.left)}")
     maps = assembly.maps
     return Captured(
         graph,
@@ -56,6 +56,8 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
         maps.tensors,
         maps.parameter_names,
         max(batch, 2),
+        program.updates,
+        program.left,
         tuple(warnings),
     )
 

@@ -96,6 +96,9 @@ def refuse(job: OperatorJob) -> None:
         raise ValueError(f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {job.optimizer}")
     made = make(job)
     captured = capture(made.module, made.microbatches[0])
+    if captured.left:
+        held = "the executor renews buffers point by point, from one value each, which the loss does not read back"
+        raise ValueError(f"{held}; met {', '.join(captured.left)}")
     names = {name for block in captured.graph.blocks for name in block.names()}
     planned = {name for stage in job.plan.stages for name in stage.blocks}
     if names != planned:
