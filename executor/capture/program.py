@@ -1,9 +1,12 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import torch
@@ -51,7 +54,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """
     module.train()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr), redirect_stderr(StringIO()):  # torch prints graphs
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False)
             exported = exported.run_decompositions(_table())

@@ -31,9 +31,10 @@ class Update:
 
 
 def updates(loss: Node, made: Mapping[str, Node], buffers: Mapping[str, str]) -> tuple[tuple[Update, ...], list[str]]:
-    """Return the updates of buffers, and the buffers that are not renewed point by point from one value.
+    """Return the updates of buffers, and the names of the others.
 
-    Nor is one whose old value the loss reads too.
+    Those have no update that are not renewed point by point, from one value that the loss is computed from at most,
+    or whose old value the loss reads.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from executor.capture.capture import capture
-from executor.capture.factory import made
+from executor.capture.capture import capture, num_samples
+from executor.capture.factory import made, naming
 from executor.heartbeat import Heartbeat
 from executor.job import metrics_file, result_file, tensors_file
 from executor.measure import nbytes, profiled
@@ -45,17 +45,22 @@ def make(job: OperatorJob) -> Made:
     Raises
     ------
     ValueError
-        Where the plan does not train on the batch that the factory makes.
+        Where the plan does not train on the batch that the factory makes, or on single samples.
     """
     torch.manual_seed(job.seed)
     module, inputs = made(job.module)
+    with naming(job.module):
+        batch = num_samples(inputs)
     if job.double:
         module = module.double()
         inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
-    count, batch = job.plan.num_microbatches, inputs[0].shape[0]
+    count = job.plan.num_microbatches
     if batch != job.plan.sequences * job.plan.data * count:
         held = f"microbatch({job.plan.sequences}) * data({job.plan.data}) * microbatches({count})"
-        raise ValueError(f"{held} is the batch of the inputs, met {batch}")
+        raise ValueError(f"{job.module}: {held} is the batch of the inputs, met {batch}")
+    if batch == count:
+        met = "met microbatch(1) * data(1)"
+        raise ValueError(f"{job.module}: a microbatch of a captured module has at least 2 samples, {met}; nearest: 2")
     return Made(module, tuple(zip(*(tensor.chunk(count) for tensor in inputs), strict=True)))
 
 
