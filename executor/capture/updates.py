@@ -77,4 +77,8 @@ def _update(name: str, made: Node, forward: set[Node], buffers: Mapping[str, str
 
 
 def _by_points(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _SAME)
+
+
+_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default)
