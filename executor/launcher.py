@@ -33,9 +33,9 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def require_torch() -> None:
-    """Return where torch is installed, else raise ``ValueError`` that says how to get it."""
+    """Return where torch is installed, else raise ``ModuleNotFoundError``."""
     if importlib.util.find_spec("torch") is None:
-        raise ValueError("torch: executing needs torch, which is not installed; pip install 'meshwise[exec]'")
+        raise ModuleNotFoundError("executing needs torch, which is not installed", name="torch")
 
 
 def launch(

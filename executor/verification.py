@@ -27,7 +27,7 @@ class Verification:
         Largest absolute difference of an element of the last step's gradients, relative to the
         largest element of all of them (or to 1, where that is larger).
     parameter_error
-        Largest absolute difference of a parameter after the last step.
+        Largest absolute difference of a parameter, or of a buffer that forward renews, after the last step.
     equal
         Whether loss and gradients differ by at most `TOLERANCE` and parameters by at most a thousand
         times that: AdamW divides by the root of a second moment that may be near 0.
@@ -70,7 +70,7 @@ def distance(
     ValueError
         Where the ranks together did not leave every tensor.
     """
-    errors = {"gradient": 0.0, "parameter": 0.0}
+    errors = {"gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
     seen: set[str] = set()
     for rank in range(ranks):
         path = tensors_file(folder, rank)
@@ -84,7 +84,7 @@ def distance(
         raise ValueError(f"the ranks leave every tensor of the model, missing: {', '.join(sorted(missing))}")
     scale = max(1.0, *(float(np.abs(value).max()) for name, value in expected.items() if name.startswith("gradient")))
     loss_error = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
-    return Verification(loss_error, errors["gradient"] / scale, errors["parameter"])
+    return Verification(loss_error, errors["gradient"] / scale, max(errors["parameter"], errors["buffer"]))
 
 
 def _distance(actual: Any, expected: Any) -> float:

@@ -69,7 +69,8 @@ def _failed(error: Exception) -> int:
         note(str(error))
         return BAD_INPUT
     if isinstance(error, ModuleNotFoundError):
-        note(f"{error.name} is not installed; `meshwise doctor` shows what is missing")
+        remedy = "pip install 'meshwise[exec]'" if error.name == "torch" else "`meshwise doctor` shows what is missing"
+        note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"
     note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")

@@ -211,6 +211,7 @@ class Scenario:
             if module is not None:
                 return execute_module(
                     module,
+                    self.problem.graph,
                     chosen,
                     steps=steps,
                     verify=verify,

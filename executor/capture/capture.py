@@ -29,7 +29,7 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
     CaptureError
         Where the inputs are not as said, or torch cannot export the module.
     """
-    batch = _batch(inputs)
+    batch = num_samples(inputs)
     examples = tuple(inputs) if batch > 1 else tuple(torch.cat([each, each]) for each in inputs)
     program = export(module, examples)
     reading = read(program, max(batch, 2))
@@ -40,8 +40,8 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
     graph = assembly.graph(name)
     reading.program.module.recompile()
     warnings = list(dict.fromkeys(reading.warnings))
-    if program.updated:
-        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.updated)}")
+    if program.left:
+        warnings.append(f"buffers that forward updates stay as they are: {', '.join(program.left)}")
     maps = assembly.maps
     return Captured(
         graph,
@@ -56,12 +56,14 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
         maps.tensors,
         maps.parameter_names,
         max(batch, 2),
+        program.updates,
+        program.left,
         tuple(warnings),
     )
 
 
-def _batch(inputs: Sequence[Tensor]) -> int:
-    """Return the samples of inputs."""
+def num_samples(inputs: Sequence[Tensor]) -> int:
+    """Return the samples of inputs; `CaptureError` where they are no tensors with one batch."""
     if not inputs:
         raise CaptureError("a module is captured with at least one input, met none")
     for place, each in enumerate(inputs):

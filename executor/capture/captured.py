@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import GraphModule
 
+from executor.capture.updates import Update
 from simulator.operator_graph import OperatorGraph
 
 NamedDims = tuple[tuple[str, ...], ...]
@@ -48,6 +49,10 @@ class Captured:
         ``(block, occurrence, tensor)`` -> placeholder of that parameter.
     batch
         Samples of the inputs that the module was captured with; the program is for as many.
+    updates
+        How forward renews buffers, which the program does not.
+    left
+        Qualified names of the buffers that forward updates in another way, which the program and ``updates`` leave.
     warnings
         What was not understood, a line each: operators without a rule, which are not cut.
     """
@@ -64,4 +69,6 @@ class Captured:
     tensors: dict[str, str]
     parameter_names: dict[tuple[str, int, str], str]
     batch: int
+    updates: tuple[Update, ...] = ()
+    left: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

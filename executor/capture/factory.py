@@ -2,7 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,29 @@ from executor.capture.captured import CaptureError
 
 
 def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the module and the inputs that ``FILE.py:FACTORY`` makes.
+    """Return the module and the inputs that ``FILE.py:FACTORY`` makes; what it prints goes to stderr.
 
     Raises
     ------
     CaptureError
         Where there is no such file or function, it fails, or it returns something else.
     """
-    factory = _found(name)
-    try:
-        result = factory()
-    except Exception as error:
-        raise CaptureError(f"{name}: the factory failed: {_line(error)}") from error
+    with redirect_stdout(sys.stderr):
+        factory = _found(name)
+        try:
+            result = factory()
+        except Exception as error:
+            raise CaptureError(f"{name}: the factory failed: {_line(error)}") from error
     return _checked(name, result)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Raise what the body raises of a module as a `CaptureError` that names its factory."""
+    try:
+        yield
+    except ValueError as error:
+        raise CaptureError(f"{name}: {error}") from error
 
 
 def _found(name: str) -> Callable[[], Any]:

@@ -1,9 +1,12 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.fx import GraphModule, Node
 from executor.capture.captured import CaptureError
 from executor.capture.decompositions import DECOMPOSITIONS
 from executor.capture.rules.table import rule_of
+from executor.capture.updates import Update, updates
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,10 @@ class Program:
     ----------
     trained
         Placeholders of the parameters that have gradients.
-    updated
-        Qualified names of buffers that the module updates in its forward pass; the program does not.
+    updates
+        How forward renews buffers; the program does not.
+    left
+        Qualified names of buffers that it renews in another way.
     """
 
     module: GraphModule
@@ -34,7 +40,8 @@ class Program:
     constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     trained: frozenset[str]
-    updated: tuple[str, ...]
+    updates: tuple[Update, ...]
+    left: tuple[str, ...]
 
 
 def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
@@ -47,7 +54,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """
     module.train()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr), redirect_stderr(StringIO()):  # torch prints graphs
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False)
             exported = exported.run_decompositions(_table())
@@ -58,10 +65,12 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     for each in signature.input_specs:
         named[each.kind][each.arg.name] = each.target or each.arg.name
     losses = [each.arg.name for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT]
-    updated = [str(each.target) for each in signature.output_specs if each.kind is OutputKind.BUFFER_MUTATION]
     output = graph.output_node()
     results = [node for node in output.all_input_nodes if node.name in losses]
     _check_loss(results)
+    mutated = {e.arg.name: str(e.target) for e in signature.output_specs if e.kind is OutputKind.BUFFER_MUTATION}
+    made = {mutated[node.name]: node for node in output.all_input_nodes if node.name in mutated}
+    renewed, left = updates(results[0], made, named[InputKind.BUFFER])
     output.args = (tuple(results),)
     for node in list(graph.nodes):
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
@@ -78,7 +87,8 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         {name: exported.constants[target] for name, target in named[InputKind.CONSTANT_TENSOR].items()},
         tuple(named[InputKind.USER_INPUT]),
         frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
-        tuple(updated),
+        renewed,
+        tuple(left),
     )
 
 

@@ -78,12 +78,22 @@ class Ranks:
         }[move.collective]
         return run()
 
-    def all_reduce(self, local: Tensor, axis: str) -> Tensor:
-        """Return the sum of every rank's part along an axis."""
+    def all_reduce(self, local: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
+        """Return the sum of every rank's part along an axis, or of those of some ranks along it."""
         total = local.clone(memory_format=torch.contiguous_format)
         with self._noted(Collective.ALL_REDUCE, axis, total):
-            dist.all_reduce(total, group=self.mesh.get_group(axis))
+            dist.all_reduce(total, group=group or self.mesh.get_group(axis))
         return total
+
+    def some(self, axis: str, places: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """Return the group of the ranks at some places along an axis that differ in nothing else, if this rank is one.
+
+        Every rank of the mesh calls this alike.
+        """
+        lines = self.mesh.mesh.movedim(list(self.size).index(axis), -1).reshape(-1, self.size[axis])
+        group: dist.ProcessGroup | None
+        group, _ = dist.new_subgroups_by_enumeration(lines[:, list(places)].tolist())  # type: ignore[no-untyped-call]
+        return group
 
     def _cut(self, local: Tensor, index: int, axis: str) -> Tensor:
         return local.chunk(self.size.get(axis, 1), index)[self.coordinate.get(axis, 0)]

@@ -198,12 +198,13 @@ class Layouts:
 
 
 def _constants(captured: Captured) -> frozenset[str]:
-    """Return the nodes that depend on neither parameters nor buffers nor inputs."""
-    found: set[str] = set(captured.constants)
+    """Return the nodes that depend on constants and buffers alone: of the latter the loss reads none that changes."""
+    known = captured.constants.keys() | captured.buffers.keys()
+    found = set(known)
     for node in captured.program.graph.nodes:
         if node.op == "call_function" and all(each.name in found for each in node.all_input_nodes):
             found.add(node.name)
-    return frozenset(found - set(captured.constants))
+    return frozenset(found - known)
 
 
 def _sizes(block: Block, batch: int) -> dict[str, int]:

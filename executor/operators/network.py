@@ -5,7 +5,7 @@ asks for, brought there by collectives that are run one by one; nothing is moved
 layout of their value, those of parameters are summed once a step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch.fx import Node
 
 from executor.capture.captured import Captured
 from executor.operators import local_operators
+from executor.operators.buffers import Buffers
 from executor.operators.collectives import Ranks
 from executor.operators.layouts import Bringing, Layouts
 from executor.operators.movement import Move, Share
 from executor.operators.stages import StageProgram, stage_programs
-from strategies.mesh import DATA
-from strategies.plan import Stage
+from strategies.mesh import DATA, PIPELINE
+from strategies.plan import Plan
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 
@@ -33,26 +34,14 @@ class OperatorNetwork(nn.Module):
     ----------
     module
         The module that was captured: its parameters and buffers are copied, each rank's part.
-    shardings
-        By the name of an operator in the graph.
-    stages, owned
-        The pipeline stages, and the indices of those that this rank runs.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        module: nn.Module,
-        shardings: Mapping[str, OperatorSharding],
-        ranks: Ranks,
-        stages: tuple[Stage, ...],
-        owned: tuple[int, ...],
-    ) -> None:
+    def __init__(self, captured: Captured, module: nn.Module, plan: Plan, ranks: Ranks) -> None:
         super().__init__()
         self.captured, self.ranks = captured, ranks
         axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
-        self.layouts = Layouts(captured, shardings, axes)
-        self.programs = stage_programs(captured, self.layouts, stages)
+        self.layouts = Layouts(captured, {each.operator: each for each in plan.shardings}, axes)
+        self.programs = stage_programs(captured, self.layouts, plan.stages)
         self._values = {node.name: node.meta.get("val") for node in captured.program.graph.nodes}
         named = module.named_parameters(remove_duplicate=False)
         whole = dict(named) | dict(module.named_buffers(remove_duplicate=False))
@@ -60,14 +49,29 @@ class OperatorNetwork(nn.Module):
         self.names = {root: first[id(whole[name])] for root, name in captured.parameters.items()}
         self.parts = nn.ParameterDict()
         self._fixed: dict[str, Tensor] = {}
-        read = {root for stage in owned for node in self.programs[stage].nodes for root in self.layouts.read_by(node)}
-        for placeholder, name in captured.parameters.items():
-            if placeholder not in read:
-                continue
-            self.parts[placeholder] = nn.Parameter(self._part(placeholder, whole[name].detach()))
+        readers = self._readers(plan)
+        for placeholder, positions in readers.items():
+            if ranks.coordinate.get(PIPELINE, 0) in positions:
+                full = whole[captured.parameters[placeholder]]
+                part = self._part(placeholder, full.detach())
+                self.parts[placeholder] = nn.Parameter(part, requires_grad=full.requires_grad)
+        several = {positions for positions in readers.values() if len(positions) > 1}
+        groups = {positions: ranks.some(PIPELINE, positions) for positions in sorted(several)}
+        self._kept_twice = {root: groups[positions] for root, positions in readers.items() if positions in several}
         buffers = {placeholder: whole[name].detach().clone() for placeholder, name in captured.buffers.items()}
         self._fixed |= captured.constants | buffers
         self._evaluate_constants()
+        own = plan.stages_at(ranks.coordinate.get(PIPELINE, 0))
+        updates = [update for stage in own for update in self.programs[stage].updates]
+        self.renewed = Buffers(self.layouts, ranks, updates, whole)
+
+    def _readers(self, plan: Plan) -> dict[str, tuple[int, ...]]:
+        """Return the pipeline positions that read each parameter."""
+        found: dict[str, set[int]] = {}
+        for program, position in zip(self.programs, plan.positions, strict=True):
+            for root in program.parameters:
+                found.setdefault(root, set()).add(position)
+        return {root: tuple(sorted(found[root])) for root in self.captured.parameters if root in found}
 
     def _evaluate_constants(self) -> None:
         """Compute what depends on no input once, whole."""
@@ -96,7 +100,10 @@ class OperatorNetwork(nn.Module):
         return self._values[root].dtype  # type: ignore[no-any-return]
 
     def sum_gradients(self) -> None:
-        """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators."""
+        """Sum gradients over the axes along which ranks have the same parameter and other parts of its operators.
+
+        Then those of a parameter that operators of several pipeline ranks read, over these.
+        """
         for axis in self.ranks.size:
             found = [part.grad for root, part in self.parts.items() if axis in self.summed(root)]
             gradients = [gradient for gradient in found if gradient is not None]
@@ -105,6 +112,11 @@ class OperatorNetwork(nn.Module):
                 total = self.ranks.all_reduce(flat, axis)
                 for gradient, piece in zip(gradients, torch.split(total, [g.numel() for g in gradients]), strict=True):
                     gradient.copy_(piece.view_as(gradient))
+        for root, group in self._kept_twice.items():
+            if root in self.parts and self.parts[root].requires_grad:
+                part = self.parts[root]
+                gradient = torch.zeros_like(part) if part.grad is None else part.grad
+                part.grad = self.ranks.all_reduce(gradient, PIPELINE, group)
 
     def summed(self, root: str) -> tuple[str, ...]:
         """Return the axes over which the gradient of a parameter is left to be summed once a step."""
@@ -133,6 +145,9 @@ class Pass:
             self.locals[root] = value.requires_grad_(value.is_floating_point())
         for node in self.program.nodes:
             self._run(node)
+        for update in self.program.updates:
+            read = self._local(self.layouts.root[update.reads]) if update.reads else None
+            self.network.renewed.renew(update, read)
         self.sent = tuple(self._local(root) for root in self.program.sent)
         return tuple(value.detach() for value in self.sent)
 

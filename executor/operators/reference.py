@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import torch
+
 from executor.operators.job import OperatorJob
 from executor.operators.trainer import make
 from executor.optimizer import OPTIMIZERS
 
 
 def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the losses, and the last gradients and the parameters by name as arrays.
+    """Return the losses, and the last gradients, the parameters and the buffers that changed by name as arrays.
 
     Nothing of the plan is used but its microbatches: what works on a batch as a whole works on each of them.
     """
     made = make(job)
     kind, options = OPTIMIZERS[job.optimizer]
     module = made.module.train()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     optimizer = kind(module.parameters(), **options)
     losses = []
     for _ in range(job.steps):
@@ -28,6 +31,10 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
         losses.append(total)
     arrays: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            continue  # nothing reads it
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
+    changed = {name: each for name, each in module.named_buffers() if not torch.equal(each, before[name])}
+    arrays |= {f"buffer {name}": each.numpy() for name, each in changed.items()}
     return tuple(losses), arrays

@@ -11,6 +11,7 @@ from executor.operators.job import OperatorJob
 from executor.run import VERIFIED_STEPS, WARM_UP, Progress, Run, losses, progress_of, step_times
 from executor.supported import OPTIMIZERS
 from executor.verification import Verification, distance
+from simulator.operator_graph import OperatorGraph
 from strategies.plan import Plan
 from strategies.recomputation import Recompute
 from strategies.schedule import ActionKind
@@ -20,6 +21,7 @@ WORKER = "executor.operators.worker"
 
 def execute_module(
     module: str,
+    graph: OperatorGraph,
     plan: Plan,
     *,
     steps: int,
@@ -36,6 +38,8 @@ def execute_module(
     ----------
     module
         ``FILE.py:FACTORY``; the factory's inputs are the global batch.
+    graph
+        That of which ``plan`` is.
     verify
         Whether the same plan also runs in fp64 against one process.
 
@@ -49,7 +53,7 @@ def execute_module(
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout)
-    refuse(job)
+    refuse(job, graph)
     checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False)
     jobs = [(job, folder)] + ([(checked, folder / "verify")] if verify else [])
     run_jobs(jobs, progress)
@@ -76,32 +80,53 @@ def absolute(module: str) -> str:
     return f"{Path(file).resolve()}{colon}{factory}" if colon else module
 
 
-def refuse(job: OperatorJob) -> None:
+def refuse(job: OperatorJob, graph: OperatorGraph) -> None:
     """Return where the ranks can run a job, else raise ``ValueError`` with every reason; the module is captured once.
 
     Raises
     ------
     ValueError
-        Where the plan is not of this module or batch, or asks for what the back end does not do.
+        Where the plan or its graph is not of this module or batch, or asks for what the back end does not do.
     """
     require_torch()
     if reasons := unsupported(job.plan):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
     from executor.capture.capture import capture
+    from executor.capture.factory import naming
     from executor.operators.layouts import Layouts
-    from executor.operators.stages import stage_programs
     from executor.operators.trainer import make
 
     if job.optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {job.optimizer}")
     made = make(job)
-    captured = capture(made.module, made.microbatches[0])
-    names = {name for block in captured.graph.blocks for name in block.names()}
-    planned = {name for stage in job.plan.stages for name in stage.blocks}
-    if names != planned:
-        missing = ", ".join(sorted(names ^ planned)[:5])
-        raise ValueError(f"a plan has every block of the module in a stage, and no others; met {missing} in one alone")
-    stage_programs(captured, Layouts(captured, {each.operator: each for each in job.plan.shardings}), job.plan.stages)
+    with naming(job.module):
+        captured = capture(made.module, made.microbatches[0])
+        if captured.left:
+            held = (
+                "the executor renews buffers point by point, each from one value of the loss, which does not read them"
+            )
+            raise ValueError(f"{held}; met {', '.join(captured.left)}")
+        if met := _difference(graph, captured.graph):
+            raise ValueError(f"the module is the one that the scenario's graph was captured from; {met}")
+        Layouts(captured, {each.operator: each for each in job.plan.shardings})
+
+
+def _difference(graph: OperatorGraph, other: OperatorGraph) -> str:
+    """Return the first difference between two graphs in operators; empty where there is none."""
+    sizes = [
+        {f"{b.name}.{o.name}": (b.repeat, o.dims) for b in each.blocks for o in b.operators} for each in (graph, other)
+    ]
+    first, second = sizes
+    if alone := [name for name in (*first, *second) if (name in first) != (name in second)]:
+        return f"met {alone[0]} only in the {'graph' if alone[0] in first else 'module'}"
+    for name, (repeat, dims) in first.items():
+        if (repeat, dims) != second[name]:
+            met = [
+                ", ".join(f"{dim}({size})" for dim, size in dims) + f" x {times}"
+                for times, dims in (first[name], second[name])
+            ]
+            return f"{name} is {met[0]} in the graph, met {met[1]}"
+    return ""
 
 
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from executor.capture.captured import Captured
+from executor.capture.updates import Update
 from executor.operators.layouts import Layouts
 from strategies.plan import Stage
 
@@ -18,28 +19,27 @@ class StageProgram:
     ----------
     nodes
         What it runs, in order.
+    parameters
+        The parameters that it reads; another stage may read one too.
+    updates
+        The buffers that it renews.
     received, sent
         Roots that come from the stage before and go to the next one, in the order in which they are made: all that
         is still alive, also what this stage only passes on.
     """
 
     nodes: tuple[Node, ...]
+    parameters: frozenset[str]
+    updates: tuple[Update, ...]
     received: tuple[str, ...]
     sent: tuple[str, ...]
 
 
 def stage_programs(captured: Captured, layouts: Layouts, stages: tuple[Stage, ...]) -> tuple[StageProgram, ...]:
-    """Return the program of every stage.
-
-    Raises
-    ------
-    ValueError
-        Where two stages read one parameter.
-    """
+    """Return the program of every stage."""
     stage_of_block = {block: index for index, stage in enumerate(stages) for block in stage.blocks}
     nodes = [node for node in captured.program.graph.nodes if node.name in captured.operators]
     placed = _place(captured, nodes, stage_of_block)
-    _check_parameters(captured, layouts, placed)
     made = {name: placed[node] for node in nodes for name in layouts.values(node) if node.name in captured.operators}
     last: dict[str, int] = {}
     for node in nodes:
@@ -52,7 +52,10 @@ def stage_programs(captured: Captured, layouts: Layouts, stages: tuple[Stage, ..
             tuple(root for root, start in made.items() if start <= at < last.get(root, start))
             for at in (index - 1, index)
         ]
-        result.append(StageProgram(tuple(node for node in nodes if placed[node] == index), *crossing))
+        own = tuple(node for node in nodes if placed[node] == index)
+        read = {root for node in own for root in layouts.read_by(node)}
+        updates = tuple(each for each in captured.updates if made.get(layouts.root.get(each.reads, ""), 0) == index)
+        result.append(StageProgram(own, frozenset(read & captured.parameters.keys()), updates, *crossing))
     return tuple(result)
 
 
@@ -65,15 +68,3 @@ def _place(captured: Captured, nodes: list[Node], stage_of_block: Mapping[str, i
         occurrence = f"{block}.{captured.occurrence[node.name]}" if repeats[block] > 1 else block
         placed[node] = stage_of_block[occurrence]
     return placed
-
-
-def _check_parameters(captured: Captured, layouts: Layouts, placed: Mapping[Node, int]) -> None:
-    users: dict[str, set[int]] = {}
-    for node, stage in placed.items():
-        for root in layouts.read_by(node):
-            if root in captured.parameters:
-                users.setdefault(root, set()).add(stage)
-    for root, stages in users.items():
-        if len(stages) > 1:
-            name, met = captured.parameters[root], ", ".join(map(str, sorted(stages)))
-            raise ValueError(f"stages: a parameter is read in one stage, met {name} in the stages {met}")

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from executor.capture.capture import capture
-from executor.capture.factory import made
+from executor.capture.capture import capture, num_samples
+from executor.capture.factory import made, naming
 from executor.heartbeat import Heartbeat
 from executor.job import metrics_file, result_file, tensors_file
 from executor.measure import nbytes, profiled
@@ -27,7 +27,7 @@ from executor.recorder import Record, Recorder
 from executor.trace import Row, without
 from simulator.program import Category, StreamKind, TaskKind
 from strategies.lowering.step import COMMUNICATION
-from strategies.mesh import DATA, PIPELINE
+from strategies.mesh import DATA
 from strategies.plan import Plan
 
 
@@ -45,17 +45,22 @@ def make(job: OperatorJob) -> Made:
     Raises
     ------
     ValueError
-        Where the plan does not train on the batch that the factory makes.
+        Where the plan does not train on the batch that the factory makes, or on single samples.
     """
     torch.manual_seed(job.seed)
     module, inputs = made(job.module)
+    with naming(job.module):
+        batch = num_samples(inputs)
     if job.double:
         module = module.double()
         inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
-    count, batch = job.plan.num_microbatches, inputs[0].shape[0]
+    count = job.plan.num_microbatches
     if batch != job.plan.sequences * job.plan.data * count:
         held = f"microbatch({job.plan.sequences}) * data({job.plan.data}) * microbatches({count})"
-        raise ValueError(f"{held} is the batch of the inputs, met {batch}")
+        raise ValueError(f"{job.module}: {held} is the batch of the inputs, met {batch}")
+    if batch == count:
+        met = "met microbatch(1) * data(1)"
+        raise ValueError(f"{job.module}: a microbatch of a captured module has at least 2 samples, {met}; nearest: 2")
     return Made(module, tuple(zip(*(tensor.chunk(count) for tensor in inputs), strict=True)))
 
 
@@ -64,12 +69,10 @@ class OperatorTrainer:
 
     def __init__(self, job: OperatorJob, heartbeat: Heartbeat) -> None:
         self.job, self.made, self.recorder = job, make(job), Recorder(heartbeat)
-        self.ranks = Ranks(_device_mesh(job.plan))
+        self.ranks = Ranks(device_mesh(job.plan))
         plan = job.plan
         captured = capture(self.made.module, self.made.microbatches[0])
-        shardings = {sharding.operator: sharding for sharding in plan.shardings}
-        owned = plan.stages_at(self.ranks.coordinate.get(PIPELINE, 0))
-        self.network = OperatorNetwork(captured, self.made.module, shardings, self.ranks, plan.stages, owned)
+        self.network = OperatorNetwork(captured, self.made.module, plan, self.ranks)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
         kind, options = OPTIMIZERS[job.optimizer]
         self.optimizer = kind(self.network.parameters(), **options)
@@ -128,8 +131,10 @@ class OperatorTrainer:
         for root, part in self.network.parts.items():
             name = self.network.names[root]
             arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).numpy()
-            assert part.grad is not None
-            arrays[f"gradient {name}"] = self.network.whole(root, part.grad).numpy()
+            gradient = torch.zeros_like(part) if part.grad is None else part.grad
+            arrays[f"gradient {name}"] = self.network.whole(root, gradient).numpy()
+        for name in self.network.renewed.updates:
+            arrays[f"buffer {name}"] = self.network.renewed.whole(name).numpy()
         np.savez(tensors_file(folder, rank), **arrays)
 
 
@@ -142,6 +147,7 @@ def _collective(ran: Ran, records: Sequence[Record]) -> Row:
     return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end)
 
 
-def _device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:
+def device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:
+    """Return the mesh of a plan without axes of one rank, of processes that have joined."""
     axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
     return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

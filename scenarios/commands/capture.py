@@ -16,13 +16,14 @@ def capture(
 ) -> None:
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
     from executor.capture.capture import capture as captured
-    from executor.capture.factory import made
+    from executor.capture.factory import made, naming
     from scenarios.files import check_output, write
     from scenarios.graph_file import dump_graph, graph_document
 
     check_output(out, (".json",))
     module, inputs = made(factory)
-    found = captured(module, inputs, type(module).__name__.lower())
+    with naming(factory):
+        found = captured(module, inputs, type(module).__name__.lower())
     write(out, dump_graph(found.graph))
     for warning in found.warnings:
         note(f"warning: {warning}")

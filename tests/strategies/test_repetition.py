@@ -86,6 +86,19 @@ def test_it_holds_wherever_parts_run_beside_others(passes: tuple[tuple[PartShape
     assert told(Builder(shape).build()) == told(OneByOne(shape).build())
 
 
+def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other() -> None:
+    small = problem(devices=2, layers=4, batch=8)
+    plan = complete(small, Layout(pipeline=2, schedule="dualpipev", chunks=2))
+    costs = StageCosts(small)
+    cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
+    shape = step_shape(cuts, Volumes(cuts))
+    own, collective = PartShape(0, False, False, False), PartShape(1, True, False, False)
+    parts = (own, collective, own)
+    stages = tuple(stage._replace(forward=parts, backward=parts, last=parts, buckets=()) for stage in shape.stages)
+    shape = shape._replace(stages=stages)
+    assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+
+
 @settings(max_examples=40, deadline=None)
 @given(any_cases(8))
 def test_how_passes_are_cut_does_not_depend_on_how_many_microbatches_run_them(case: Case) -> None:

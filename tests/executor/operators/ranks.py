@@ -1,78 +1,124 @@
 """One rank that runs many plans of captured modules in one process group: ``python -m ranks FOLDER``.
 
-``FOLDER/cases.json`` has them; what rank 0 found goes to ``FOLDER/found.json``.
+``FOLDER/cases.json`` has them; what each rank found goes to ``FOLDER/found-RANK.json``.
 """
 
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from modules import make
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from executor.capture.capture import capture
 from executor.capture.captured import Captured
+from executor.heartbeat import Heartbeat
 from executor.operators.collectives import Ranks
-from executor.operators.network import OperatorNetwork, Pass
+from executor.operators.network import OperatorNetwork
+from executor.operators.pipeline import Pipeline
+from executor.operators.trainer import device_mesh
 from executor.process_group import joined
+from executor.recorder import Recorder
 from executor.worker import run_rank
-from strategies.plan import Stage
-from strategies.sharding import OperatorSharding
+from strategies.mesh import PIPELINE
+from strategies.plan import Plan
+
+Sent = Counter[tuple[int, int]]
+"""Bytes that a rank sends in a step, by the pipeline position of both ends."""
 
 
-def sharding(document: dict[str, Any]) -> OperatorSharding:
-    """Return a sharding from JSON."""
-    cuts = tuple((dim, tuple(axes)) for dim, axes in document["cuts"])
-    kept = tuple((name, tuple((dim, tuple(axes)) for dim, axes in each)) for name, each in document["kept"])
-    return OperatorSharding(document["operator"], cuts, kept)
+@contextmanager
+def watched(position: int, ranks: Ranks) -> Iterator[Sent]:
+    """Count what is sent inside the body."""
+    sent, send = Sent(), dist.isend
+    lines = dist.get_process_group_ranks(ranks.mesh.get_group(PIPELINE)) if PIPELINE in ranks.size else [0]
+
+    def counting(tensor: Tensor, to: int, **options: Any) -> Any:
+        sent[position, lines.index(to)] += tensor.numel() * tensor.element_size()
+        return send(tensor, to, **options)
+
+    dist.isend = counting
+    try:
+        yield sent
+    finally:
+        dist.isend = send
 
 
-def run(case: dict[str, Any], captured: Captured, module: Any, inputs: Any) -> dict[str, Any]:
-    """Return how far one step of a case is from one process, and the collectives that ran, noted and counted."""
-    loss = module(*inputs)
+def renewed(module: Any) -> dict[str, Tensor]:
+    """Return what a step leaves in a module besides its parameters: its gradients, and its buffers."""
+    gradients = {name: each.grad.clone() for name, each in module.named_parameters()}
+    return gradients | {name: each.clone() for name, each in module.named_buffers()}
+
+
+def one_process(module: Any, microbatches: list[Any]) -> tuple[float, dict[str, Tensor]]:
+    """Return the mean loss of one step of one process, and its gradients and buffers; the module is left as it was."""
+    before = {name: each.clone() for name, each in module.named_buffers()}
     module.zero_grad()
-    loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
-    axes = dict(case["axes"])
-    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    ranks = Ranks(mesh)
-    shardings = {each["operator"]: sharding(each) for each in case["shardings"]}
-    stages = (Stage(tuple(name for block in captured.graph.blocks for name in block.names())),)
-    network = OperatorNetwork(captured, module, shardings, ranks, stages, (0,))
+    total = 0.0
+    for inputs in microbatches:
+        loss = module(*inputs) / len(microbatches)
+        loss.backward()
+        total += float(loss.detach())
+    found = renewed(module)
+    for name, each in module.named_buffers():
+        each.copy_(before[name])
+    return total, found
+
+
+def run(plan: Plan, captured: Captured, module: Any, microbatches: list[Any], recorder: Recorder) -> dict[str, Any]:
+    """Return how far one step of a plan is from one process, what ran, and what torch counted of it."""
+    expected_loss, expected = one_process(module, microbatches)
+    ranks = Ranks(device_mesh(plan))
+    network = OperatorNetwork(captured, module, plan, ranks)
+    pipeline = Pipeline(network, plan, recorder)
+    position = ranks.coordinate.get(PIPELINE, 0)
     ranks.ran.clear()
-    with CommDebugMode() as counted:
-        step = Pass(network, network.programs[0], inputs)
-        step.forward(())
-        found = step.loss()
-        step.backward((), found)
+    with CommDebugMode() as counted, watched(position, ranks) as sent:
+        loss = pipeline.step(microbatches)
         network.sum_gradients()
     ran = Counter((str(each.collective), each.axis, each.size) for each in ranks.ran)
-    error = abs(float(found.detach()) - float(loss.detach()))
+    passing = sum(count for kind, count in counted.get_comm_counts().items() if str(kind).endswith(("send", "recv_")))
+    error = 0.0 if loss is None else abs(loss - expected_loss)
     for root, part in network.parts.items():
         assert part.grad is not None
         difference = network.whole(root, part.grad) - expected[network.names[root]]
         error = max(error, float(difference.abs().max()))
-    return {"error": error, "ran": [[*key, count] for key, count in ran.items()], "counted": counted.get_total_counts()}
+    for name in network.renewed.updates:
+        error = max(error, float((network.renewed.whole(name) - expected[name]).abs().max()))
+    return {
+        "position": position,
+        "error": error,
+        "parameters": [network.names[root] for root in network.parts],
+        "renewed": list(network.renewed.updates),
+        "ran": [[*key, count] for key, count in ran.items()],
+        "sent": [[*key, size] for key, size in sent.items()],
+        "counted": counted.get_total_counts() - passing,
+    }
 
 
 def main(folder: Path, rank: int) -> None:
     """Run every case."""
     torch.set_num_threads(1)
     cases = json.loads((folder / "cases.json").read_text())
-    known: dict[str, tuple[Captured, Any, Any]] = {}
+    known: dict[str, tuple[Captured, Any]] = {}
+    recorder = Recorder(Heartbeat(folder, rank))
     found = []
     with joined(folder, 60.0):
         for case in cases:
-            if case["module"] not in known:
-                module, inputs = make(case["module"], dtype=torch.float64)
-                known[case["module"]] = capture(module, inputs), module, inputs
-            found.append(run(case, *known[case["module"]]))
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+            name, plan = case["module"], Plan.from_json(case["plan"])
+            if name not in known:
+                module, inputs = make(name, dtype=torch.float64)
+                known[name] = capture(module, inputs), module
+            microbatches = [make(name, seed, torch.float64)[1] for seed in range(plan.num_microbatches)]
+            found.append(run(plan, *known[name], microbatches, recorder))
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
