@@ -9,7 +9,7 @@ from simulator.operator_graph import BATCH, Block, Operator
 from strategies.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
 from strategies.operators.choices import choices, ways_to_keep
 from strategies.partition import partition
-from strategies.plan import Plan, Recompute
+from strategies.plan import Plan, Recompute, Stage
 from strategies.problem import Problem
 from strategies.sharding import OperatorSharding, ShardingSpec
 
@@ -18,9 +18,17 @@ Degrees = Mapping[str, int]
 
 
 def operator_plan(
-    problem: Problem, degrees: Degrees, microbatch: int, shardings: Iterable[OperatorSharding] = (), *, data: int = 1
+    problem: Problem,
+    degrees: Degrees,
+    microbatch: int,
+    shardings: Iterable[OperatorSharding] = (),
+    *,
+    data: int = 1,
+    stages: tuple[Stage, ...] = (),
+    schedule: str = "1f1b",
+    chunks: int = 1,
 ) -> Plan:
-    """Return the plan in which operators are cut as their shardings say, on one pipeline stage.
+    """Return the plan in which operators are cut as their shardings say.
 
     Parameters
     ----------
@@ -28,6 +36,8 @@ def operator_plan(
         Ranks along each operator axis.
     microbatch
         Sequences of a microbatch on all ranks along the operator axes together.
+    stages
+        The blocks of every pipeline stage, ``chunks`` of them a rank; by default one of all blocks.
     shardings
         By name ``block.operator``, or ``layers.3.operator`` for one occurrence of a block that repeats.
 
@@ -37,19 +47,27 @@ def operator_plan(
         Where the ranks are not the devices, or the batch is not whole microbatches.
     """
     axes = [Axis(name, degrees.get(name, 1)) for name in OPERATOR_AXES]
-    mesh = Mesh((Axis(PIPELINE, 1), Axis(DATA, data), *(a for a in axes if a.size > 1 or a.name == TENSOR)))
+    mesh = Mesh(
+        (
+            Axis(PIPELINE, max(len(stages) // chunks, 1)),
+            Axis(DATA, data),
+            *(a for a in axes if a.size > 1 or a.name == TENSOR),
+        )
+    )
     free, batch = problem.cluster.free_devices, problem.training.global_batch
     if mesh.num_ranks != len(free):
-        product_of = " * ".join(f"{axis.name}({axis.size})" for axis in mesh.axes if axis.name != PIPELINE)
+        product_of = " * ".join(
+            f"{axis.name}({axis.size})" for axis in mesh.axes if axis.size > 1 or axis.name != PIPELINE
+        )
         raise ValueError(f"{product_of} = {mesh.num_ranks} ranks, cluster has {len(free)}")
     if batch % (data * microbatch):
         raise ValueError(f"data({data}) * microbatch({microbatch}) divides global_batch({batch})")
     return Plan(
         mesh=mesh,
-        stages=partition(problem.graph, 1, "even"),
+        stages=stages or partition(problem.graph, 1, "even"),
         shardings=tuple(shardings),
-        schedule_name="1f1b",
-        chunks=1,
+        schedule_name=schedule,
+        chunks=chunks,
         microbatch=microbatch,
         num_microbatches=batch // (data * microbatch),
         zero=0,

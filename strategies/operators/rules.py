@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import zip_longest
 from math import prod
 
 from simulator.operator_graph import Block, Operator
@@ -12,6 +13,7 @@ from strategies.operators.complete import operator_plan, operators_by_name
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.schedule import SCHEDULES
 from strategies.sharding import OperatorSharding
 from strategies.violation import Violation
 
@@ -34,21 +36,34 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
 def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
     """Yield every rule that a plan breaks which cuts operators in ways of its own.
 
-    It has one pipeline stage, and besides its mesh, batch, shardings and ZeRO stage it is as the searches among
-    shardings make it.
+    Besides its mesh, batch, shardings, pipeline and ZeRO stage it is as the searches among shardings make it.
     """
     known = (PIPELINE, DATA, *OPERATOR_AXES)
     unknown = next((axis.name for axis in plan.mesh.axes if axis.name not in known), None)
-    if unknown is not None or plan.pipeline > 1:
-        met = f"axis {unknown}" if unknown else f"pipeline {plan.pipeline}"
-        yield Violation("mesh", f"a plan that cuts single operators has the axes {', '.join(known[1:])}, met {met}")
+    if unknown is not None:
+        yield Violation(
+            "mesh", f"a plan that cuts single operators has the axes {', '.join(known)}, met axis {unknown}"
+        )
         return
     if not isinstance(plan.microbatch, int):
         yield Violation("microbatch", "microbatches of a plan that cuts single operators are equal; met several sizes")
         return
+    pipeline = list(_pipeline_violations(problem, plan))
+    if pipeline:
+        yield from pipeline
+        return
     degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
     try:
-        expected = operator_plan(problem, degrees, plan.microbatch, plan.shardings, data=plan.data)
+        expected = operator_plan(
+            problem,
+            degrees,
+            plan.microbatch,
+            plan.shardings,
+            data=plan.data,
+            stages=plan.stages,
+            schedule=plan.schedule_name,
+            chunks=plan.chunks,
+        )
     except ValueError as error:
         yield Violation("mesh" if "ranks" in str(error) else "microbatch", str(error))
         return
@@ -57,6 +72,30 @@ def operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
         if getattr(plan, name) != getattr(expected, name):
             yield Violation(name, f"{name} of a plan that cuts single operators follows from its mesh and the scenario")
     yield from _sharding_violations(problem, plan, degrees)
+
+
+def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
+    """Yield every rule of stages and of a published schedule that a plan breaks."""
+    names = [name for name, _ in problem.graph.occurrences]
+    met = [name for stage in plan.stages for name in stage.blocks]
+    if met != names:
+        where = next((n for n, (one, other) in enumerate(zip_longest(names, met)) if one != other), 0)
+        found = met[where] if where < len(met) else "none"
+        wanted = names[where] if where < len(names) else "none"
+        yield Violation("stages", f"stages hold every block once and in order; block {where} is {wanted}, met {found}")
+    if plan.schedule_name not in SCHEDULES or SCHEDULES[plan.schedule_name].asynchronous:
+        flushed = [name for name, rule in SCHEDULES.items() if not rule.asynchronous]
+        near = get_close_matches(plan.schedule_name, flushed, 1, 0.0)[0]
+        yield Violation(
+            "schedule_name", f"stages of single operators run a published schedule with a flush; nearest: {near}"
+        )
+        return
+    rule, count = SCHEDULES[plan.schedule_name], plan.num_microbatches
+    if plan.pipeline > 1 and (fault := rule.violation(plan.pipeline, count, plan.chunks)):
+        yield Violation("schedule_name", fault)
+    elif len(plan.stages) != plan.pipeline * plan.chunks:
+        stages = f"pipeline({plan.pipeline}) * chunks({plan.chunks}) = {plan.pipeline * plan.chunks}"
+        yield Violation("stages", f"{stages} stages, met {len(plan.stages)}")
 
 
 def _sharding_violations(problem: Problem, plan: Plan, degrees: dict[str, int]) -> Iterator[Violation]:

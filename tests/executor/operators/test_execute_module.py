@@ -14,6 +14,7 @@ from scenarios import load
 from scenarios.command_line import run
 from strategies.mesh import TENSOR
 from strategies.operators.complete import operator_plan
+from strategies.plan import Stage
 from strategies.sharding import OperatorSharding
 
 MODULE = """
@@ -116,6 +117,44 @@ def test_it_computes_what_one_process_does(user: Path, capsys: pytest.CaptureFix
         assert left["buffer norm.num_batches_tracked"] == 3  # one a step
         assert {"parameter frozen.weight", "buffer norm.running_mean", "buffer norm.running_var"} <= set(left.files)
         assert not left["gradient frozen.weight"].any() and left["gradient up.weight"].any()
+
+
+def staged(user: Path, **changes: object) -> list[str]:
+    """Return the arguments of a plan of two pipeline stages, each on two ranks that cut products."""
+    file = user / "four.yaml"
+    file.write_text(SCENARIO.replace("devices_per_node: 2", "devices_per_node: 4"))
+    problem = load(file).problem
+    first, *rest = (name for name, _ in problem.graph.occurrences)
+    stages = Stage((first,)), Stage(tuple(rest))
+    cut = [OperatorSharding(name, ((dim, (TENSOR,)),)) for name, dim in (("up.up", "ffn"), ("down.down", "hidden"))]
+    plan = replace(operator_plan(problem, {TENSOR: 2}, 4, cut, stages=stages), **changes)
+    (user / "staged.json").write_text(json.dumps(plan.to_json()))
+    return [str(file), "--plan", str(user / "staged.json")]
+
+
+def test_pipeline_stages_of_single_operators(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = staged(user)
+    assert run(["simulate", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == 4
+    arguments += ["--module", f"{user / 'user.py'}:make", "--verify", "--steps", "1", "--json"]
+    assert run(["execute", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["verify"]["equal"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"stages": (Stage(("down",)), Stage(("up",)))}, "block 0 is up, met down"),
+        ({"chunks": 2, "schedule_name": "interleaved"}, "pipeline(2) * chunks(2) = 4 stages, met 2"),
+        ({"schedule_name": "pipedream"}, "run a published schedule with a flush; nearest: "),
+        ({"schedule_name": "zbv"}, "zbv: chunks(1) = 2 does not hold; nearest: 2"),
+    ],
+)
+def test_stages_that_are_wrong(
+    changes: dict[str, object], told: str, user: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", *staged(user, **changes)]) == 2
+    assert told in capsys.readouterr().err
 
 
 FACTORIES = {
