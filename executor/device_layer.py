@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from executor.calibration_sizes import TINY
-from executor.device_model import DecoderLayer
 from executor.device_timer import Run
+from executor.model import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class TinyLayer:
 
     def prepare(self, device: str) -> Run:
         """Return both passes."""
-        layer = DecoderLayer(TINY).to(device=device, dtype=torch.bfloat16)
+        layer = Layer(TINY).to(device=device, dtype=torch.bfloat16)
         x = torch.randn(1, 2, TINY.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
         inputs = (x, *layer.parameters())
         gradient = torch.ones_like(x)
-        return lambda: torch.autograd.grad(layer(x, None), inputs, gradient)
+        return lambda: torch.autograd.grad(layer(x), inputs, gradient)
 
 
 HOST_BOUND = "torch eager, bound by the host's launches"

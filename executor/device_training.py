@@ -11,12 +11,14 @@ from torch.nn import functional
 
 from executor.device_machine import GIB, Machine
 from executor.device_measures import Note, Skip, release
-from executor.device_model import Decoder, unsupported
 from executor.device_timer import Timer
+from executor.model import Network
+from executor.supported import lacking
 from simulator.models.presets import PRESETS
 from simulator.models.transformer import Transformer
 
 WARM_UP, STEPS = 3, 5
+SEQUENCE = 2048
 BYTES_A_PARAMETER = 16
 """Of weights and gradients in bf16, and main weights and two moments in fp32 (Rajbhandari et al. 2020, "ZeRO",
 section 3.1)."""
@@ -71,10 +73,10 @@ class TrainingRun:
 
 
 def candidates() -> tuple[TrainingRun, ...]:
-    """Return the models of the project that `Decoder` builds and that one device may hold, the smallest first."""
-    built = [spec for spec in PRESETS.values() if not unsupported(spec)]
+    """Return the models of the project that the executor builds and that one device may hold, the smallest first."""
+    built = [spec for spec in PRESETS.values() if not any(lacking(spec, SEQUENCE))]
     small = sorted((spec for spec in built if states(spec) < MOST_STATES), key=states)
-    return tuple(TrainingRun(spec, 2048, 8 if states(spec) < 32e9 else 1) for spec in small)
+    return tuple(TrainingRun(spec, SEQUENCE, 8 if states(spec) < 32e9 else 1) for spec in small)
 
 
 def trial() -> tuple[TrainingRun, ...]:
@@ -124,7 +126,7 @@ def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     with torch.device(device):
-        model = Decoder(run.spec, run.sequence).to(torch.bfloat16)
+        model = whole(run.spec, run.sequence).to(torch.bfloat16)
     optimizer = MainWeights(list(model.parameters()))
     shape = run.microbatch, run.sequence
     tokens, targets = torch.randint(run.spec.vocab, (2, *shape), device=device)
@@ -140,6 +142,11 @@ def _measured(run: TrainingRun, timer: Timer) -> dict[str, Any]:
         "mem_note": "torch max_memory_allocated",
     }
     return {"step_time_s": median(times[WARM_UP:]), **(memory if cuda else {})}
+
+
+def whole(spec: Transformer, sequence: int) -> Network:
+    """Return all blocks of a model."""
+    return Network(spec, sequence, [name for name, _ in spec.graph(sequence, "bf16").occurrences])
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The byte-level GPT that the executor trains, cut into the blocks of the operator graph.
+"""The decoder transformer that the executor trains, GPT or Llama, cut into the blocks of the operator graph.
 
 Blocks carry the graph's names (``embedding``, ``layers.0``, ..., ``head``), so that a stage
 is built from the names that a plan puts on it, and a parameter has the same name, and the
@@ -24,59 +24,122 @@ from strategies.recomputation import Recomputation, Recompute
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
+ROTATION_BASE = 10000.0
+"""Base of the wavelengths of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2)."""
+
+
+_NORM = 1e-5
+"""What norms add to a variance, of whatever kind."""
+
+
 class Embedding(nn.Module):
-    """Token plus position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``."""
+    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``."""
 
     def __init__(self, spec: Transformer, sequence: int) -> None:
         super().__init__()
         self.token = nn.Embedding(spec.vocab, spec.hidden)
-        self.position = nn.Parameter(torch.empty(sequence, spec.hidden))
+        learned = spec.positions == "learned"
+        self.position = nn.Parameter(torch.empty(sequence, spec.hidden)) if learned else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embedded tokens."""
         embedded: Tensor = self.token(tokens)
-        return embedded + self.position
+        return embedded if self.position is None else embedded + self.position
 
 
 class Layer(nn.Module):
-    """One pre-norm layer. Rows of ``qkv`` lie as ``[heads, 3, head_dim]``: a column cut is a cut over heads."""
+    """One pre-norm layer.
+
+    Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
+    cut is a cut over heads of keys, or over the width.
+    """
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
-        hidden = spec.hidden
-        self.head_dim = spec.head_dim
+        hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
+        width, biases = spec.heads * spec.head_dim, biases_of(spec)
         self.core: Callable[..., Tensor] = unfused_attention if spec.attention == UNFUSED else flash_attention
-        self.input_norm = nn.LayerNorm(hidden)
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.projection = nn.Linear(hidden, hidden)
-        self.feed_forward_norm = nn.LayerNorm(hidden)
-        self.up = nn.Linear(hidden, spec.ffn)
-        self.down = nn.Linear(spec.ffn, hidden)
+        self.rotary = spec.positions == "rotary"
+        gates: dict[str, Callable[..., Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
+        self.gate = gates.get(spec.ffn_kind)
+        self.input_norm = norm_of(spec)
+        self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
+        self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
+        self.projection = nn.Linear(width, hidden, bias=biases == "all")
+        self.feed_forward_norm = norm_of(spec)
+        self.up = nn.Linear(hidden, spec.ffn * (2 if self.gate else 1), bias=biases == "all")
+        self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` after attention and feed-forward, both with a residual."""
         x = x + self.projection(self.attention(self.qkv(self.input_norm(x))))
-        wide = functional.gelu(self.up(self.feed_forward_norm(x)))
-        result: Tensor = x + self.down(wide)
+        result: Tensor = x + self.down(self.activation(self.up(self.feed_forward_norm(x))))
         return result
+
+    def activation(self, wide: Tensor) -> Tensor:
+        """Return the activated middle of the feed-forward layer."""
+        if self.gate is None:
+            return functional.gelu(wide)
+        gate, value = wide.view(*wide.shape[:-1], -1, 2).unbind(-1)
+        active: Tensor = self.gate(gate) * value
+        return active
 
     def attention(self, qkv: Tensor) -> Tensor:
         """Return the attention of however many heads ``qkv`` holds."""
-        batch, sequence, width = qkv.shape
-        heads = width // (3 * self.head_dim)
-        query, key, value = qkv.view(batch, sequence, heads, 3, self.head_dim).permute(3, 0, 2, 1, 4)
+        batch, sequence, _ = qkv.shape
+        parts = qkv.view(batch, sequence, -1, self.group + 2, self.head_dim)
+        query = parts[..., :-2, :].flatten(2, 3).transpose(1, 2)
+        key, value = (parts[..., place, :].transpose(1, 2) for place in (-2, -1))
+        query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary:
+            query, key = rotated(query), rotated(key)
         context = self.core(query, key, value)
-        return context.transpose(1, 2).reshape(batch, sequence, heads * self.head_dim)
+        return context.transpose(1, 2).reshape(batch, sequence, -1)
+
+
+def biases_of(spec: Transformer) -> str:
+    """Return which linear layers have a bias: ``all``, ``qkv`` or ``none``."""
+    return spec.biases or ("all" if spec.ffn_kind == "gelu" else "none")
+
+
+def norm_of(spec: Transformer) -> nn.Module:
+    """Return a norm over the hidden size, of the kind that a model has."""
+    kind = spec.norm or ("layer" if spec.ffn_kind == "gelu" else "rms")
+    return nn.LayerNorm(spec.hidden) if kind == "layer" else nn.RMSNorm(spec.hidden, eps=_NORM)
+
+
+def _head_norm(spec: Transformer) -> nn.Module:
+    return nn.RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
+
+
+def rotated(heads: Tensor) -> Tensor:
+    """Return ``(batch, heads, sequence, head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
+
+    Angles are reckoned in fp64 for values of fp64, else in fp32.
+    """
+    half, sequence = heads.shape[-1] // 2, heads.shape[-2]
+    exact = torch.float64 if heads.dtype is torch.float64 else torch.float32
+    turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=heads.device) / half)
+    angles = torch.arange(sequence, dtype=exact, device=heads.device)[:, None] * turns
+    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    one, other = heads[..., :half], heads[..., half:]
+    return torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
 
 
 def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``."""
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
+
+    Several heads of queries may share one of keys and values.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def unfused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return causal attention with scores and probabilities kept, operator by operator."""
-    sequence = query.shape[-2]
+    sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
@@ -87,7 +150,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
-        self.final_norm = nn.LayerNorm(spec.hidden)
+        self.final_norm = norm_of(spec)
         self.logits = nn.Linear(spec.hidden, spec.vocab, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

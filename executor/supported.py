@@ -11,31 +11,31 @@ from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
 OPTIMIZERS = ("adamw", "sgd")
-_PLAIN = (
-    *("kv_channels", "max_positions", "norm", "biases", "qk_norm", "window"),
-    *("parallel_residual", "experts", "latent"),
-)
+_ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
-    return (*_model(spec, plan), *_training(training, plan), *_plan(spec, training, plan))
+    model = (*lacking(spec, training.sequence), *_model(spec, plan))
+    return (*model, *_training(training, plan), *_plan(spec, training, plan))
+
+
+def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
+    """Yield what a model has that is not built here, for sequences of a length."""
+    for field in _ABSENT:
+        if getattr(spec, field):
+            yield f"{field}: the executor's model has none, met {getattr(spec, field)}"
+    if spec.window is not None and spec.window < sequence:
+        yield f"window: the executor's model sees all tokens, met {spec.window} of {sequence}"
+    if spec.dropout:
+        yield "dropout: the executor trains without dropout, met true; a rank's random masks differ from one process's"
+    if spec.positions == "rotary" and spec.head_dim % 2:
+        yield f"positions: rotary turns pairs of a head's values, met head_dim({spec.head_dim})"
 
 
 def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
-    if spec.ffn_kind != "gelu":
-        yield f"ffn_kind: the executor's model has gelu, met {spec.ffn_kind}"
-    for field in _PLAIN:
-        if getattr(spec, field):
-            yield f"{field}: the executor's model has none, met {getattr(spec, field)}"
-    if spec.kv_heads != spec.heads:
-        yield f"kv_heads: the executor's model has kv_heads equal to heads({spec.heads}), met {spec.kv_heads}"
-    if spec.positions != "learned":
-        yield f"positions: the executor's model has learned positions, met {spec.positions}"
-    if spec.dropout:
-        yield "dropout: the executor trains without dropout, met true; a rank's random masks differ from one process's"
     if spec.tied_embeddings and plan.pipeline > 1:
         yield f"tied_embeddings: both ends of the model are on one stage, met pipeline {plan.pipeline}; nearest: false"
     if spec.vocab < BYTES:
@@ -98,7 +98,9 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
 
 
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
-    sizes = {"heads": spec.heads, "ffn": spec.ffn, "vocab": spec.vocab}
+    if spec.qk_norm:
+        yield "qk_norm: torch's tensor parallelism leaves norms of heads' values unsummed, met true; nearest: false"
+    sizes = {"kv_heads": spec.kv_heads, "ffn": spec.ffn, "vocab": spec.vocab}
     if plan.sequence_parallel:
         sizes["sequence"] = training.sequence
     for dim, size in sizes.items():

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from executor.device_machine import Machine  # noqa: E402
-from executor.device_model import Decoder, rotary_angles, rotated, unsupported  # noqa: E402
 from executor.device_timer import HostTimer  # noqa: E402
-from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial  # noqa: E402
+from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
+from executor.model import initialize, rotated  # noqa: E402
 from scenarios.published import run_of  # noqa: E402
 from simulator.models.presets import PRESETS  # noqa: E402
 
@@ -20,21 +20,21 @@ H200 = Machine("H200 SXM", "NVLink4/NVSwitch", 8, 1.5e11, "box", 1e12, 64, "torc
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("sequence", [4, 16])
 def test_parameters_are_those_of_the_operator_graph(spec, sequence: int) -> None:
-    found = sum(parameter.numel() for parameter in Decoder(spec, sequence).parameters())
+    found = sum(parameter.numel() for parameter in whole(spec, sequence).parameters())
     assert found == spec.graph(sequence, "bf16").num_parameters
 
 
 @pytest.mark.parametrize("name", [run.spec.name for run in candidates()])
 def test_parameters_of_presets_are_those_of_the_operator_graph(name: str) -> None:
     with torch.device("meta"):
-        found = sum(parameter.numel() for parameter in Decoder(PRESETS[name], 2048).parameters())
+        found = sum(parameter.numel() for parameter in whole(PRESETS[name], 2048).parameters())
     assert found == PRESETS[name].graph(2048, "bf16").num_parameters
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_a_token_sees_itself_and_those_before(spec) -> None:
-    torch.manual_seed(0)
-    model, tokens = Decoder(spec, 8), torch.arange(8)[None]
+    model, tokens = whole(spec, 8), torch.arange(8)[None]
+    initialize(model, 0)
     changed = tokens.clone()
     changed[0, 5] = 40
     before, after = model(tokens)[0], model(changed)[0]
@@ -43,26 +43,10 @@ def test_a_token_sees_itself_and_those_before(spec) -> None:
 
 
 def test_rotary_products_depend_on_distance_alone() -> None:
-    angles = rotary_angles(12, 8)
     query, key = torch.randn(2, 8)
-    turned = rotated(torch.stack([query] * 12), angles) @ rotated(torch.stack([key] * 12), angles).t()
+    turned = rotated(torch.stack([query] * 12)) @ rotated(torch.stack([key] * 12)).t()
     torch.testing.assert_close(turned[2:, 2:], turned[:-2, :-2])
     torch.testing.assert_close(turned.diagonal(), (query @ key).expand(12))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ffn_kind": "geglu"}, "ffn_kind is one of gelu, swiglu, met geglu"),
-        ({"dropout": True}, "dropout is not built"),
-    ],
-)
-def test_what_is_not_built_says_so(change: dict[str, object], message: str) -> None:
-    assert message in unsupported(replace(SPECS[0], **change))
-    with pytest.raises(ValueError, match="trial-gpt"):
-        Decoder(replace(SPECS[0], **change), 4)
-    with pytest.raises(ValueError, match="met 5 tokens"):
-        Decoder(replace(SPECS[0], window=4), 5)
 
 
 def test_main_weights_step_as_adamw_in_fp32() -> None:

@@ -21,6 +21,8 @@ from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
 
+LLAMA = replace(TINY, kv_heads=2, ffn_kind="swiglu", positions="rotary")
+
 
 def clipped(plain: Job) -> Job:
     """Return the job with gradients clipped: their norm is 1.5 to 2 in its first steps."""
@@ -49,6 +51,12 @@ TWO = {
     "clipped-zero-3": clipped(job(data=2, zero=3)),
     "clipped-sequence": clipped(job(tensor=2, microbatch=8, sequence_parallel=True)),
     "clipped-pipeline": clipped(job(pipeline=2, microbatch=2)),
+    "llama": job(LLAMA, data=2),
+    "llama-normed-zero-3": job(
+        replace(LLAMA, qk_norm=True, ffn_kind="geglu"), data=2, zero=3, recompute=Recompute.FULL
+    ),
+    "llama-tensor": job(replace(LLAMA, attention="unfused", tied_embeddings=True), tensor=2, microbatch=4),
+    "llama-sequence": job(LLAMA, tensor=2, microbatch=4, sequence_parallel=True, recompute=Recompute.SELECTIVE),
     "naive": job(pipeline=2, schedule="naive", profile=True),
     "looped-bfs": job(pipeline=2, chunks=2, schedule="looped_bfs"),
     "zb1p": job(pipeline=2, schedule="zb1p", profile=True),
@@ -66,6 +74,7 @@ FOUR = {
     "pipeline": job(pipeline=4, profile=True),
     "uneven-zero-3-pipeline": job(data=2, pipeline=2, zero=3, microbatch=(1, 3)),
     "server-tensor-clipped": clipped(job(data=2, tensor=2, gradient_reduction="parameter_server")),
+    "llama-tensor-zbv": job(LLAMA, tensor=2, pipeline=2, chunks=2, schedule="zbv"),
     "hybrid-zero-3": job(data=4, zero=3, zero_shards=2),
     "hybrid-zero-1": job(data=4, zero=1, zero_shards=2),
     "zero-3-tensor": job(data=2, tensor=2, zero=3, microbatch=2),

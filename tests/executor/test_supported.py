@@ -19,9 +19,9 @@ def test_a_plan_that_runs_has_no_reason_against_it() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ffn_kind": "swiglu"}, "ffn_kind: .* met swiglu"),
-        ({"kv_heads": 2}, r"kv_heads: .* heads\(4\), met 2"),
-        ({"positions": "rotary"}, "positions: .* met rotary"),
+        ({"positions": "rotary", "kv_channels": 7}, r"positions: .* met head_dim\(7\)"),
+        ({"window": 8}, "window: .* met 8 of 16"),
+        ({"parallel_residual": True}, "parallel_residual: .* met True"),
         ({"dropout": True}, "dropout: .* met true"),
         ({"tied_embeddings": True}, "tied_embeddings: .* met pipeline 2; nearest: false"),
         ({"vocab": 255}, "vocab: .* at least 256, met 255"),
