@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from threading import Thread, local
+from typing import Any
 
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
@@ -71,9 +72,23 @@ def _evaluate(copy: bytes, plan: Plan) -> Evaluation:
     return found
 
 
-def stay_with_parent() -> None:
-    """Begin a worker process: Ctrl-C is left to its parent, and it ends when its parent does, killed or not."""
-    signal(SIGINT, SIG_IGN)
+class Processes(ProcessPoolExecutor):
+    """Processes of this machine that begin when they are needed, leave Ctrl-C to their parent and end with it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, get_context("spawn"), initializer=_stay_with_parent)
+
+    def submit(self, *arguments: Any, **named: Any) -> Future[Any]:
+        """Return the future of a call; a process that begins for it inherits that Ctrl-C is blocked."""
+        mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
+        try:
+            return super().submit(*arguments, **named)
+        finally:
+            pthread_sigmask(SIG_SETMASK, mask)
+
+
+def _stay_with_parent() -> None:
+    """Let a worker process end when its parent does, killed or not."""
     parent = parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -84,8 +99,8 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def processes(count: int) -> ProcessPoolExecutor:
-    """Return an executor of ``count`` processes of this machine, 0 for one a core; they begin when they are needed.
+def processes(count: int) -> Processes:
+    """Return an executor of ``count`` processes of this machine, 0 for one a core.
 
     Raises
     ------
@@ -97,4 +112,4 @@ def processes(count: int) -> ProcessPoolExecutor:
             f"workers are 1 to {MAX_PROCESSES} processes, or 0 for one a core; met {count}; "
             f"nearest: {min(max(count, 0), MAX_PROCESSES)}"
         )
-    return ProcessPoolExecutor(count or os.cpu_count() or 1, get_context("spawn"), initializer=stay_with_parent)
+    return Processes(count or os.cpu_count() or 1)
