@@ -48,7 +48,7 @@ def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, titl
     tall = max(HEIGHT, 130 + 260 * rows)
     with sheet(path, tall) as figure:
         header(figure, title, facts)
-        left, top, gap, below = 92, 134, 22, 58
+        left, top, gap, below = 124, 134, 22, 58
         width = (WIDTH - left - 30 - gap * (_COLUMNS - 1)) // _COLUMNS
         height = (pixel_height(figure) - top - below) // rows - 46
         for number, name in enumerate(found):
@@ -61,7 +61,7 @@ def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, titl
             ax.set_title(plain(name, 26), fontsize=13, loc="left", fontweight="bold", pad=6)
             _finish_gap(ax, places, first=column == 0, last=number + _COLUMNS >= len(found))
         figure.text(0.5, 18 / pixel_height(figure), what, ha="center", fontsize=12)
-        figure.text(0.012, 0.5, "gap to the optimum", rotation=90, va="center", fontsize=12)
+        figure.text(0.016, 0.5, "gap to the optimum", rotation=90, va="center", fontsize=12)
 
 
 def _places(courses: Mapping[str, Sequence[Course]]) -> list[float]:
@@ -146,11 +146,11 @@ def draw_solved(
                 )  # fmt: skip
             ax.set(xscale="log", xlim=(places[0], places[-1]), ylim=(0, 1.02))
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-            ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
             ax.tick_params(axis="y", labelleft=not column)
             ax.set_xlabel(what, fontsize=12)
             ax.grid(color=GRID, linewidth=0.8)
-        names = [f"{plain(name, 22)}  {shares[0][name][-1][1]:.0%}" for name in order]
+        names = [f"{plain(name, 22)}  {100 * shares[0][name][-1][1]:.0f} %" for name in order]
         figure.legend(
             ax.get_lines(), names, loc="upper left", bbox_to_anchor=(1 - (key - 10) / WIDTH, 1 - top / HEIGHT),
             fontsize=12, title="at the end", title_fontsize=12, alignment="left", handlelength=2.6, labelspacing=0.7,
@@ -203,7 +203,7 @@ def _draw_cell(ax: Axes, row: int, column: int, gap: float | None) -> None:
         text, colour = "not run", "#F1F1F1"
     else:
         colour = _SHADES[sum(gap > step for step in _STEPS)]
-        text = f"{max(gap, 0.0) if abs(gap) < 5e-4 else gap:.1%}" if isfinite(gap) else "none"
+        text = f"{100 * (0.0 if abs(gap) < FLOOR / 2 else gap):.1f} %" if isfinite(gap) else "none"
     ink = "#FFFFFF" if colour == _SHADES[-1] else QUIET if gap is None else INK
     ax.fill_between([column + 0.02, column + 0.98], row + 0.04, row + 0.96, color=colour, linewidth=0)
     ax.text(column + 0.5, row + 0.52, text, ha="center", va="center", fontsize=11, color=ink)

@@ -85,7 +85,7 @@ class Comparison:
         for case in self.cases:
             met = {name: found[case] for name, found in gaps.items() if case in found}
             least = min(met.values(), default=inf)
-            won.update(name for name, gap in met.items() if isfinite(gap) and gap <= least + WITHIN**3)
+            won.update(name for name, gap in met.items() if isfinite(gap) and gap <= least + SLACK)
         return won
 
     def courses(self, column: int) -> dict[str, list[list[tuple[float, float]]]]:
@@ -109,8 +109,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
     yield Section(
         "What this is",
         (
-            f"Every search for layouts on {len(found.cases)} problems whose optimum best_first has proven, each over "
-            f"the whole space of the problem, from 8 to 1,024 devices. A run has {BUDGET:,} evaluations or "
+            f"Every search for layouts on {len(found.cases)} problems whose optimum {PROVING} has proven, each over "
+            f"the whole space of the problem. A run has {BUDGET:,} evaluations or "
             f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
             f"{_seeds(found)} seeds. Written by python -m scenarios.search_comparison, which goes on where it was "
             "ended; every run is in runs.jsonl and, in short, in results.csv.",
@@ -124,12 +124,12 @@ def _sections(found: Comparison) -> Iterator[Section]:
     yield Section(
         "By algorithm",
         (
-            f"Within {WITHIN:.0%}: the part of runs that near to the optimum. Wins: problems in which no algorithm has "
+            f"Within {_whole(WITHIN)}: the part of runs that near to the optimum. Wins: problems in which no algorithm has "
             "a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds.",
         ),
         _algorithm_table(found),
         "solved.png",
-        f"Part of runs within {WITHIN:.0%} of the proven optimum",
+        f"Part of runs within {_whole(WITHIN)} of the proven optimum",
     )
     yield Section(
         "Gap against evaluations", image="gap-evaluations.png", caption="Median gap and middle half, by evaluations"
@@ -137,7 +137,10 @@ def _sections(found: Comparison) -> Iterator[Section]:
     yield Section("Gap against time", image="gap-seconds.png", caption="Median gap and middle half, by CPU time")
     yield Section(
         "By problem",
-        (f"Space: plans that the exhaustive search would look at; it is left out beyond {MOST_PLANS:,}.",),
+        (
+            f"Space: plans that the exhaustive search would look at; it is left out beyond {MOST_PLANS:,}. From nothing: "
+            "the same proof as the first search of a process, which computes the costs of operators.",
+        ),
         _case_table(found),
         "problems.png",
         f"Median gap after {COUNTS[-1]:,} evaluations",
@@ -156,7 +159,7 @@ def _algorithm_table(found: Comparison) -> Table:
     won = {limit: found.wins(limit, column) for limit, column, _ in limits}
     head = (
         "algorithm",
-        *(f"within {WITHIN:.0%} at {text}" for *_, text in limits),
+        *(f"within {_whole(WITHIN)} at {text}" for *_, text in limits),
         *(f"wins at {text}" for *_, text in limits),
         *(f"median gap at {text}" for *_, text in limits),
         "proven",
@@ -164,19 +167,23 @@ def _algorithm_table(found: Comparison) -> Table:
     rows = [
         (
             name,
-            *(f"{found.share(name, limit, column):.0%}" for limit, column, _ in limits),
+            *(_whole(found.share(name, limit, column)) for limit, column, _ in limits),
             *(str(won[limit][name]) for limit, *_ in limits),
             *(_percent(median(found.gaps(name, limit, column).values())) for limit, column, _ in limits),
             _proven(found, name),
         )
         for name in found.names
     ]
-    return (head, *sorted(rows, key=lambda row: -int(row[1].rstrip("%"))))
+    return (head, *sorted(rows, key=lambda row: -int(row[1].rstrip(" %"))))
 
 
 def _proven(found: Comparison, name: str) -> str:
     runs = [run for each in found.runs[name].values() for run in each]
-    return f"{sum(run.proven for run in runs) / len(runs):.0%}"
+    return _whole(sum(run.proven for run in runs) / len(runs))
+
+
+def _whole(part: float) -> str:
+    return f"{100 * part:.0f} %"
 
 
 def _percent(gap: float) -> str:
@@ -184,20 +191,20 @@ def _percent(gap: float) -> str:
 
 
 def _case_table(found: Comparison) -> Table:
-    head = ("problem", "what", "space", "optimum", "simulated for the proof", "CPU time of the proof")
+    head = ("problem", "what", "space", "optimum", "simulated for the proof", "CPU time of the proof", "from nothing")
     rows = []
     for case in found.cases:
         (proof,) = found.runs[PROVING][case]
         counts = f"{proof.considered:,}", format_time(proof.best), str(proof.evaluations)
-        rows.append((case, found.kinds[case], *counts, format_time(proof.seconds)))
+        rows.append((case, found.kinds[case], *counts, *map(format_time, (proof.seconds, proof.cold_seconds))))
     return (head, *rows)
 
 
 def draw(found: Comparison, place: Path) -> None:
     """Draw the pictures of the page into a folder."""
-    problems = f"{len(found.cases)} problems, 8 to 1,024 devices; algorithms that draw: {_seeds(found)} seeds"
+    problems = f"{len(found.cases)} problems; algorithms that draw: {_seeds(found)} seeds"
     evaluations, seconds = found.courses(0), found.courses(1)
-    facts = f"part of runs within {WITHIN:.0%} of the proven optimum; {problems}"
+    facts = f"part of runs within {_whole(WITHIN)} of the proven optimum; {problems}"
     draw_solved(evaluations, seconds, place / "solved.png", title="How soon searches are at the optimum", facts=facts)
     facts = f"line: the median over runs, band: the middle half; grey: the other algorithms; {problems}"
     for courses, name, what in (
