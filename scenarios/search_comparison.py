@@ -124,8 +124,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
     yield Section(
         "By algorithm",
         (
-            f"Within {_whole(WITHIN)}: the part of runs that near to the optimum. Wins: problems in which no algorithm has "
-            "a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds.",
+            f"Within {_whole(WITHIN)}: the part of runs that near to the optimum. Wins: problems in which no algorithm "
+            "has a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds.",
         ),
         _algorithm_table(found),
         "solved.png",
@@ -138,8 +138,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
     yield Section(
         "By problem",
         (
-            f"Space: plans that the exhaustive search would look at; it is left out beyond {MOST_PLANS:,}. From nothing: "
-            "the same proof as the first search of a process, which computes the costs of operators.",
+            f"Space: plans that the exhaustive search would look at; it is left out beyond {MOST_PLANS:,}. From "
+            "nothing: the same proof as the first search of a process, which computes the costs of operators.",
         ),
         _case_table(found),
         "problems.png",
@@ -191,7 +191,7 @@ def _percent(gap: float) -> str:
 
 
 def _case_table(found: Comparison) -> Table:
-    head = ("problem", "what", "space", "optimum", "simulated for the proof", "CPU time of the proof", "from nothing")
+    head = ("problem", "what", "space", "optimum", "simulated for it", "CPU time of the proof", "from nothing")
     rows = []
     for case in found.cases:
         (proof,) = found.runs[PROVING][case]
