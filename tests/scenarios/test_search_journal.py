@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +196,28 @@ def test_ctrl_c_ends_a_process_soon_with_a_valid_plan_and_a_journal(workers: str
     assert document["evaluations"] == len((tmp_path / "j.jsonl").read_text().splitlines()) - 1
 
 
-def test_a_process_that_was_killed_leaves_a_plan_and_a_journal_to_go_on_from(tmp_path: Path) -> None:
-    process = started(tmp_path, "--out", "plan.json", "--resume", "j.jsonl")
+def states(column: str, process: int) -> list[str]:
+    """Return the process ids and states of processes: of one by ``-p``, of the children of one by ``--ppid``."""
+    found = subprocess.run(["ps", "-o", "pid=,stat=", column, str(process)], capture_output=True, text=True)
+    return [line for line in found.stdout.splitlines() if not line.split()[1].startswith("Z")]
+
+
+def test_a_process_that_was_killed_leaves_a_plan_and_a_journal_to_go_on_from_and_no_workers(tmp_path: Path) -> None:
+    process = started(tmp_path, "--out", "plan.json", "--resume", "j.jsonl", "--workers", "2")
     wait_for(tmp_path / "j.jsonl", 6, process)
+    workers = [int(line.split()[0]) for line in states("--ppid", process.pid)]
+    assert len(workers) >= 2
     process.kill()
-    process.communicate()
+    process.wait()
+    end = time.monotonic() + 30
+    try:
+        while any(states("-p", worker) for worker in workers):
+            assert time.monotonic() < end, "workers outlive their parent"
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     assert run(["validate", str(tmp_path / "plan.json")]) == 0
     scenario = load("llama3-8b-8-h100")
     whole = scenario.search("exhaustive", budget=8)

@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from signal import SIG_BLOCK, SIGINT, pthread_sigmask
 from typing import Any
 
 import pytest
@@ -131,6 +132,12 @@ def test_an_error_in_a_worker_is_the_error_of_the_search() -> None:
 
     with pytest.raises(RuntimeError, match="a worker was lost"):
         search(Exhaustive(), PROBLEM, budget=3, executor=Broken())
+
+
+def test_ctrl_c_is_left_to_the_parent() -> None:
+    with processes(1) as executor:
+        assert SIGINT in executor.submit(pthread_sigmask, SIG_BLOCK, ()).result()
+    assert SIGINT not in pthread_sigmask(SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("count", [-1, 10**6])
