@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from strategies.plan import Plan
 from strategies.problem import Problem
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -147,19 +150,43 @@ class Scenario:
         seconds: float | None = None,
         seed: int | None = None,
         progress: "Callable[[Progress], None] | None" = None,
+        resume: str | Path | None = None,
+        executor: "Executor | None" = None,
     ) -> "SearchResult":
-        """Return the best plan found, with its proof or gap; arguments replace the scenario's settings."""
+        """Return the best plan found, with its proof or gap; arguments replace the scenario's settings.
+
+        Parameters
+        ----------
+        progress
+            Called after every evaluation.
+        resume
+            A journal: the search goes on from the trials in it and adds its own, so that at any end nothing is lost.
+            It is made where it is missing.
+        executor
+            Evaluates several plans at once where the algorithm can name them: ``strategies.search.processes(4)``, or
+            ``Client(...).get_executor()`` of Dask. The result is the same for any number of workers.
+
+        Raises
+        ------
+        ValueError
+            Where there is no such algorithm, or the journal is of another search.
+        """
+        from scenarios.search_journal import SearchJournal
         from strategies.search import search
 
         settings = self.search_settings
-        return search(
-            settings.make_algorithm(algorithm, seed),
-            self.problem,
-            settings.make_space(),
-            budget=settings.budget if budget is None else budget,
-            seconds=settings.seconds if seconds is None else seconds,
-            progress=progress,
-        )
+        chosen, space = settings.make_algorithm(algorithm, seed), settings.make_space()
+        with nullcontext() if resume is None else SearchJournal(resume, chosen, self.problem, space) as journal:
+            return search(
+                chosen,
+                self.problem,
+                space,
+                budget=settings.budget if budget is None else budget,
+                seconds=settings.seconds if seconds is None else seconds,
+                progress=progress,
+                executor=executor,
+                journal=journal,
+            )
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "tuple[SearchResult, ...]":
         """Return the result of each algorithm (all: None) under the same limits, those of `search`."""

@@ -57,6 +57,10 @@ class SimulatedCost:
         self.costs = StageCosts(problem)
         self._needs, self._bounds = self.costs.once(Needs), self.costs.once(Bounds)
 
+    def __reduce__(self) -> tuple[type["SimulatedCost"], tuple[Problem, str]]:
+        """Pickle without what was computed: the copy computes it again."""
+        return type(self), (self.problem, self.engine)
+
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
         return self._needs.peak(plan)

@@ -1,12 +1,17 @@
 """``meshwise search`` and ``meshwise compare``: the best plan found, and how algorithms get there."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 NEGLIGIBLE = 1e-6
 """A gap that is nothing to people: solvers that compute in floating point leave as much."""
@@ -22,20 +27,39 @@ def search(
     budget: Budget = None,
     seconds: Seconds = None,
     seed: Seed = None,
-    out: Annotated[str | None, typer.Option(help="Write the best plan found (.json).")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Write the best plan so far (.json), whenever it becomes better.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that evaluate plans; 0 for one a core.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Evaluate plans on the Dask cluster at this address.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
-    from scenarios.files import check_output, write
+    from scenarios.files import check_output
     from scenarios.loader import load
 
     check_output(out, (".json",))
     value = load(scenario)
+    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
     ticker = Ticker()
-    result = value.search(algorithm, budget=budget, seconds=seconds, seed=seed, progress=_follow(ticker))
+    follow, keep = _follow(ticker), _keep(out)
+
+    def told(progress: Any) -> None:
+        keep(progress.best)
+        follow(progress)
+
+    with _executor(workers, scheduler) as executor:
+        result = value.search(
+            algorithm, budget=budget, seconds=seconds, seed=seed, progress=told, resume=resume, executor=executor
+        )
     ticker.done()
-    if out is not None and result.best is not None:
-        write(out, json.dumps(result.best.plan.to_json(), indent=2) + "\n")
+    keep(result.best)
     if as_json:
         emit(to_json(result))
     elif result.best is not None:
@@ -49,13 +73,57 @@ def search(
         raise typer.Exit(NOTHING_FITS)
 
 
+@contextmanager
+def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]":
+    """Yield what evaluates plans: nothing for one worker, which is this process; what was begun is given up after."""
+    if scheduler is not None:
+        from distributed import Client
+
+        try:
+            client = Client(scheduler, timeout="10s")
+        except (OSError, ValueError) as error:
+            words = " ".join(str(error).split())
+            raise ValueError(f"--scheduler: the address of a Dask scheduler, met {scheduler}: {words}") from None
+        with client:
+            yield client.get_executor()
+    elif workers == 1:
+        yield None
+    else:
+        from strategies.search import processes
+
+        executor = processes(workers)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _keep(out: str | None) -> Callable[[Any], None]:
+    """Return what writes a best plan to ``out`` where it is a new one."""
+    from scenarios.files import write
+
+    kept: list[Any] = [None]
+
+    def keep(best: Any) -> None:
+        if out is not None and best is not kept[0]:
+            write(out, json.dumps(best.plan.to_json(), indent=2) + "\n")
+            kept[0] = best
+
+    return keep
+
+
 def _follow(ticker: Ticker) -> Any:
     from simulator.units import format_time
 
     def follow(progress: Any) -> None:
-        best = format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"
-        seen = f"{progress.considered} plans, {progress.evaluations} evaluations"
-        ticker(f"{seen}, {progress.elapsed:.1f} s, best {best}")
+        words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
+        if progress.lower_bound is not None:
+            words.append(f"bound {format_time(progress.lower_bound)}")
+        if progress.gap is not None:
+            words.append(f"gap {progress.gap:.1%}")
+        left = f" ({progress.left:.0f} s left)" if progress.left is not None else ""
+        seen = f"{progress.considered:,} plans, {progress.evaluations:,} evaluations, {progress.elapsed:.1f} s{left}"
+        ticker(f"best {', '.join(words)}; {seen}")
 
     return follow
 

@@ -5,10 +5,21 @@ from strategies.search.best_first import BestFirst
 from strategies.search.bottleneck import Bottleneck
 from strategies.search.breadth_first import BreadthFirst
 from strategies.search.certificate import Certificate
-from strategies.search.driver import OutOfTime, Progress, Proof, Proposals, SearchAlgorithm, SearchResult, search
+from strategies.search.driver import (
+    Journal,
+    OutOfTime,
+    Progress,
+    Proof,
+    Proposals,
+    SearchAlgorithm,
+    SearchResult,
+    Upcoming,
+    search,
+)
 from strategies.search.dynamic_programming import DynamicProgramming
 from strategies.search.exhaustive import Exhaustive
 from strategies.search.expert import Expert
+from strategies.search.fan_out import processes
 from strategies.search.frontier import Frontier
 from strategies.search.integer_programming import IntegerProgramming
 from strategies.search.mcmc import MCMC
@@ -77,6 +88,7 @@ __all__ = [
     "Expert",
     "Frontier",
     "IntegerProgramming",
+    "Journal",
     "OutOfTime",
     "Progress",
     "Proof",
@@ -87,7 +99,9 @@ __all__ = [
     "SearchResult",
     "ShardingPropagation",
     "Space",
+    "Upcoming",
     "layouts",
     "neighbours",
+    "processes",
     "search",
 ]

@@ -13,7 +13,7 @@ from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.layout import Layout
 from strategies.problem import Problem
-from strategies.search.driver import Proposals
+from strategies.search.driver import Proposals, Upcoming
 from strategies.search.habits import by_habit
 from strategies.search.space import Space, neighbours
 
@@ -48,6 +48,7 @@ class Beam:
         times: dict[Layout, float] = {}
         beam: list[Layout] = []
         while chosen:
+            yield Upcoming(tuple(complete(problem, layout) for layout in chosen))
             for layout in chosen:
                 times[layout] = (yield complete(problem, layout)).step_time
             beam = sorted([*beam, *chosen], key=times.__getitem__)[: self.width]

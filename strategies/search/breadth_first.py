@@ -7,6 +7,7 @@ References
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
@@ -14,7 +15,9 @@ from typing import ClassVar
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.layout import Layout
+from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.ahead import ahead
 from strategies.search.driver import Proof, Proposals
 from strategies.search.habits import by_habit
 from strategies.search.space import Space, neighbours
@@ -33,17 +36,21 @@ class BreadthFirst:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit by rising number of rewrites from the first one; return the last proof."""
-        seen: set[Layout] = set()
-        best = inf
-        for start in by_habit(problem, space):
-            waiting = deque([start])
-            while waiting:
-                layout = waiting.popleft()
-                if layout in seen:
-                    continue
-                seen.add(layout)
-                plan = complete(problem, layout)
-                if costs.fits(plan):
-                    best = min(best, (yield plan).step_time)
-                    waiting.extend(neighbours(problem, space, layout))
+        best = yield from ahead(_by_rewrites(problem, space, costs))
         return Proof(best) if best < inf else None
+
+
+def _by_rewrites(problem: Problem, space: Space, costs: CostModel) -> Iterator[Plan]:
+    """Yield the plans that fit by rising number of rewrites from the first one."""
+    seen: set[Layout] = set()
+    for start in by_habit(problem, space):
+        waiting = deque([start])
+        while waiting:
+            layout = waiting.popleft()
+            if layout in seen:
+                continue
+            seen.add(layout)
+            plan = complete(problem, layout)
+            if costs.fits(plan):
+                yield plan
+                waiting.extend(neighbours(problem, space, layout))

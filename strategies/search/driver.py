@@ -2,12 +2,14 @@
 
 An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to
 learn about a plan, and may yield or return a `Proof` to say what it knows about all of them, or yield a
-`Certificate` of the plans that it yields next.
+`Certificate` of the plans that it yields next. It may yield `Upcoming` plans, so that an executor evaluates several
+at once; trials and answers are the same without one.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import ClassVar, Protocol
 
@@ -18,6 +20,7 @@ from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.resources import Resource
 from strategies.search.certificate import Certificate
+from strategies.search.fan_out import FanOut
 from strategies.search.space import EVERYTHING, Space, layouts
 
 TELL_SECONDS = 0.5
@@ -40,7 +43,14 @@ class Proof:
     lower_bound: float
 
 
-Proposals = Generator[Plan | Proof | Certificate, Evaluation, Proof | None]
+@dataclass(frozen=True, slots=True)
+class Upcoming:
+    """Plans that will be proposed, in this order as far as the budget goes: they may be evaluated at once."""
+
+    plans: tuple[Plan, ...]
+
+
+Proposals = Generator[Plan | Proof | Certificate | Upcoming, Evaluation, Proof | None]
 """What an algorithm is while it runs; one that only yields plans is one too."""
 
 
@@ -54,15 +64,37 @@ class SearchAlgorithm(Protocol):
         ...
 
 
+class Journal(Protocol):
+    """The trials of earlier runs of a search, and where those of this one are kept."""
+
+    def known(self, plan: Plan) -> Trial | None:
+        """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
+        ...
+
+    def keep(self, trial: Trial) -> None:
+        """Keep a trial of this run, so that no end of the process can lose it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is: what callbacks receive after every evaluation."""
+    """How far a search is: what callbacks receive after every evaluation.
+
+    ``left`` is how many seconds are left until the time or, at the pace so far, the budget is used;
+    ``None`` where there is no limit.
+    """
 
     evaluations: int
     considered: int
     elapsed: float
     best: Trial | None
     lower_bound: float | None
+    left: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """The best step time over the lower bound, minus 1; ``None`` where one of them is not known."""
+        return _gap(self.best, self.lower_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +150,8 @@ def search(
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = perf_counter,
+    executor: Executor | None = None,
+    journal: Journal | None = None,
 ) -> SearchResult:
     """Return what ``algorithm`` finds for ``problem`` in ``space``.
 
@@ -134,17 +168,26 @@ def search(
         Called after every evaluation, and now and then while plans are only looked at.
     clock
         Where the seconds come from.
+    executor
+        Evaluates plans that an algorithm knows ahead, of processes of this machine or of a cluster. Trials and
+        history are the same for any number of workers, but for the seconds in them. It is left open.
+    journal
+        Answers what an earlier run of the same search has evaluated, and keeps what this one does. The search does
+        what it would have done uninterrupted; its clock goes on from that of the earlier run.
 
     Raises
     ------
     ValueError
-        Where ``budget`` is less than 1 or ``seconds`` is not positive. That nothing fits is a result.
+        Where ``budget`` is less than 1, ``seconds`` is not positive, or ``journal`` says of the best plan what the
+        costs do not. That nothing fits is a result.
     """
     if budget is not None and budget < 1:
         raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
-    run = _Run(SimulatedCost(problem) if costs is None else costs, budget, seconds, progress, clock)
+    costs = SimulatedCost(problem) if costs is None else costs
+    fan_out = FanOut(costs, executor)
+    run = _Run(costs, fan_out, journal, budget, seconds, progress, clock)
     nearest, interrupted = None, False
     try:
         run.drive(algorithm.propose(problem, space, run))
@@ -152,6 +195,10 @@ def search(
             nearest = run.nearest(problem, space)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        fan_out.cancel()
+    if journal is not None and run.best is not None and not interrupted:
+        _confirm(run.best, journal, costs)
     return SearchResult(
         algorithm=algorithm.name,
         best=run.best,
@@ -174,18 +221,33 @@ def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
     return (best.evaluation.step_time - lower_bound) / lower_bound
 
 
+def _confirm(best: Trial, journal: Journal, costs: CostModel) -> None:
+    """Raise ``ValueError`` where the best plan has another evaluation than the journal says."""
+    if journal.known(best.plan) is None:
+        return
+    fresh = costs.evaluate(best.plan)
+    if fresh != best.evaluation:
+        raise ValueError(
+            f"the journal says of the best plan what its simulation says, {fresh.step_time} s and "
+            f"{fresh.peak_memory} bytes; met {best.evaluation.step_time} s and {best.evaluation.peak_memory} bytes"
+        )
+
+
 class _Run:
     """The state of one search, and the cost model that its algorithm sees: one that counts."""
 
     def __init__(
         self,
         costs: CostModel,
+        fan_out: FanOut,
+        journal: Journal | None,
         budget: int | None,
         seconds: float | None,
         progress: Callable[[Progress], None] | None,
         clock: Callable[[], float],
     ) -> None:
-        self.costs, self.budget, self.seconds = costs, budget, seconds
+        self.costs, self.fan_out, self.journal = costs, fan_out, journal
+        self.budget, self.seconds = budget, seconds
         self.progress, self.clock, self.start = progress, clock, clock()
         self.trials: list[Trial] = []
         self.memo: dict[Plan, Evaluation] = {}
@@ -219,6 +281,8 @@ class _Run:
                     self._learn(proposal)
                 elif isinstance(proposal, Certificate):
                     self.said = proposal
+                elif isinstance(proposal, Upcoming):
+                    self._begin(proposal.plans)
                 elif self._spent(proposal):
                     return
                 else:
@@ -232,8 +296,17 @@ class _Run:
     def _late(self) -> bool:
         return self.seconds is not None and self.elapsed >= self.seconds
 
+    def _known(self, plan: Plan) -> Trial | None:
+        return None if self.journal is None else self.journal.known(plan)
+
+    def _begin(self, plans: Sequence[Plan]) -> None:
+        """Let an executor evaluate plans that are not known, as many as the budget allows."""
+        new = [plan for plan in plans if plan not in self.memo and self._known(plan) is None]
+        room = None if self.budget is None else max(0, self.budget - len(self.trials) - self.fan_out.pending)
+        self.fan_out.begin(new[:room])
+
     def _spent(self, plan: Plan) -> bool:
-        if self.trials and self._late:
+        if self.trials and self._late and self._known(plan) is None:
             return True
         if plan in self.memo:
             self.repeats += 1
@@ -245,8 +318,21 @@ class _Run:
         """Return the evaluation of ``plan``, from the memo where it is known."""
         if plan not in self.memo:
             self.seen.add(hash(plan))
-            self._record(Trial(plan, self.costs.evaluate(plan), self.elapsed))
+            known = self._known(plan)
+            self._record(self._simulate(plan) if known is None else self._recall(known))
         return self.memo[plan]
+
+    def _simulate(self, plan: Plan) -> Trial:
+        trial = Trial(plan, self.fan_out.evaluate(plan), self.elapsed)
+        if self.journal is not None:
+            self.journal.keep(trial)
+        return trial
+
+    def _recall(self, known: Trial) -> Trial:
+        """Return a trial of an earlier run, and set the clock to what it was then."""
+        elapsed = max(known.elapsed, self.trials[-1].elapsed if self.trials else 0.0)
+        self.start = self.clock() - elapsed
+        return replace(known, elapsed=elapsed)
 
     def _record(self, trial: Trial) -> None:
         evaluation = trial.evaluation
@@ -261,7 +347,13 @@ class _Run:
         self.told = elapsed
         if self.progress is not None:
             counts = len(self.trials), len(self.seen)
-            self.progress(Progress(*counts, elapsed, self.best, self.lower_bound))
+            self.progress(Progress(*counts, elapsed, self.best, self.lower_bound, self._left(elapsed)))
+
+    def _left(self, elapsed: float) -> float | None:
+        left = [] if self.seconds is None else [max(0.0, self.seconds - elapsed)]
+        if self.budget is not None and self.trials:
+            left.append((self.budget - len(self.trials)) * elapsed / len(self.trials))
+        return min(left, default=None)
 
     def _look(self, plan: Plan) -> None:
         elapsed = self.elapsed

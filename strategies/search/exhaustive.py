@@ -7,6 +7,7 @@ from typing import ClassVar
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.problem import Problem
+from strategies.search.ahead import ahead
 from strategies.search.driver import Proof, Proposals
 from strategies.search.space import Space, layouts
 
@@ -19,9 +20,6 @@ class Exhaustive:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit in the order of the space; at the end the best of them is proven."""
-        best = inf
-        for layout in layouts(problem, space):
-            plan = complete(problem, layout)
-            if costs.fits(plan):
-                best = min(best, (yield plan).step_time)
+        plans = (complete(problem, layout) for layout in layouts(problem, space))
+        best = yield from ahead(plan for plan in plans if costs.fits(plan))
         return Proof(best) if best < inf else None

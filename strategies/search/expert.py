@@ -24,7 +24,7 @@ from strategies.evaluation import Evaluation
 from strategies.layout import Layout
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
-from strategies.search.driver import Proposals
+from strategies.search.driver import Proposals, Upcoming
 from strategies.search.space import Space, layouts
 
 
@@ -90,13 +90,16 @@ def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
     return sorted(layouts(problem, space), key=key)
 
 
-def _best(problem: Problem, costs: CostModel, variants: Iterable[Layout]) -> Generator[Plan, Evaluation, Layout]:
+def _best(
+    problem: Problem, costs: CostModel, variants: Iterable[Layout]
+) -> Generator[Plan | Upcoming, Evaluation, Layout]:
     """Return the fastest of variants, of which one at least fits."""
+    plans = {layout: complete(problem, layout) for layout in variants}
+    fitting = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
+    yield Upcoming(tuple(fitting.values()))
     times: dict[Layout, float] = {}
-    for layout in variants:
-        plan = complete(problem, layout)
-        if costs.fits(plan):
-            times[layout] = (yield plan).step_time
+    for layout, plan in fitting.items():
+        times[layout] = (yield plan).step_time
     return min(times, key=times.__getitem__)
 
 

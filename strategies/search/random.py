@@ -12,6 +12,7 @@ from typing import ClassVar
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.problem import Problem
+from strategies.search.ahead import ahead
 from strategies.search.driver import Proposals
 from strategies.search.space import Space, layouts
 
@@ -28,8 +29,6 @@ class RandomSearch:
         """Yield the plans that fit in a random order; it proves nothing."""
         drawn = list(layouts(problem, space))
         Random(self.seed).shuffle(drawn)
-        for layout in drawn:
-            plan = complete(problem, layout)
-            if costs.fits(plan):
-                yield plan
+        plans = (complete(problem, layout) for layout in drawn)
+        yield from ahead(plan for plan in plans if costs.fits(plan))
         return None

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scenarios.scenario import layout_of
+from simulator.engine import simulate
 from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Trial
+from strategies.lowering import lower
+from strategies.operators.rules import cuts_operators, operator_violations
+from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search import (
     ALGORITHMS,
@@ -21,6 +28,7 @@ from strategies.search import (
     search,
 )
 
+from ..problems import problem as real_problem
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
 
 PROBLEM = small_problem()
@@ -124,3 +132,60 @@ def test_an_infeasible_problem_is_a_result(name: str) -> None:
     assert (result.best, result.gap, result.history) == (None, None, ())
     assert result.nearest is not None
     assert not result.nearest.evaluation.fits
+
+
+REAL = real_problem(layers=2, devices=4, batch=8)
+
+
+class Notebook:
+    """A journal in memory, and how many lines of it a killed run would have left."""
+
+    def __init__(self, trials: tuple[Trial, ...] = ()) -> None:
+        self.old = {trial.plan: trial for trial in trials}
+        self.kept: list[Trial] = []
+
+    def known(self, plan: Plan) -> Trial | None:
+        return self.old.get(plan)
+
+    def keep(self, trial: Trial) -> None:
+        self.kept.append(trial)
+
+
+@EACH
+@pytest.mark.parametrize("killed_after", [0, 1, 7, 20])
+def test_a_resumed_search_is_the_uninterrupted_one(name: str, killed_after: int) -> None:
+    costs = FakeCost(tight=0.3)
+    whole = search(make(name), PROBLEM, costs=costs, budget=20)
+    journal = Notebook(whole.trials[:killed_after])
+    costs.evaluated.clear()
+    resumed = search(make(name), PROBLEM, costs=costs, budget=20, journal=journal)
+    assert found(resumed) == found(whole)
+    assert (resumed.considered, resumed.lower_bound, resumed.gap) == (whole.considered, whole.lower_bound, whole.gap)
+    assert journal.kept == list(resumed.trials[killed_after:])
+    new = [trial.plan for trial in whole.trials[killed_after:]]
+    assert [plan for plan in costs.evaluated if plan not in journal.old] == new
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_is_never_worse_than_the_first_plan(name: str, seed: int) -> None:
+    result = search(make(name, seed), PROBLEM, costs=FakeCost(seed=seed), budget=10)
+    assert result.best is not None
+    assert result.best.evaluation.step_time <= result.trials[0].evaluation.step_time
+    times = [step_time for _, _, step_time in result.history]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_plans_are_legal_and_their_evaluations_those_of_a_fresh_simulation(name: str) -> None:
+    result = search(make(name), REAL, budget=6)
+    assert 0 < result.evaluations <= 6
+    for trial in result.trials:
+        if cuts_operators(REAL, trial.plan):
+            assert not list(operator_violations(REAL, trial.plan))
+        else:
+            assert trial.plan == complete(REAL, layout_of(REAL, trial.plan))
+        timeline = simulate(lower(REAL, trial.plan))
+        assert trial.evaluation.step_time == timeline.step_time
+        assert trial.evaluation.peak_memory == timeline.peak_memory
+        assert trial.evaluation == SimulatedCost(REAL).evaluate(trial.plan)

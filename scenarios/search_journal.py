@@ -1,0 +1,214 @@
+"""The journal of a search: a file of every trial, from which a search that was killed goes on.
+
+One JSON object a line: the first says of what search, the others are trials in the order in which they were made::
+
+    {"journal": "meshwise search", "version": 1, "algorithm": "mcmc", "options": {"seed": 0}, "problem": "5f..", ...}
+    {"plan": "0c..", "step_time": 16.832741189139, "peak_memory": 80530636800.0, "fits": true, "elapsed": 3.1}
+
+A plan is named by the SHA-256 digest of its fields. Numbers are exact, for Python writes the shortest text that reads
+back as the same float; the step time of a plan that does not fit is null. A line is appended at once, so that a
+process that is killed leaves whole lines and at most one torn one, the last, which is dropped.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import simulator
+import strategies
+from scenarios.errors import Fault, ScenarioError, shown
+from scenarios.files import write
+from strategies.evaluation import Evaluation, Trial
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.search.driver import SearchAlgorithm
+from strategies.search.space import Space
+
+VERSION = 1
+MAX_LINE_BYTES = 2**16
+MAX_TRIALS = 10_000_000
+_OF = {
+    "journal": "a journal that `meshwise search --resume` writes",
+    "version": "a version that this program reads",
+    "algorithm": "the journal of the same algorithm",
+    "options": "the journal of the same options and seed",
+    "problem": "the journal of the same model, training step and cluster",
+    "space": "the journal of the same limits and pins",
+    "cost_model": "the journal of the same version of the simulator and the searches",
+}
+"""What the first line says, and what a search that goes on needs of it."""
+_TRIAL = {"plan", "step_time", "peak_memory", "fits", "elapsed"}
+
+
+class SearchJournal(AbstractContextManager["SearchJournal"]):
+    """The trials in a file, and more appended to it; it is made where it is missing or empty.
+
+    Parameters
+    ----------
+    path
+        The file.
+    algorithm, problem, space
+        The search that it is of.
+
+    Raises
+    ------
+    ScenarioError
+        Where the file is the journal of another search, or no journal.
+    """
+
+    def __init__(self, path: str | Path, algorithm: SearchAlgorithm, problem: Problem, space: Space) -> None:
+        self.path = Path(path)
+        head = _head(algorithm, problem, space)
+        whole, self._trials = _read(self.path, head)
+        if whole == 0:
+            write(self.path, json.dumps(head) + "\n")
+        try:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
+            if whole:
+                self._file.truncate(whole)
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
+    def known(self, plan: Plan) -> Trial | None:
+        """Return the trial of ``plan`` that the file had when it was opened."""
+        found = self._trials.get(_digest(plan))
+        return None if found is None else Trial(plan, *found)
+
+    def keep(self, trial: Trial) -> None:
+        """Append a trial: when this returns, it outlives the process."""
+        evaluation = trial.evaluation
+        line = {
+            "plan": _digest(trial.plan).hex(),
+            "step_time": evaluation.step_time if isfinite(evaluation.step_time) else None,
+            "peak_memory": evaluation.peak_memory,
+            "fits": evaluation.fits,
+            "elapsed": trial.elapsed,
+        }
+        self._file.write(json.dumps(line).encode() + b"\n")
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _head(algorithm: SearchAlgorithm, problem: Problem, space: Space) -> dict[str, Any]:
+    """Return the first line of the journal of a search."""
+    options = asdict(algorithm)  # type: ignore[call-overload]
+    return {
+        "journal": "meshwise search",
+        "version": VERSION,
+        "algorithm": algorithm.name,
+        "options": json.loads(json.dumps(options, default=str)),
+        "problem": _digest(problem).hex(),
+        "space": _digest(space).hex(),
+        "cost_model": cost_model_version(),
+    }
+
+
+def _digest(value: object) -> bytes:
+    """Return the digest of a frozen value: of its fields, in full."""
+    return sha256(repr(value).encode()).digest()
+
+
+@cache
+def cost_model_version() -> str:
+    """Return the digest of what an evaluation and the order of trials follow from: the simulator and the searches."""
+    found = sha256()
+    for package in (simulator, strategies):
+        root = Path(str(files(package)))
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".json"):
+                found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+def _read(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
+    """Return how many bytes of a journal are whole lines, and its trials; nothing where there is no such file."""
+    trials: dict[bytes, tuple[Evaluation, float]] = {}
+    whole = 0
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        with open(path, "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+                    break
+                faults = tuple(_faults(str(path), number, line, head))
+                if faults:
+                    raise ScenarioError(faults)
+                if number > 1:
+                    plan, evaluation, elapsed = _trial(line)
+                    trials.setdefault(plan, (evaluation, elapsed))
+                whole += len(line)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, ScenarioError) else _unusable(path, error) from None
+    return whole, trials
+
+
+def _unusable(path: Path, error: Exception) -> ScenarioError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return ScenarioError((Fault(str(path), 0, 0, "", f"the journal cannot be used: {reason}"),))
+
+
+def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield what is wrong with a line of a journal."""
+    if len(line) > MAX_LINE_BYTES or number > MAX_TRIALS:
+        message = f"a journal has at most {MAX_TRIALS:,} lines of at most {MAX_LINE_BYTES:,} bytes, met more"
+        yield Fault(file, number, 1, "", message)
+        return
+    try:
+        met = json.loads(line)
+    except (ValueError, RecursionError):
+        met = None
+    if number == 1:
+        yield from _faults_of_head(file, met if line.endswith(b"\n") else None, head)
+    elif not _sound(met):
+        yield Fault(file, number, 1, "", f"a line is a trial with {', '.join(sorted(_TRIAL))}, met something else")
+
+
+def _faults_of_head(file: str, met: Any, head: Mapping[str, Any]) -> Iterator[Fault]:
+    if not isinstance(met, dict) or met.get("journal") != head["journal"]:
+        yield Fault(file, 1, 1, "", f"to go on from it, a search needs {_OF['journal']}; name another file")
+        return
+    for key, wanted in head.items():
+        if met.get(key) != wanted:
+            long = isinstance(wanted, str) and len(wanted) == 64
+            words = "met another" if long else f"{shown(_said(wanted))}; met {shown(_said(met.get(key)))}"
+            yield Fault(file, 1, 1, key, f"a search goes on from {_OF[key]}: {words}")
+
+
+def _said(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _sound(met: Any) -> bool:
+    """Return whether a value is a trial as `SearchJournal.keep` writes it."""
+    if not isinstance(met, dict) or set(met) != _TRIAL or not isinstance(met["fits"], bool):
+        return False
+    plan, numbers = met["plan"], [met["peak_memory"], met["elapsed"]]
+    numbers += [] if met["step_time"] is None else [met["step_time"]]
+    return (
+        isinstance(plan, str)
+        and len(plan) == 64
+        and set(plan) <= set("0123456789abcdef")
+        and (met["step_time"] is not None or not met["fits"])
+        and all(type(number) in (int, float) and 0 <= number < inf for number in numbers)
+    )
+
+
+def _trial(line: bytes) -> tuple[bytes, Evaluation, float]:
+    """Return the digest of a plan, its evaluation, and seconds since the search began."""
+    met = json.loads(line)
+    time = inf if met["step_time"] is None else met["step_time"]
+    return bytes.fromhex(met["plan"]), Evaluation(time, met["peak_memory"], met["fits"]), met["elapsed"]

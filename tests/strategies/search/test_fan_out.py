@@ -1,0 +1,150 @@
+"""What other processes evaluate is what this one would, in the same order."""
+
+import pickle
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from signal import SIG_BLOCK, SIGINT, pthread_sigmask
+from typing import Any
+
+import pytest
+
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Evaluation
+from strategies.plan import Plan
+from strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
+from strategies.search.ahead import ahead
+from strategies.search.fan_out import FanOut
+
+from ..problems import problem
+from .small_problems import FakeCost
+
+PROBLEM = problem(layers=2, devices=2, batch=8)
+PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
+
+
+class Recorded(Executor):
+    """An executor that evaluates when it is told to, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Plan] = []
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, work: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        self.asked.append(arguments[-1])
+        self.futures.append(future)
+        return future
+
+
+def without_clock(result: Any) -> tuple[Any, ...]:
+    trials = tuple((trial.plan, trial.evaluation) for trial in result.trials)
+    history = tuple((count, best) for count, _, best in result.history)
+    return trials, history, result.considered, result.lower_bound, result.gap
+
+
+def test_any_number_of_processes_gives_the_same_trials() -> None:
+    alone = search(RandomSearch(seed=5), PROBLEM, budget=24)
+    assert alone.evaluations == 24
+    for workers in (1, 2, 4):
+        with processes(workers) as executor:
+            result = search(RandomSearch(seed=5), PROBLEM, budget=24, executor=executor)
+        assert without_clock(result) == without_clock(alone)
+
+
+@pytest.mark.parametrize("name", LAYOUT_ALGORITHMS)
+def test_every_algorithm_gives_the_same_trials_with_an_executor(name: str) -> None:
+    algorithm = LAYOUT_ALGORITHMS[name]()
+    alone = search(algorithm, PROBLEM, budget=20)
+    with ThreadPoolExecutor(2) as executor:
+        assert without_clock(search(algorithm, PROBLEM, budget=20, executor=executor)) == without_clock(alone)
+
+
+def test_a_dask_cluster_gives_the_same_trials() -> None:
+    distributed = pytest.importorskip("distributed")
+    alone = search(Exhaustive(), PROBLEM, budget=20)
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        result = search(Exhaustive(), PROBLEM, budget=20, executor=client.get_executor())
+    assert without_clock(result) == without_clock(alone)
+
+
+def test_the_executor_is_asked_for_no_more_than_the_budget_and_nothing_twice() -> None:
+    executor = Recorded()
+    result = search(RandomSearch(), PROBLEM, budget=17, executor=executor)
+    assert executor.asked == [trial.plan for trial in result.trials]
+    assert len(executor.asked) == 17
+
+
+def test_what_is_told_of_ahead_is_what_comes_next_and_no_more_than_was_evaluated() -> None:
+    proposals = ahead(iter(PLANS))
+    told: list[Plan] = []
+    asked: list[Plan] = []
+    answer = None
+    while True:
+        try:
+            item = next(proposals) if answer is None else proposals.send(answer)
+        except StopIteration as end:
+            assert end.value == 7.0
+            break
+        answer = None
+        if isinstance(item, Upcoming):
+            told.extend(item.plans)
+        else:
+            asked.append(item)
+            assert item in told
+            assert len(told) - len(asked) <= len(asked)
+            answer = Evaluation(7.0 if len(asked) == 3 else 9.0, 1.0, True)
+    assert tuple(told) == tuple(asked) == PLANS
+
+
+def test_an_end_gives_up_what_was_begun() -> None:
+    waiting: Future[Any] = Future()
+
+    class Idle(Executor):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            return waiting
+
+    fan_out = FanOut(SimulatedCost(PROBLEM), Idle())
+    fan_out.begin(PLANS[:1])
+    assert fan_out.pending == 1
+    fan_out.cancel()
+    assert waiting.cancelled()
+    assert fan_out.pending == 0
+
+
+def test_a_copy_of_costs_is_small_and_judges_alike() -> None:
+    costs = SimulatedCost(PROBLEM)
+    first = [costs.evaluate(plan) for plan in PLANS[:4]]
+    copy = pickle.dumps(costs)
+    assert len(copy) == len(pickle.dumps(SimulatedCost(PROBLEM)))
+    assert [pickle.loads(copy).evaluate(plan) for plan in PLANS[:4]] == first
+
+
+def test_an_error_in_a_worker_is_the_error_of_the_search() -> None:
+    class Broken(Executor):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(RuntimeError("a worker was lost"))
+            return future
+
+    with pytest.raises(RuntimeError, match="a worker was lost"):
+        search(Exhaustive(), PROBLEM, budget=3, executor=Broken())
+
+
+def test_ctrl_c_is_left_to_the_parent() -> None:
+    with processes(1) as executor:
+        assert SIGINT in executor.submit(pthread_sigmask, SIG_BLOCK, ()).result()
+    assert SIGINT not in pthread_sigmask(SIG_BLOCK, ())
+
+
+@pytest.mark.parametrize("count", [-1, 10**6])
+def test_a_number_of_processes_that_cannot_be_is_an_error(count: int) -> None:
+    with pytest.raises(ValueError, match="nearest"):
+        processes(count)
+
+
+def test_costs_that_no_executor_gets_need_not_be_pickled() -> None:
+    assert search(Exhaustive(), PROBLEM, costs=FakeCost(), budget=2).evaluations == 2
