@@ -11,8 +11,10 @@ from strategies.search.expert import Expert
 from strategies.search.frontier import Frontier
 from strategies.search.integer_programming import IntegerProgramming
 from strategies.search.mcmc import MCMC
+from strategies.search.mcts import MCTS
 from strategies.search.random import RandomSearch
 from strategies.search.recursive_programming import RecursiveProgramming
+from strategies.search.reinforcement import Reinforcement
 from strategies.search.sharding_propagation import ShardingPropagation
 from strategies.search.space import Space, layouts, neighbours
 
@@ -23,6 +25,8 @@ LAYOUT_ALGORITHMS: dict[
     | type[BreadthFirst]
     | type[Beam]
     | type[MCMC]
+    | type[MCTS]
+    | type[Reinforcement]
     | type[RandomSearch]
     | type[Expert]
     | type[Bottleneck],
@@ -32,6 +36,8 @@ LAYOUT_ALGORITHMS: dict[
     "breadth_first": BreadthFirst,
     "beam": Beam,
     "mcmc": MCMC,
+    "mcts": MCTS,
+    "reinforcement": Reinforcement,
     "random": RandomSearch,
     "expert": Expert,
     "bottleneck": Bottleneck,
@@ -64,6 +70,7 @@ __all__ = [
     "ALGORITHMS",
     "LAYOUT_ALGORITHMS",
     "MCMC",
+    "MCTS",
     "OPERATOR_ALGORITHMS",
     "PINNED_ALGORITHMS",
     "Beam",
@@ -81,6 +88,7 @@ __all__ = [
     "Proposals",
     "RandomSearch",
     "RecursiveProgramming",
+    "Reinforcement",
     "SearchAlgorithm",
     "SearchResult",
     "ShardingPropagation",
