@@ -1,5 +1,7 @@
 """Search: one driver, and one algorithm a file."""
 
+from importlib.util import find_spec
+
 from strategies.search.beam import Beam
 from strategies.search.best_first import BestFirst
 from strategies.search.bottleneck import Bottleneck
@@ -66,6 +68,12 @@ PINNED_ALGORITHMS = tuple(name for name in OPERATOR_ALGORITHMS if name != "recur
 ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
 """Every algorithm by name; the fields of each are its hyper-parameters."""
 
+
+def installed() -> tuple[str, ...]:
+    """Return the names of the algorithms whose packages are installed: ``reinforcement`` needs torch."""
+    return tuple(name for name in ALGORITHMS if name != "reinforcement" or find_spec("torch") is not None)
+
+
 __all__ = [
     "ALGORITHMS",
     "LAYOUT_ALGORITHMS",
@@ -93,6 +101,7 @@ __all__ = [
     "SearchResult",
     "ShardingPropagation",
     "Space",
+    "installed",
     "layouts",
     "neighbours",
     "search",
