@@ -189,10 +189,10 @@ class Scenario:
             )
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "tuple[SearchResult, ...]":
-        """Return the result of each algorithm (all: None) under the same limits, those of `search`."""
-        from strategies.search import ALGORITHMS
+        """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
+        from strategies.search import installed
 
-        chosen = tuple(ALGORITHMS) if algorithms is None else tuple(algorithms)
+        chosen = installed() if algorithms is None else tuple(algorithms)
         return tuple(self.search(name, **limits) for name in chosen)
 
     def execute(

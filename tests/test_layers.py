@@ -58,9 +58,11 @@ def test_no_module_cycles() -> None:
     [p for p in FILES if "executor" not in p.parts and (p.parent / "__init__.py").exists()],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
-def test_only_the_executor_imports_torch(path: Path) -> None:
-    # and modules of users, as those of scenarios/operators, which no package imports
-    assert "torch" not in {name.split(".")[0] for name in imported(path)}
+def test_only_the_executor_and_the_policy_import_torch(path: Path) -> None:
+    # and modules of users, as those of scenarios/operators, which no package imports; a policy only where it runs
+    names = imported(path, top_level_only=path.name == "reinforcement.py") if path.name != "policy.py" else set()
+    assert "torch" not in {name.split(".")[0] for name in names}
+    assert "strategies.search.policy" not in imported(path, top_level_only=True)
 
 
 def test_the_core_runs_without_torch() -> None:

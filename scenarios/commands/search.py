@@ -222,10 +222,10 @@ def compare(
     """Run several algorithms on one problem: quality against evaluations and against time."""
     from scenarios.files import folder
     from scenarios.loader import load
-    from strategies.search import ALGORITHMS
+    from strategies.search import installed
 
     value = load(scenario)
-    names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
+    names = list(installed()) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     for name in names:
         value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search
     target = folder(out) if out is not None else None

@@ -1,5 +1,7 @@
 """Search: one driver, and one algorithm a file."""
 
+from importlib.util import find_spec
+
 from strategies.search.beam import Beam
 from strategies.search.best_first import BestFirst
 from strategies.search.bottleneck import Bottleneck
@@ -23,8 +25,10 @@ from strategies.search.fan_out import processes
 from strategies.search.frontier import Frontier
 from strategies.search.integer_programming import IntegerProgramming
 from strategies.search.mcmc import MCMC
+from strategies.search.mcts import MCTS
 from strategies.search.random import RandomSearch
 from strategies.search.recursive_programming import RecursiveProgramming
+from strategies.search.reinforcement import Reinforcement
 from strategies.search.sharding_propagation import ShardingPropagation
 from strategies.search.space import Space, layouts, neighbours
 
@@ -35,6 +39,8 @@ LAYOUT_ALGORITHMS: dict[
     | type[BreadthFirst]
     | type[Beam]
     | type[MCMC]
+    | type[MCTS]
+    | type[Reinforcement]
     | type[RandomSearch]
     | type[Expert]
     | type[Bottleneck],
@@ -44,6 +50,8 @@ LAYOUT_ALGORITHMS: dict[
     "breadth_first": BreadthFirst,
     "beam": Beam,
     "mcmc": MCMC,
+    "mcts": MCTS,
+    "reinforcement": Reinforcement,
     "random": RandomSearch,
     "expert": Expert,
     "bottleneck": Bottleneck,
@@ -72,10 +80,17 @@ PINNED_ALGORITHMS = tuple(name for name in OPERATOR_ALGORITHMS if name != "recur
 ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
 """Every algorithm by name; the fields of each are its hyper-parameters."""
 
+
+def installed() -> tuple[str, ...]:
+    """Return the names of the algorithms whose packages are installed: ``reinforcement`` needs torch."""
+    return tuple(name for name in ALGORITHMS if name != "reinforcement" or find_spec("torch") is not None)
+
+
 __all__ = [
     "ALGORITHMS",
     "LAYOUT_ALGORITHMS",
     "MCMC",
+    "MCTS",
     "OPERATOR_ALGORITHMS",
     "PINNED_ALGORITHMS",
     "Beam",
@@ -95,11 +110,13 @@ __all__ = [
     "Proposals",
     "RandomSearch",
     "RecursiveProgramming",
+    "Reinforcement",
     "SearchAlgorithm",
     "SearchResult",
     "ShardingPropagation",
     "Space",
     "Upcoming",
+    "installed",
     "layouts",
     "neighbours",
     "processes",

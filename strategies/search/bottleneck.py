@@ -48,7 +48,7 @@ class Bottleneck:
     of it that need less memory. It ends when no plan found can be relieved.
 
     What differs from [1]_: rewrites are those of whole layouts instead of one stage, a bottleneck is a resource of
-    the whole step, and rewrites whose bound is no better than the plan are not evaluated.
+    the whole step, and rewrites whose bound is no better than the best plan are not evaluated.
     """
 
     name: ClassVar[str] = "bottleneck"
@@ -59,21 +59,25 @@ class Bottleneck:
         if start is None:
             return None
         seen = {start}
-        waiting = [((yield complete(problem, start)).step_time, 0, start)]
+        best = (yield complete(problem, start)).step_time
+        waiting = [(best, 0, start)]
+        heaviest: dict[Layout, list[Resource]] = {}
         while waiting:
             time, _, layout = heappop(waiting)
-            spent = costs.spent(complete(problem, layout))
-            for resource in sorted(spent, key=spent.__getitem__, reverse=True):
+            if layout not in heaviest:
+                spent = costs.spent(complete(problem, layout))
+                heaviest[layout] = sorted(spent, key=spent.__getitem__, reverse=True)
+            for resource in heaviest[layout]:
                 found = dict.fromkeys(_relieved(problem, space, costs, layout, resource))
                 bounds = {each: costs.bound(complete(problem, each)) for each in found if each not in seen}
                 faster = False
                 for each in sorted(bounds, key=bounds.__getitem__):
-                    if faster or bounds[each] >= time:
+                    if faster or bounds[each] >= best:
                         break
                     seen.add(each)
                     taken = (yield complete(problem, each)).step_time
                     heappush(waiting, (taken, len(seen), each))
-                    faster = taken < time
+                    faster, best = taken < time, min(best, taken)
                 if faster:
                     heappush(waiting, (time, len(seen), layout))  # it may be relieved in other ways later
                     break

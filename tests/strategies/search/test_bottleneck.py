@@ -44,6 +44,17 @@ def test_what_takes_most_is_relieved_first(most: Resource, relieves: Callable[[P
     assert relieves(first.plan, second.plan)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_cannot_be_faster_than_the_best_is_not_evaluated(seed: int) -> None:
+    costs = FakeCost(seed=seed, tight=0.5)
+    trials = search(Bottleneck(), small_problem(layers=8, global_batch=16), costs=costs).trials
+    assert len(trials) > 2
+    best = trials[0].evaluation.step_time
+    for trial in trials[1:]:
+        assert costs.bound(trial.plan) < best
+        best = min(best, trial.evaluation.step_time)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_seconds_of_resources_are_within_the_step(seed: int) -> None:
     small = problem(devices=4, layers=4, batch=8)

@@ -1,0 +1,148 @@
+"""A layout as decisions one after another: the tree that learning searches walk.
+
+The degrees come first, in any order, and then one decision a level, what weighs most on the step time before the rest.
+Partial plans that leave the same plans open are one, whatever the order in which they were decided. Fields in which
+the open plans agree need no decision, so no branch leads to an illegal plan, and none is a dead end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from strategies.layout import Layout
+from strategies.problem import Problem
+from strategies.search.space import Space, layouts
+
+DEGREES = ("tensor", "pipeline", "data", "context", "expert", "tensor_rows")
+"""Decided first, in any order."""
+
+ORDERED = (
+    ("microbatch",),
+    ("schedule", "chunks", "stages"),
+    ("recompute",),
+    ("zero", "zero_shards", "reshard_after_forward"),
+    ("sequence_parallel",),
+)
+"""Decided after the degrees, in this order, those of a row together; then every other field by itself."""
+
+
+def _levels() -> tuple[tuple[str, ...], ...]:
+    named = {name for names in (DEGREES, *ORDERED) for name in names}
+    return ORDERED + tuple((field.name,) for field in fields(Layout) if field.name not in named)
+
+
+LEVELS = _levels()
+
+
+@dataclass(eq=False, slots=True)
+class Partial:
+    """A partial plan: what it leaves open.
+
+    Parameters
+    ----------
+    open
+        Layouts, or families of them.
+    families
+        Whether they are families: layouts that share the degrees and the microbatch.
+    closed
+        Whether nothing of it is left to visit.
+    """
+
+    open: tuple[Layout, ...]
+    families: bool
+    closed: bool = False
+    branches: "tuple[Branch, ...] | None" = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout, where all is decided."""
+        return self.open[0] if len(self.open) == 1 and not self.families else None
+
+
+class Branch(NamedTuple):
+    """One decision: values of fields, and the partial plan after it."""
+
+    fields: tuple[str, ...]
+    values: tuple[object, ...]
+    after: Partial
+
+
+class Decisions:
+    """The layouts of a space as a tree, of which only what is looked at is made."""
+
+    def __init__(self, problem: Problem, space: Space) -> None:
+        self.node = problem.cluster.first.devices
+        self._members: dict[Layout, list[Layout]] = {}
+        for layout in layouts(problem, space):
+            self._members.setdefault(_family(layout), []).append(layout)
+        self._partials: dict[tuple[bool, tuple[int, ...]], Partial] = {}
+        self._left = {family: len(members) for family, members in self._members.items()}
+        self._visited: set[Layout] = set()
+        self.root = self._partial(tuple(self._members), families=True)
+
+    def by_habit(self) -> Iterator[Layout]:
+        """Yield all layouts, roughly in the order of `strategies.search.habits.by_habit`."""
+
+        def key(family: Layout) -> tuple[bool, bool, int, int]:
+            across = family.tensor * family.tensor_rows > self.node
+            return family.microbatch != 1, across, family.tensor * family.pipeline, family.pipeline
+
+        for family in sorted(self._members, key=key):
+            yield from sorted(self._members[family], key=lambda layout: layout.schedule != "1f1b")
+
+    def branches(self, partial: Partial) -> tuple[Branch, ...]:
+        """Return every next decision that leaves something to visit; none where all is decided or closed."""
+        if partial.branches is None:
+            every = () if partial.layout else self._decided(partial)
+            partial.branches = tuple({branch.after: branch for branch in every}.values())
+        partial.branches = tuple(branch for branch in partial.branches if not self.closed(branch.after))
+        return partial.branches
+
+    def close(self, layout: Layout) -> None:
+        """Leave a layout out from now on."""
+        if layout not in self._visited:
+            self._visited.add(layout)
+            self._left[_family(layout)] -= 1
+
+    def closed(self, partial: Partial) -> bool:
+        """Return whether nothing of a partial plan is left to visit."""
+        if not partial.closed:
+            if partial.families:
+                partial.closed = not any(self._left[family] for family in partial.open)
+            else:
+                partial.closed = self._visited.issuperset(partial.open)
+        return partial.closed
+
+    def _decided(self, partial: Partial) -> Iterator[Branch]:
+        if partial.families and len(partial.open) == 1:
+            partial = self._partial(tuple(self._members[partial.open[0]]), families=False)
+
+        def differ(names: tuple[str, ...]) -> bool:
+            return len({_values(each, names) for each in partial.open}) > 1
+
+        degrees = tuple((name,) for name in DEGREES if differ((name,)))
+        for names in degrees or (next(filter(differ, LEVELS)),):
+            parts: dict[tuple[object, ...], list[Layout]] = {}
+            for each in partial.open:
+                parts.setdefault(_values(each, names), []).append(each)
+            for values, part in parts.items():
+                yield Branch(names, values, self._partial(tuple(part), families=partial.families))
+
+    def _partial(self, left: tuple[Layout, ...], *, families: bool) -> Partial:
+        if families and len(left) == 1 and len(members := self._members[left[0]]) == 1:
+            left, families = tuple(members), False
+        key = families, tuple(map(id, left))
+        return self._partials.setdefault(key, Partial(left, families))
+
+
+def _values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple(getattr(layout, name) for name in names)
+
+
+def _family(layout: Layout) -> Layout:
+    """Return what layouts share that differ in neither degrees nor microbatch."""
+    shared = {name: getattr(layout, name) for name in (*DEGREES, "microbatch")}
+    return replace(_NOTHING, **shared)
+
+
+_NOTHING = Layout()
