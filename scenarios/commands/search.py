@@ -20,30 +20,55 @@ def search(
     seconds: Seconds = None,
     seed: Seed = None,
     out: Annotated[str | None, typer.Option(help="Write the best plan found (.json).")] = None,
+    robust: Annotated[
+        float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
+    ] = None,
+    out_of_memory: Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")] = 0.05,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
+    from scenarios.explanation import check_robust, nothing_fits_in, robust_choice
     from scenarios.files import check_output, write
     from scenarios.loader import load
 
     check_output(out, (".json",))
+    check_robust(robust, out_of_memory)
     value = load(scenario)
     ticker = Ticker()
     result = value.search(algorithm, budget=budget, seconds=seconds, seed=seed, progress=_follow(ticker))
     ticker.done()
-    if out is not None and result.best is not None:
-        write(out, json.dumps(result.best.plan.to_json(), indent=2) + "\n")
+    document, chosen = to_json(result), result.best.plan if result.best is not None else None
+    if robust is not None and result.best is not None and not result.interrupted:
+        found = robust_choice(value, robust, out_of_memory)
+        document["robust"], chosen = found.to_json(), found.plan or chosen
+    if result.best is None and not result.interrupted:
+        document |= nothing_fits_in(value)
+    if out is not None and chosen is not None:
+        write(out, json.dumps(chosen.to_json(), indent=2) + "\n")
     if as_json:
-        emit(to_json(result))
+        emit(document)
     elif result.best is not None:
         _print(value, result)
+        _print_more("robust", document)
     if result.interrupted:
         if out is not None and result.best is not None:
             note(f"the best plan so far is in {out}")
         raise typer.Exit(INTERRUPTED)
     if result.best is None:
         note(_nothing_fits(value, result))
+        _print_more("changes", document)
         raise typer.Exit(NOTHING_FITS)
+
+
+def _print_more(section: str, document: dict[str, Any]) -> None:
+    """Print what is robust on stdout, and what would make a plan fit on stderr, where there is anything."""
+    from reports.explanation import changes_lines, robust_lines
+
+    if section == "robust" and section in document:
+        print("\n".join(robust_lines(document[section])))
+    if section == "changes":
+        for line in changes_lines(document):
+            note(line)
 
 
 def _follow(ticker: Ticker) -> Any:
