@@ -210,12 +210,12 @@ def _replan(found: Data) -> Iterator[str]:
         lost = format_size(each["from_checkpoint"])
         yield f"    migration: {moved} in all, {most} to one device, {format_duration(each['migration_seconds'])}"
         yield f"    {lost} of states are on no device that is left and come from a checkpoint"
-    if found["break_even_steps"] is not None:
-        yield f"  the best plan has paid for its migration after {found['break_even_steps']:.1f} steps"
-    sizes, proof = (
-        found["sizes"],
-        "no other number can be faster" if found["proven"] else "others not looked at in time",
-    )
+    steps = found["break_even_steps"]
+    if steps is not None:
+        paid = f"has paid for its migration after {steps:.3g} steps" if steps else "moves less too: it pays at once"
+        yield f"  the best plan {paid}"
+    sizes = found["sizes"]
+    proof = "no other number can be faster" if found["proven"] else "others not looked at in time"
     yield f"  looked at {len(sizes)} numbers of devices from {sizes[0]} to {sizes[-1]}; {proof}" if sizes else ""
 
 
