@@ -13,6 +13,9 @@ from simulator.units import format_size, format_time
 
 _LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
 
+_LABEL = 0.025
+"""Part of an axis that a label takes; plans nearer than that to one with a label have none."""
+
 Data = Mapping[str, Any]
 
 
@@ -49,7 +52,7 @@ def _facts(memory: Sequence[Data]) -> str:
         return f"{len(memory)} plans that no other beats, none of which fits"
     best = fitting[0]
     time, peak = format_time(best["step_time"]), format_size(best["peak_memory"])
-    return f"fastest that fits: {time} with {peak} a device: {best['plan']}"
+    return f"fastest that fits: {time} with {peak} a device: {best['plan'].split(', ')[0]}"
 
 
 def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
@@ -63,11 +66,13 @@ def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
             [xs[row] for row in rows], [ys[row] for row in rows], "o", color=SERIES[0], markerfacecolor=face,
             markersize=9, label=label, linestyle="none",
         )  # fmt: skip
+    near, labelled = (max(ys) - min(ys)) * _LABEL, float("-inf")
     for row, each in enumerate(found):
-        words = plain(each["plan"].split(",")[0], 60)
-        ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
+        if ys[row] - labelled >= near:  # plans come by rising step time
+            words, labelled = plain(each["plan"].split(",")[0], 60), ys[row]
+            ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
     ax.set_xscale("log")
-    ax.set_xlim(min(xs) * 0.9, max(xs) * 3)
+    ax.set_xlim(min(xs) * 0.9, max(xs) * 9)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_minor_formatter(lambda value, _: "")
     ax.set_xlabel(f"memory of the fullest device ({size_name})")

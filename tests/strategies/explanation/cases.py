@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from simulator.cluster import Cluster
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation.ranking import Ranking, ranking, step_time_of
@@ -15,6 +14,9 @@ from ..problems import IDEAL, problem
 SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), recompute=(Recompute.NONE,))
 CRAMPED = problem(nodes=2, devices=4, layers=4, batch=16, bandwidth=4e8, accelerator=replace(IDEAL, memory=51.8e6))
 RANKED: Ranking = ranking(CRAMPED, SPACE)
+FAST = problem(nodes=2, devices=4, layers=4, batch=16, bandwidth=2.4e10)
+"""Links near those with which fewer stages become the best plan."""
+RANKED_FAST: Ranking = ranking(FAST, SPACE)
 
 
 def brute_force(problem: Problem, memory: float, space: Space = SPACE) -> list[tuple[float, float]]:
@@ -23,8 +25,3 @@ def brute_force(problem: Problem, memory: float, space: Space = SPACE) -> list[t
     plans = [complete(problem, layout) for layout in layouts(problem, space)]
     found = ((step_time_of(costs, plan), costs.peak_memory(plan)) for plan in plans)
     return sorted(each for each in found if each[1] <= memory)
-
-
-def on(cluster: Cluster) -> Problem:
-    """Return the cramped problem on another machine."""
-    return replace(CRAMPED, cluster=cluster)

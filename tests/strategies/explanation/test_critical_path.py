@@ -40,9 +40,9 @@ def test_a_path_of_two_ranks_by_hand() -> None:
 
 def test_of_equal_ways_the_path_stays_on_one_device() -> None:
     tasks = [
-        Task(TaskKind.FORWARD, (0,), 5),
         Task(TaskKind.FORWARD, (1,), 5),
-        Task(TaskKind.BACKWARD, (1,), 7, (0,)),
+        Task(TaskKind.FORWARD, (0,), 5),
+        Task(TaskKind.BACKWARD, (1,), 7, (1,)),
     ]
     assert critical_path(program_of(CLASSES, STREAMS, tasks)).by_kind() == seconds(forward=5, backward=7)
 

@@ -44,6 +44,8 @@ def test_the_bubble_is_the_formula() -> None:
     # 32 sequences, 2 data ranks, microbatches of 2: 8 of them; (4 - 1) / (1 * 8)
     found = told(problem(devices=8), Layout(data=2, pipeline=4, microbatch=2))["pipeline"]
     assert "3 / (1 * 8) = 37.5%" in found.numbers
+    assert not found.follows  # the model fits in a device
+    assert told(problem(devices=8), Layout(data=8))["pipeline"].follows
 
 
 def test_optimizer_states_are_shared() -> None:

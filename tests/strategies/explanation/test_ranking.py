@@ -1,9 +1,12 @@
+from dataclasses import replace
+from math import inf
+
 import pytest
 
 from strategies.explanation.machine_part import machine_parts
 from strategies.explanation.ranking import fits, fits_with, ranking
 
-from .cases import CRAMPED, RANKED, SPACE, brute_force, on
+from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
 
 MEMORY = CRAMPED.cluster.accelerator.memory
 
@@ -31,9 +34,18 @@ def test_with_other_memory(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 2.0])
-@pytest.mark.parametrize("part", [part.name for part in machine_parts(CRAMPED.cluster, "fp32")])
+@pytest.mark.parametrize("part", [part.name for part in machine_parts(FAST.cluster, "fp32")])
 def test_bounds_are_inherited_by_other_machines(part: str, factor: float) -> None:
-    scaled = {each.name: each.scaled for each in machine_parts(CRAMPED.cluster, "fp32")}[part](factor)
-    found = RANKED.on(scaled, factor).fastest(fits)
+    assert list(RANKED_FAST.ascending(lambda _: True))  # all that is known of this machine is inherited
+    scaled = {each.name: each.scaled for each in machine_parts(FAST.cluster, "fp32")}[part](factor)
+    found = RANKED_FAST.on(scaled, factor).fastest(fits)
     assert found is not None
-    assert found.evaluation.step_time == brute_force(on(scaled), MEMORY)[0][0]
+    assert found.evaluation.step_time == brute_force(replace(FAST, cluster=scaled), inf)[0][0]
+
+
+def test_questions_may_be_asked_while_another_is_answered() -> None:
+    shared = ranking(CRAMPED, SPACE)
+    first = shared.ascending(lambda _: True)
+    begun = [next(first)]
+    whole = [trial.evaluation.step_time for trial in shared.ascending(lambda _: True)]
+    assert [trial.evaluation.step_time for trial in (*begun, *first)] == whole == sorted(whole)

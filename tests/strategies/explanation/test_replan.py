@@ -19,16 +19,18 @@ assert BEST is not None
 LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
 
 
-def test_the_best_plan_on_any_part_of_the_devices_that_are_left() -> None:
-    found = replan(OWN, SPACE, BEST.plan, LAYOUT, 1, lambda: inf)
-    sizes = {devices: replace(OWN, cluster=OWN.cluster.resized(1, devices)) for devices in (1, 2, 3)}
+@pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10])
+def test_the_best_plan_on_any_part_of_the_devices_that_are_left(bandwidth: float) -> None:
+    whole = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)  # 3 replicas do not divide the batch
+    found = replan(whole, SPACE, complete(whole, LAYOUT), LAYOUT, 1, lambda: inf)
+    sizes = {devices: replace(whole, cluster=whole.cluster.resized(1, devices)) for devices in (1, 2, 3)}
     times = {devices: ranking(own, SPACE).fastest(fits) for devices, own in sizes.items()}
     fastest = min(each.evaluation.step_time for each in times.values() if each)
     assert found.best is not None and found.best.trial.evaluation.step_time == fastest
     assert (found.lost, found.left, found.proven) == (1, 3, True)
     if found.fewest_moves is not None:
         assert found.fewest_moves.trial.evaluation.step_time >= fastest
-        assert found.fewest_moves.trial.plan.pipeline == BEST.plan.pipeline
+        assert found.fewest_moves.trial.plan.pipeline == LAYOUT.pipeline
 
 
 def test_break_even_is_the_extra_migration_over_what_a_step_gains() -> None:

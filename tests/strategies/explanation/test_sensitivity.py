@@ -4,16 +4,12 @@ from math import inf
 import pytest
 
 from strategies.explanation.machine_part import machine_parts
-from strategies.explanation.ranking import fits, ranking
+from strategies.explanation.ranking import fits
 from strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
 
-from ..problems import problem
-from .cases import CRAMPED, RANKED, SPACE, brute_force
+from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, brute_force
 
 MEMORY = CRAMPED.cluster.accelerator.memory
-FAST = problem(nodes=2, devices=4, layers=4, batch=16, bandwidth=2.4e10)
-"""Links near those with which fewer stages become the best plan."""
-RANKED_FAST = ranking(FAST, SPACE)
 
 
 @pytest.mark.parametrize("part", machine_parts(FAST.cluster, "fp32"), ids=lambda part: part.name)

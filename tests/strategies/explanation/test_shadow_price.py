@@ -13,14 +13,16 @@ from .cases import CRAMPED, RANKED, brute_force
 
 
 def test_one_device_that_only_computes_pays_for_flop_and_bytes_alone() -> None:
-    # T = work / rate: 1 % more of FLOP/s and of memory bandwidth together save T - T / 1.01
+    # T = work / rate: 1 % more of FLOP/s and of memory bandwidth save T - T / 1.01 together, but for the few operators
+    # that are bound by both alike, which gain from neither alone
     alone = problem(devices=1, launch=0.0)
     plan = complete(alone, Layout(microbatch=4))
     ranked = ranking(alone)
     prices = {each.resource: each.saves for each in prices_of_rates(ranked, plan, machine_parts(alone.cluster, "fp32"))}
     assert set(prices) == {"FLOP/s", "memory bandwidth"}
     time = ranked.step_time(plan)
-    assert sum(prices.values()) == pytest.approx(time - time / 1.01, rel=1e-6)
+    assert sum(prices.values()) == pytest.approx(time - time / 1.01, rel=1e-3)
+    assert sum(prices.values()) <= time - time / 1.01
     assert min(prices.values()) > 0
 
 

@@ -1,14 +1,13 @@
 import pytest
 
 from simulator.engine import simulate
-from strategies.completion import complete
-from strategies.cost_model import SimulatedCost
 from strategies.explanation.device_time import device_time
 from strategies.explanation.ranking import fits
 from strategies.explanation.why_not import nearest, why_not
+from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.parallelism import Attention
-from strategies.search.space import Space, layouts
+from strategies.search.space import Space
 
 from .cases import CRAMPED, RANKED, brute_force
 
@@ -67,19 +66,16 @@ def test_fields_that_a_space_does_not_have(asked: dict[str, object]) -> None:
         assert found.trial.plan.mesh.num_ranks == 8
 
 
-def test_the_nearest_plan_differs_least_and_is_the_fastest_of_those() -> None:
-    found = nearest(RANKED, {"data": 8, "tensor": 1, "microbatch": 1})
-    costs = SimulatedCost(CRAMPED)
-    near = [
-        costs.evaluate(complete(CRAMPED, layout)).step_time
-        for layout in layouts(CRAMPED, RANKED_SPACE)
-        if (layout.data, layout.tensor, layout.microbatch) == (4, 1, 1)
-    ]
+@pytest.mark.parametrize(
+    "asked",
+    [{"data": 8, "tensor": 1, "microbatch": 1}, {"data": 4, "tensor": 2, "zero": 0}, {"pipeline": 1, "zero": 1}],
+)
+def test_the_nearest_plan_differs_in_the_fewest_fields(asked: dict[str, int]) -> None:
+    found = nearest(RANKED, asked)
     assert found is not None
-    if min(near) < float("inf"):
-        assert found.evaluation.step_time == min(near)
-    else:
-        assert found.plan.data < 4 or found.plan.tensor > 1 or found.plan.microbatch != 1
+    layout = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == found.plan)
 
+    def differs(layout: Layout) -> int:
+        return sum(getattr(layout, name) != value for name, value in asked.items())
 
-RANKED_SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,))
+    assert differs(layout) == min(differs(each.layout) for each in RANKED.candidates if each.fits)
