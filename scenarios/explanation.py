@@ -193,7 +193,7 @@ class _Explanation:
         self.ranking = ranking(self.problem, self.space, seen=_counting(self.tell))
         self.tell("the fastest plan")
         best = self.ranking.fastest(fits)
-        trial = best if plan is None else self._evaluated(plan)
+        trial = (best or self._own()) if plan is None else self._evaluated(plan)
         if trial is None:
             raise Nothing(nothing_fits(self.problem, [each.layout for each in self._least()]))
         layout = self._layout(trial)
@@ -215,10 +215,10 @@ class _Explanation:
             yield from self._whole(trial, layout, best)
 
     def _whole(self, trial: Trial, layout: Layout, best: Trial | None) -> Iterator[Section]:
-        own = self.value.plan
-        if own is not None and own != trial.plan and SimulatedCost(self.problem).fits(own):
-            self.tell("the scenario's own plan")
-            yield "own_plan", self._compared(trial, self._evaluated(own))
+        self.tell("the scenario's own plan")
+        own = self._own()
+        if own is not None and own.plan != trial.plan:
+            yield "own_plan", self._compared(trial, own)
         self.tell("what more of each resource would save")
         parts = machine_parts(self.problem.cluster, self.problem.training.precision)
         prices = [*prices_of_rates(self.ranking, trial.plan, parts), price_of_memory(self.ranking, trial)]
@@ -243,6 +243,11 @@ class _Explanation:
         if not SimulatedCost(self.problem).fits(plan):
             self.tell("what would make it fit")
             raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)]))
+
+    def _own(self) -> Trial | None:
+        """Return the scenario's own plan where it fits, which may be outside the space."""
+        own = self.value.plan
+        return self._evaluated(own) if own is not None and SimulatedCost(self.problem).fits(own) else None
 
     def _least(self) -> list[Any]:
         self.tell("what would make a plan fit")

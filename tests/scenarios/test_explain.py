@@ -147,3 +147,10 @@ def test_ctrl_c_prints_what_is_known(folder: Path, capsys, monkeypatch) -> None:
     assert run(["explain", "small.yaml", "--json"]) == 130
     found = json.loads(capsys.readouterr().out)
     assert "critical_path" in found and "shadow_prices" not in found
+
+
+def test_the_own_plan_is_explained_where_nothing_of_the_space_fits(folder: Path, capsys) -> None:
+    own = CRAMPED.replace("{data: 8, microbatch: 8}", "{tensor: 8, sequence_parallel: true, recompute: full}")
+    (folder / "own.yaml").write_text(own)
+    assert run(["explain", "own.yaml", "--json", "--why-not", "recompute=none"]) == 0
+    assert "tensor 8" in json.loads(capsys.readouterr().out)["plan"]["plan"]
