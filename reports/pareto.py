@@ -72,7 +72,7 @@ def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
             words, labelled = plain(each["plan"].split(",")[0], 60), ys[row]
             ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
     ax.set_xscale("log")
-    ax.set_xlim(min(xs) * 0.9, max(xs) * 9)
+    ax.set_xlim(min(xs) * 0.9, max(xs) * 5)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_minor_formatter(lambda value, _: "")
     ax.set_xlabel(f"memory of the fullest device ({size_name})")

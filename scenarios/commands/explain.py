@@ -8,7 +8,7 @@ import typer
 
 from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note
 
-SECONDS = 45.0
+SECONDS = 60.0
 """Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""
 
 

@@ -67,6 +67,8 @@ def _print_more(section: str, document: dict[str, Any]) -> None:
     if section == "robust" and section in document:
         print("\n".join(robust_lines(document[section])))
     if section == "changes":
+        if document["lacking"]:
+            note(document["lacking"]["words"])
         for line in changes_lines(document):
             note(line)
 
