@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 import typer
 
-from scenarios.commands import accuracy, benchmark, calibrate, capture, demo, execute, library, search, simulate
+from scenarios.commands import (
+    accuracy,
+    benchmark,
+    calibrate,
+    capture,
+    demo,
+    execute,
+    explain,
+    library,
+    search,
+    simulate,
+)
 from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
 
 
@@ -27,6 +38,7 @@ def application() -> typer.Typer:
     app.command("simulate")(simulate.simulate)
     app.command("search")(search.search)
     app.command("compare")(search.compare)
+    app.command("explain")(explain.explain)
     app.command("execute")(execute.execute)
     app.command("calibrate")(calibrate.calibrate)
     app.command("capture")(capture.capture)

@@ -15,6 +15,7 @@ from scenarios.conformal import half_width
 from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import timed_products
 from simulator.cluster import Cluster
+from strategies.explanation.uncertainty import Uncertainty
 
 FIGURES = "prediction_intervals.json"
 
@@ -58,6 +59,19 @@ def with_margin(peak: float, reserved: float) -> float:
     the first tensor, are not part of it.
     """
     return float(reserved + (peak - reserved) * _figures()["reserved_over_allocated"]["largest"])
+
+
+def uncertainty(of: Category) -> Uncertainty:
+    """Return how far predictions of a category of runs may be off."""
+    figures = _figures()
+    widths = {name: fit["half_width"] for name, fit in figures["step_time"].items()}
+    ratios = figures["reserved_over_allocated"]
+    return Uncertainty(
+        coverage=figures["coverage"],
+        step_time=half_width(widths, of),
+        peak_memory=figures["peak_memory"]["half_width"],
+        reserved=(ratios["least"], ratios["median"], ratios["largest"]),
+    )
 
 
 def around(value: float, half_width: float) -> Interval:

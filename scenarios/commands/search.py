@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,13 +39,19 @@ def search(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Evaluate plans on the Dask cluster at this address.")
     ] = None,
+    robust: Annotated[
+        float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
+    ] = None,
+    out_of_memory: Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")] = 0.05,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
+    from scenarios.explanation import check_robust, nothing_fits_in, robust_choice
     from scenarios.files import check_output
     from scenarios.loader import load
 
     check_output(out, (".json",))
+    check_robust(robust, out_of_memory)
     value = load(scenario)
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
     ticker = Ticker()
@@ -60,16 +67,25 @@ def search(
         )
     ticker.done()
     keep(result.best)
+    document = to_json(result)
+    if robust is not None and result.best is not None and not result.interrupted:
+        found = robust_choice(value, robust, out_of_memory)
+        document["robust"] = found.to_json()
+        keep(replace(result.best, plan=found.plan or result.best.plan))
+    if result.best is None and not result.interrupted:
+        document |= nothing_fits_in(value)
     if as_json:
-        emit(to_json(result))
+        emit(document)
     elif result.best is not None:
         _print(value, result)
+        _print_more("robust", document)
     if result.interrupted:
         if out is not None and result.best is not None:
             note(f"the best plan so far is in {out}")
         raise typer.Exit(INTERRUPTED)
     if result.best is None:
         note(_nothing_fits(value, result))
+        _print_more("changes", document)
         raise typer.Exit(NOTHING_FITS)
 
 
@@ -110,6 +126,19 @@ def _keep(out: str | None) -> Callable[[Any], None]:
             kept[0] = best
 
     return keep
+
+
+def _print_more(section: str, document: dict[str, Any]) -> None:
+    """Print what is robust on stdout, and what would make a plan fit on stderr, where there is anything."""
+    from reports.explanation import changes_lines, robust_lines
+
+    if section == "robust" and section in document:
+        print("\n".join(robust_lines(document[section])))
+    if section == "changes":
+        if document["lacking"]:
+            note(document["lacking"]["words"])
+        for line in changes_lines(document):
+            note(line)
 
 
 def _follow(ticker: Ticker) -> Any:

@@ -30,10 +30,13 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate one step of a plan: time, memory, and where both go."""
+    from reports.explanation import changes_lines
     from scenarios.cluster_file import load_cluster
+    from scenarios.explanation import nothing_fits
     from scenarios.files import check_output
     from scenarios.loader import load
     from scenarios.nearest import nearest_that_fits, reason
+    from scenarios.scenario import layout_of
 
     outputs = (
         (timeline, (".png", ".svg")),
@@ -53,10 +56,13 @@ def simulate(
     document = result.to_json()
     if not result.fits:
         why, near = reason(result), nearest_that_fits(value.problem, result.plan)
-        document |= {"reason": why, "nearest": near.to_json() if near else None}
+        more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)])
+        document |= {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
         if as_json:
             emit(document)
         note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
+        for line in changes_lines(more):
+            note(line)
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
         from scenarios.files import write

@@ -1,0 +1,77 @@
+"""``meshwise explain``: why a plan, why not another, and what if."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note
+
+SECONDS = 60.0
+"""Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""
+
+
+def explain(
+    scenario: ScenarioName,
+    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the best plan of the search space.")] = None,
+    why_not: Annotated[
+        str | None, typer.Option(metavar="FIELDS", help="Why not a plan with these fields, as 'tensor=8,pipeline=2'.")
+    ] = None,
+    lost: Annotated[int, typer.Option(min=0, help="Devices that are lost: plan again, with the cost of moving.")] = 0,
+    price: Annotated[float, typer.Option(min=0, help="Price of a device for an hour, for the cost of tokens.")] = 1.0,
+    front: Annotated[str | None, typer.Option(help="Draw the Pareto fronts (.png, .svg).")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Processor time for other device counts.")] = SECONDS,
+    as_json: Json = False,
+) -> None:
+    """Explain the best plan, or a given one. Ctrl-C prints what is known."""
+    from scenarios.explanation import Nothing, Question, explanation, plan_fields
+    from scenarios.files import check_output
+    from scenarios.loader import load
+
+    check_output(front, (".png", ".svg"))
+    question = Question(plan_fields(why_not) if why_not is not None else {}, lost, price)
+    value = load(scenario, plan)
+    if plan is not None and value.plan is None:
+        raise ValueError(f"{plan}: a plan is needed")
+    ticker, end = Ticker(), time.process_time() + seconds
+    document: dict[str, Any] = {"scenario": value.name}
+    interrupted = False
+    try:
+        given = value.plan if plan is not None else None
+        for name, found in explanation(value, given, question, lambda: end - time.process_time(), ticker):
+            document[name] = found
+    except KeyboardInterrupt:
+        interrupted = True
+    except Nothing as nothing:
+        ticker.done()
+        _tell_nothing(nothing.document, as_json=as_json)
+        raise typer.Exit(NOTHING_FITS) from None
+    ticker.done()
+    _tell(document, as_json=as_json)
+    if front is not None and "memory_front" in document:
+        from reports.pareto import draw_fronts
+
+        draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(document: dict[str, Any], *, as_json: bool) -> None:
+    from reports.explanation import explanation_lines
+
+    if as_json:
+        emit(document)
+        return
+    print(f"scenario     {document['scenario']}")
+    for line in explanation_lines(document):
+        print(line)
+
+
+def _tell_nothing(document: dict[str, Any], *, as_json: bool) -> None:
+    from reports.explanation import nothing_fits_lines
+
+    if as_json:
+        emit(document)
+    for line in nothing_fits_lines(document):
+        note(line)

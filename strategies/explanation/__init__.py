@@ -1,0 +1,1 @@
+"""Explanation: why a plan is the best, what holds it up, and what would change it."""

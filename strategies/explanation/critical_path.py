@@ -1,0 +1,185 @@
+"""Where the time of a step goes: its critical path, from the end of its last task back to its start.
+
+A task starts when the last task that it waits for ends, so that the tasks one finds by going back from the end of a
+step follow each other without a gap, and their times add up to the step time [1]_. Whatever is made faster without
+touching this path saves nothing.
+
+References
+----------
+.. [1] Kelley and Walker, "Critical-path planning and scheduling", Eastern Joint Computer Conference 1959.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.engine import ENGINES
+from simulator.engine.steady import window
+from simulator.engine.step_graph import StepGraph, compile_program
+from simulator.program import IntArray, Program, StreamKind, TaskKind, Work
+from simulator.units import TICKS_PER_SECOND
+
+ELSEWHERE = "passes of other pipeline ranks"
+"""What the path runs at other pipeline positions than the one that holds most of it."""
+
+SHARING = "waiting for shared links"
+"""Time that transfers take longer because others use their links, and computing beneath communication."""
+
+
+class Segment(NamedTuple):
+    """A stretch of a critical path: what runs, for which microbatch, and its ticks.
+
+    ``position`` is the pipeline position that runs it, -1 where several do.
+    """
+
+    kind: str
+    position: int
+    stage: int
+    microbatch: int
+    ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The path that ends last, over ``steps`` steps.
+
+    Parameters
+    ----------
+    segments
+        In order of time; where one task runs several kinds of work, one segment each.
+    position
+        The pipeline position on which the path runs longest: the one that holds the step up.
+    """
+
+    segments: tuple[Segment, ...]
+    position: int
+    steps: int = 1
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of all segments: exactly those of the steps."""
+        return sum(segment.ticks for segment in self.segments)
+
+    def by_kind(self) -> dict[str, float]:
+        """Return the seconds of one step by kind; they add up to the step time.
+
+        What other pipeline positions run than the one that holds the step up is `ELSEWHERE`; what goes between
+        positions is of its own kind.
+        """
+        found: Counter[str] = Counter()
+        for segment in self.segments:
+            others = segment.position not in (self.position, -1)
+            found[ELSEWHERE if others else segment.kind] += segment.ticks
+        order = [*TaskKind, SHARING, ELSEWHERE]
+        return {kind: found[kind] / self.steps / TICKS_PER_SECOND for kind in map(str, order) if found[kind]}
+
+
+def critical_path(program: Program, engine: str = "discrete_event") -> CriticalPath:
+    """Return the critical path of a program; of one that runs many steps, the part that stands for them.
+
+    Raises
+    ------
+    Deadlock
+        Where the order of tasks cannot finish.
+    ValueError
+        Where there is no such engine.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine is one of {', '.join(ENGINES)}, met {engine}")
+    starts, ends = ENGINES[engine](program)
+    graph, shown = compile_program(program), window(program, ends)
+    inside = ends <= shown.end
+    last = int(np.flatnonzero(inside)[np.argmax(ends[inside])])
+    position_of = _positions(program)
+    segments: list[Segment] = []
+    pieces = [_pieces(work) for work in program.work]
+    for task in _back(program, graph, starts, ends, last):
+        first, end = max(int(starts[task]), shown.begin), int(ends[task])
+        if end <= shown.begin:
+            break
+        work, alone, taken = program.work_of[task], int(graph.durations[task]), end - int(starts[task])
+        about = program.work[work]
+        spent = _late_part(_spent(about, pieces[work], alone, taken), end - first)
+        place = position_of[task], about.stage, int(program.microbatch_of[task])
+        segments += [Segment(kind, *place, ticks) for kind, ticks in reversed(spent) if ticks]
+    segments.reverse()
+    return CriticalPath(tuple(segments), _longest(segments), shown.steps)
+
+
+def _back(program: Program, graph: StepGraph, starts: IntArray, ends: IntArray, last: int) -> list[int]:
+    """Return the tasks of the path from ``last`` back to one that starts at 0.
+
+    Of several tasks that end when one starts, the one before it on a stream of computing: a device that is never
+    idle is the path.
+    """
+    source = np.repeat(np.arange(graph.num_tasks), np.diff(graph.successor_start))
+    tight = ends[source] == starts[graph.successors]
+    source, target = source[tight], graph.successors[tight]
+    computes = _computing(program)
+    together = (computes[source] == computes[target]) & (computes[target] >= 0)
+    before = np.full(graph.num_tasks, -1)
+    before[target] = source
+    before[target[together]] = source[together]
+    path, task = [], last
+    while task >= 0:
+        path.append(task)
+        task = int(before[task]) if starts[task] > 0 else -1
+    return path
+
+
+def _computing(program: Program) -> IntArray:
+    """Return for every task the computing stream that it holds, -1 for none."""
+    computes = np.array([stream.kind is StreamKind.COMPUTE for stream in program.streams])
+    result = np.full(program.num_tasks, -1)
+    holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
+    chosen = computes[program.stream_of]
+    result[holder[chosen]] = program.stream_of[chosen]
+    return result
+
+
+def _positions(program: Program) -> list[int]:
+    """Return for every task the pipeline position, by its first stage, that holds its streams; -1 for several."""
+    names = {stages: place for place, stages in enumerate(sorted({each.stages for each in program.rank_classes}))}
+    of_stream = np.array([names[program.rank_classes[stream.rank_class].stages] for stream in program.streams])
+    found = of_stream[program.stream_of]
+    starts = program.stream_start[:-1]
+    least, most = np.minimum.reduceat(found, starts), np.maximum.reduceat(found, starts)
+    found_at: list[int] = np.where(least == most, least, -1).tolist()
+    return found_at
+
+
+def _spent(work: Work, pieces: list[tuple[str, int]], alone: int, taken: int) -> list[tuple[str, int]]:
+    """Return what a task that took some ticks ran, in order; ``alone`` are its ticks where nothing contends with it."""
+    return [*pieces, (str(work.kind), alone - work.duration), (SHARING, taken - alone)]
+
+
+def _pieces(work: Work) -> list[tuple[str, int]]:
+    """Return the kinds of work of a task in order; where two run at once, the one that computes."""
+    marks = sorted({0, work.duration, *(mark for piece in work.pieces for mark in (piece.start, piece.end))})
+    found: list[tuple[str, int]] = []
+    for first, end in pairwise(marks):
+        running = [piece.kind for piece in work.pieces if piece.start <= first and end <= piece.end]
+        kind = next((kind for kind in running if kind.computes), running[0] if running else work.kind)
+        found.append((str(kind), end - first))
+    return found
+
+
+def _late_part(spent: list[tuple[str, int]], ticks: int) -> list[tuple[str, int]]:
+    """Return the last ``ticks`` of what a task spent."""
+    left, result = ticks, list[tuple[str, int]]()
+    for kind, each in reversed(spent):
+        result.append((kind, min(each, left)))
+        left -= min(each, left)
+    return result[::-1]
+
+
+def _longest(segments: list[Segment]) -> int:
+    """Return the pipeline position that holds most of a path."""
+    held: Counter[int] = Counter()
+    for segment in segments:
+        if segment.position >= 0:
+            held[segment.position] += segment.ticks
+    return max(held, key=lambda position: (held[position], -position), default=0)

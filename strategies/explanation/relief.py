@@ -1,0 +1,200 @@
+"""What would make a plan fit that does not: changes of the plan, the training and the machine, each simulated."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from simulator.units import format_size
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.explanation.machine_part import with_memory
+from strategies.explanation.ranking import Candidate, Ranking, fits
+from strategies.layout import Layout
+from strategies.layout_rules import violations
+from strategies.offloading import Offloading
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.recomputation import Recompute
+from strategies.violation import Violation
+
+GIB = 2.0**30
+
+TRIED = 48
+"""Layouts, those that need least memory, that every change is tried on."""
+
+SIMULATED = 3
+"""Of these, so many where memory is known by simulation only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """A change after which a plan fits.
+
+    Parameters
+    ----------
+    change
+        What is changed, in words.
+    step_time, peak_memory
+        By simulation.
+    devices
+        Devices that the step then takes.
+    machine
+        Whether it takes other or more devices than there are.
+    """
+
+    change: str
+    plan: Plan
+    step_time: float
+    peak_memory: float
+    devices: int
+    machine: bool
+
+    @property
+    def cost(self) -> float:
+        """Device-seconds of a step."""
+        return self.devices * self.step_time
+
+
+class _Change:
+    """A kind of change: of the problem, and of a layout to those that are tried instead."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        layouts: Callable[[Layout], Iterator[tuple[str, Layout]]],
+        tried: int = TRIED,
+        *,
+        machine: bool = False,
+    ) -> None:
+        self.problem, self.layouts, self.tried, self.machine = problem, layouts, tried, machine
+
+
+def reliefs(problem: Problem, tried: Sequence[Layout], count: int = 3) -> tuple[Relief, ...]:
+    """Return the changes that make one of some layouts fit, the cheapest first.
+
+    First those that the machine has room for, and after them those of the machine; of either by device-seconds a step.
+    Of every kind of change only the cheapest is told. Each has been simulated and fits.
+
+    Parameters
+    ----------
+    tried
+        Layouts that do not fit.
+    """
+    found = [relief for change in _changes(problem) for relief in _best(change, tried)]
+    found += _more_memory(problem, tried)
+    return tuple(sorted(found, key=lambda relief: (relief.machine, relief.cost, relief.change)))[:count]
+
+
+def _best(change: _Change, tried: Sequence[Layout]) -> list[Relief]:
+    """Return the cheapest plan that fits after a change; none where there is none."""
+    costs = SimulatedCost(change.problem)
+    names: dict[Layout, str] = {}
+    for layout in tried[: change.tried]:
+        for name, other in change.layouts(layout):
+            names.setdefault(other, name)
+    candidates = []
+    for layout in names:
+        if _first_violation(change.problem, layout) is None:
+            plan = complete(change.problem, layout)
+            if costs.fits(plan):
+                candidates.append(Candidate(layout, costs.peak_memory(plan), True))
+    best = Ranking(change.problem, candidates, [0.0] * len(candidates)).fastest(fits)
+    if best is None:
+        return []
+    chosen = next(each.layout for each in candidates if complete(change.problem, each.layout) == best.plan)
+    at = best.evaluation
+    ranks, machine = best.plan.mesh.num_ranks, change.machine
+    return [Relief(names[chosen], best.plan, at.step_time, at.peak_memory, ranks, machine)]
+
+
+def _first_violation(problem: Problem, layout: Layout) -> Violation | None:
+    return next(violations(problem, layout), None)
+
+
+def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
+    """Return the layout that needs least on devices that have so much, in whole GiB."""
+    costs = SimulatedCost(problem)
+    plans = [complete(problem, layout) for layout in tried if _first_violation(problem, layout) is None]
+    if not plans:
+        return []
+    least = min(plans, key=costs.peak_memory)
+    needed = ceil(costs.peak_memory(least) / GIB) * GIB
+    larger = replace(problem, cluster=with_memory(problem.cluster, lambda memory: max(memory, needed)))
+    found = SimulatedCost(larger).evaluate(least)
+    if not found.fits:
+        return []
+    ranks = least.mesh.num_ranks
+    return [
+        Relief(f"devices with {format_size(needed)}", least, found.step_time, found.peak_memory, ranks, machine=True)
+    ]
+
+
+def _changes(problem: Problem) -> Iterator[_Change]:
+    yield _Change(problem, _recomputing)
+    yield _Change(problem, _sharing)
+    yield _Change(problem, _smaller_microbatch)
+    yield _Change(problem, _model_parallel)
+    for what in ("optimizer", "activations", "parameters"):
+        yield _Change(problem, _offloading(what), TRIED if what == "optimizer" else SIMULATED)
+    training = problem.training
+    if training.gradient_bytes > training.parameter_bytes:
+        narrow = replace(problem, training=replace(training, gradient_precision="same"))
+        yield _Change(narrow, lambda layout: iter([(f"gradients in {training.dtype}", layout)]))
+    for factor in (2, 4):
+        try:
+            more = replace(problem, cluster=problem.cluster.resized(problem.cluster.num_nodes * factor))
+        except ValueError:
+            return
+        yield _Change(more, _more_nodes(factor, more.cluster.num_nodes), machine=True)
+
+
+def _recomputing(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    for recompute in (Recompute.SELECTIVE, Recompute.FULL):
+        if layout.recompute not in (recompute, Recompute.FULL):
+            yield f"{recompute} recompute", replace(layout, recompute=recompute)
+
+
+def _sharing(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    for level in range(layout.zero + 1, 4):
+        if layout.data > 1:
+            yield f"ZeRO-{level}", replace(layout, zero=level, gradient_reduction="all_reduce")
+
+
+def _smaller_microbatch(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    if isinstance(layout.microbatch, int):
+        for size in range(1, layout.microbatch):
+            if layout.microbatch % size == 0:
+                yield f"microbatch {size}", replace(layout, microbatch=size)
+
+
+def _model_parallel(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    for factor in (2, 3, 4, 8):
+        if layout.data % factor == 0:
+            for name in ("tensor", "pipeline"):
+                degree = getattr(layout, name) * factor
+                fewer = {"data": layout.data // factor, name: degree, "zero_shards": 0}
+                for stages in ("even", "balanced"):
+                    for sequence in {layout.sequence_parallel, layout.tensor > 1 or name == "tensor"}:
+                        changed = replace(layout, **fewer, stages=stages, sequence_parallel=sequence)
+                        yield f"{name} {degree} in place of {getattr(layout, name)}", changed
+
+
+def _offloading(what: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
+    def offloading(layout: Layout) -> Iterator[tuple[str, Layout]]:
+        if not any(getattr(layout.offload, what)):
+            own = {name: getattr(layout.offload, name) for name in ("optimizer", "parameters", "activations")}
+            yield f"{what} offloaded to hosts", replace(layout, offload=Offloading(**own | {what: (1.0,)}))
+
+    return offloading
+
+
+def _more_nodes(factor: int, nodes: int) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
+    def more_nodes(layout: Layout) -> Iterator[tuple[str, Layout]]:
+        for name in ("data", "tensor", "pipeline"):
+            for stages in ("even", "balanced"):
+                degree = getattr(layout, name) * factor
+                for zero in {layout.zero, 1}:
+                    wider = replace(layout, **{name: degree}, stages=stages, zero=zero)
+                    yield f"{nodes} nodes: {name} {degree}, ZeRO-{zero}", wider
+
+    return more_nodes

@@ -1,0 +1,152 @@
+"""Whether the best plan stays the best where the machine is not quite what was assumed, and how far it does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from simulator.cluster import Cluster
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Trial
+from strategies.explanation.machine_part import MachinePart, with_memory
+from strategies.explanation.ranking import Ranking, fits, fits_with, step_time_of
+from strategies.explanation.shadow_price import next_larger_memory
+from strategies.plan import Plan
+
+OFF = 0.2
+"""By which fraction a part is slower and faster."""
+
+REACH = 1.5
+"""How many times slower and faster the region is looked for."""
+
+NEARER = 0.02
+"""The edge of a region is found to this fraction."""
+
+_SAME = 1 - 1e-6
+"""Plans whose step times differ by less than a millionth are as fast: whole ticks make as much of a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The best plan where a part is ``factor`` times what it was.
+
+    Parameters
+    ----------
+    best
+        ``None`` where nothing fits.
+    step_time
+        Seconds that the plan in question takes then; ``None`` where it does not fit.
+    """
+
+    factor: float
+    best: Trial | None
+    step_time: float | None
+
+    @property
+    def stays(self) -> bool:
+        """Whether no other plan is faster."""
+        return self.loses == 0
+
+    @property
+    def loses(self) -> float | None:
+        """What the plan in question takes more than the best, as a fraction; ``None`` where it does not fit."""
+        if self.step_time is None or self.best is None:
+            return None
+        best = self.best.evaluation.step_time
+        return self.step_time / best - 1 if best < self.step_time * _SAME else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """How the choice of a plan hangs on one part of the machine.
+
+    Parameters
+    ----------
+    outcomes
+        Where it is slower, and faster, by `OFF`.
+    region
+        The factors between which the plan stays the best.
+    reached
+        Whether the region may go on below, and above: it was looked for up to there.
+    """
+
+    part: str
+    speed: str
+    outcomes: tuple[Outcome, ...]
+    region: tuple[float, float]
+    reached: tuple[bool, bool]
+
+
+def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
+    """Return how the choice of a plan hangs on the speed of a part: by exact searches, and bisection between plans."""
+
+    def outcome(factor: float) -> Outcome:
+        changed = ranking.on(part.scaled(factor), factor)
+        return Outcome(factor, changed.fastest(fits), changed.step_time(plan))
+
+    times = _Times(ranking, part.scaled)
+    outcomes = outcome(1 - OFF), outcome(1 + OFF)
+    low, high = (
+        _edge(outcome, times, plan, first, far) for first, far in zip(outcomes, (1 / REACH, REACH), strict=True)
+    )
+    return Sensitivity(part.name, part.speed, outcomes, (low[0], high[0]), (low[1], high[1]))
+
+
+def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivity:
+    """Return how the choice of a plan hangs on the memory of devices; exact, for plans need what they need."""
+    cluster = ranking.problem.cluster
+
+    def outcome(factor: float) -> Outcome:
+        best = ranking.fastest(fits_with(ranking.problem, lambda memory: memory * factor))
+        changed = replace(ranking.problem, cluster=with_memory(cluster, lambda memory: memory * factor))
+        has = SimulatedCost(changed).fits(trial.plan)
+        return Outcome(factor, best, trial.evaluation.step_time if has else None)
+
+    outcomes = outcome(1 - OFF), outcome(1 + OFF)
+    larger, memory = next_larger_memory(ranking, trial), cluster.accelerator.memory
+    low = trial.evaluation.peak_memory / memory
+    high = larger.evaluation.peak_memory / memory if larger else REACH
+    return Sensitivity("memory", speed, outcomes, (low, high), (False, larger is None))
+
+
+class _Times:
+    """Step times of plans on machines of which one part is faster, each simulated once."""
+
+    def __init__(self, ranking: Ranking, scaled: Callable[[float], Cluster]) -> None:
+        self.ranking, self.scaled = ranking, scaled
+        self._costs: dict[float, SimulatedCost] = {}
+
+    def __call__(self, plan: Plan, factor: float) -> float:
+        if factor not in self._costs:
+            self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scaled(factor)))
+        return step_time_of(self._costs[factor], plan)
+
+
+def _edge(
+    outcome: Callable[[float], Outcome], times: _Times, plan: Plan, first: Outcome, far: float
+) -> tuple[float, bool]:
+    """Return the last factor from 1 on towards ``far`` at which the plan is the best, and whether that is ``far``.
+
+    Bisection between the plan and the one that beats it finds where they are equal; where a third is faster there,
+    it goes on between the plan and that one.
+    """
+    beaten = first if not first.stays else outcome(far)
+    if beaten.stays:
+        return far, True
+    while True:
+        assert beaten.best is not None  # the plan fits, and so does what beats it
+        edge = _crossing(times, plan, beaten.best.plan, beaten.factor)
+        beaten = outcome(edge)
+        if beaten.stays or abs(log(edge)) <= NEARER:
+            return edge, False
+
+
+def _crossing(times: _Times, plan: Plan, other: Plan, far: float) -> float:
+    """Return a factor between 1 and ``far`` up to which a plan is no slower than another that is faster at ``far``."""
+    stays, beaten = 0.0, log(far)
+    while abs(beaten - stays) > NEARER:
+        middle = (stays + beaten) / 2
+        if times(plan, exp(middle)) * _SAME <= times(other, exp(middle)):
+            stays = middle
+        else:
+            beaten = middle
+    return exp(stays)

@@ -1,0 +1,62 @@
+"""How far predictions may be off, as probabilities.
+
+A step time is taken to be off by a factor whose logarithm is normal, so wide that the calibrated interval holds what
+it claims; and so is the memory of tensors.
+"""
+
+from dataclasses import dataclass
+from math import exp, inf
+from statistics import NormalDist
+
+NORMAL = NormalDist()
+
+POINTS = 201
+"""Quantiles of the error of predicted memory that a probability is summed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """How far predictions may be off.
+
+    Parameters
+    ----------
+    coverage
+        Fraction of runs that the intervals hold.
+    step_time, peak_memory
+        Half widths of the intervals, in natural logarithms.
+    reserved
+        Bytes that a caching allocator takes from the device over those it gives to tensors: the least, median and
+        largest ratio that was measured. Between them its distribution is taken to be linear.
+    """
+
+    coverage: float
+    step_time: float
+    peak_memory: float
+    reserved: tuple[float, float, float]
+
+    def step_time_quantile(self, step_time: float, quantile: float) -> float:
+        """Return the seconds that a step takes at most in the fraction ``quantile`` of runs."""
+        if quantile >= 1:
+            return inf
+        return step_time * exp(self._sigma(self.step_time) * NORMAL.inv_cdf(quantile))
+
+    def out_of_memory(self, peak: float, has: float, taken: float = 0.0) -> float:
+        """Return the probability that a device with ``has`` bytes lacks memory for a predicted peak.
+
+        ``taken`` bytes of the peak are the framework's own and exact. What the allocator keeps beside tensors counts
+        as needed, so that the probability is rather too high.
+        """
+        sigma = self._sigma(self.peak_memory)
+        errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / POINTS)) for point in range(POINTS))
+        room = (has - taken) / max(peak - taken, 1.0)
+        return sum(1 - self._below(room / error) for error in errors) / POINTS
+
+    def _sigma(self, half_width: float) -> float:
+        return half_width / NORMAL.inv_cdf((1 + self.coverage) / 2)
+
+    def _below(self, ratio: float) -> float:
+        """Return the probability that an allocator reserves at most ``ratio`` times what tensors have."""
+        least, median, largest = self.reserved
+        if ratio < median:
+            return max(0.0, 0.5 * (ratio - least) / (median - least)) if median > least else 0.0
+        return min(1.0, 0.5 + 0.5 * (ratio - median) / (largest - median)) if largest > median else 1.0

@@ -1,0 +1,172 @@
+"""Why not another plan: the rule that it breaks, the memory that it lacks, or the time that it takes more."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from math import inf, log2
+from typing import Any
+
+from simulator.engine import simulate
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Evaluation, Trial
+from strategies.explanation.device_time import device_time, difference
+from strategies.explanation.ranking import Candidate, Ranking, fits
+from strategies.explanation.shortfall import Shortfall, shortfall
+from strategies.layout import Layout
+from strategies.layout_rules import violations
+from strategies.lowering import lower
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.search.space import Space, layouts
+from strategies.violation import Violation
+
+Asked = Mapping[str, Any]
+"""What a plan is to have, by field of a layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """The answer for all plans that have what was asked for.
+
+    Parameters
+    ----------
+    broken
+        The rules that they break; empty where legal ones exist.
+    lacking
+        Where none of them fits: what the one that needs least memory lacks.
+    trial
+        The fastest of those that fit, or the one that needs least memory; ``None`` where none is legal.
+    margin
+        What it takes more than the plan in question, as a fraction; ``None`` where it does not fit.
+    more
+        The seconds that it takes more, by kind; they add up to the difference of the step times.
+    nearest
+        The plan that works and has most of what was asked for, the fastest of those; ``None`` where nothing fits.
+    """
+
+    asked: tuple[tuple[str, Any], ...]
+    legal: int
+    broken: tuple[Violation, ...] = ()
+    lacking: Shortfall | None = None
+    trial: Trial | None = None
+    margin: float | None = None
+    more: tuple[tuple[str, float], ...] = ()
+    nearest: Trial | None = None
+
+
+def why_not(ranking: Ranking, best: Trial, layout: Layout, asked: Asked) -> WhyNot:
+    """Return why the plan of ``layout`` is preferred to all that have what is ``asked`` for.
+
+    What is left open is completed by search.
+    """
+    problem, told = ranking.problem, tuple(asked.items())
+    found = list(_completions(problem, asked))
+    if not found:
+        return WhyNot(told, 0, _broken(problem, layout, asked), nearest=nearest(ranking, asked))
+    costs = SimulatedCost(problem)
+    plans = [complete(problem, each) for each in found]
+    candidates = [
+        Candidate(each, costs.peak_memory(plan), costs.fits(plan)) for each, plan in zip(found, plans, strict=True)
+    ]
+    others = Ranking(problem, candidates, [0.0] * len(candidates))
+    other = others.fastest(fits)
+    if other is None:
+        least = others.least_memory()
+        assert least is not None  # there are some
+        plan = others.plan(least)
+        lacking, near = shortfall(problem, plan), nearest(ranking, asked)
+        return WhyNot(told, len(found), (), lacking, _unsimulated(plan, least), nearest=near)
+    spent = [device_time(simulate(lower(problem, trial.plan))) for trial in (best, other)]
+    margin = other.evaluation.step_time / best.evaluation.step_time - 1
+    return WhyNot(told, len(found), (), None, other, margin, tuple(difference(*spent).items()))
+
+
+def nearest(ranking: Ranking, asked: Asked) -> Trial | None:
+    """Return the plan that fits and differs in as few of the fields asked for, and by as little, as can be."""
+    distances = [_distance(each.layout, asked) if each.fits else (inf, inf) for each in ranking.candidates]
+    least = min(distances, default=(inf, inf))
+    if least[0] == inf:
+        return None
+    return ranking.fastest(lambda each: each.fits and _distance(each.layout, asked) == least)
+
+
+def _unsimulated(plan: Plan, least: Candidate) -> Trial:
+    return Trial(plan, Evaluation(inf, least.peak, False), 0.0)
+
+
+def _distance(layout: Layout, asked: Asked) -> tuple[float, float]:
+    """Return in how many fields a layout differs from what is asked for, and the factors between numbers."""
+    count, factors = 0, 0.0
+    for name, wanted in asked.items():
+        has = getattr(layout, name)
+        if has != wanted:
+            count += 1
+            if type(has) is int and type(wanted) is int:
+                factors += abs(log2(max(has, 1) / max(wanted, 1)))
+    return count, round(factors, 9)
+
+
+def _completions(problem: Problem, asked: Asked) -> Iterator[Layout]:
+    """Yield every legal layout that has what is asked for; what a space cannot be limited to is put in afterwards."""
+    limits, others = dict[str, Any](), dict[str, Any]()
+    for name, value in asked.items():
+        (limits if _limits(name, value) else others)[name] = (value,)
+    context = others.get("context", (1,))[0]
+    if "data" in limits:
+        limits["data"] = (limits["data"][0] * context,)
+    changed = {name: value for name, (value,) in others.items()}
+    chunks = (1, 2) if "schedule" in others and "chunks" not in asked else (0,)
+    for layout in dict.fromkeys(layouts(problem, Space(**limits))):
+        if not others:
+            yield layout
+        elif layout.data % context == 0:
+            for count in chunks:
+                also = changed | {"data": layout.data // context} | ({"chunks": count} if count else {})
+                whole = replace(layout, **also)
+                if next(violations(problem, whole), None) is None:
+                    yield whole
+
+
+def _limits(name: str, value: Any) -> bool:
+    """Return whether a space can be limited to a value of a field."""
+    if name not in {field.name for field in fields(Space)}:
+        return False
+    try:
+        Space(**{name: (value,)})
+    except ValueError:
+        return False
+    return True
+
+
+def _broken(problem: Problem, layout: Layout, asked: Asked) -> tuple[Violation, ...]:
+    """Return the rules that are broken by the layout which has what is asked for and breaks fewest.
+
+    Of fields that were asked for, where those break any.
+    """
+    probes = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
+    found = min((tuple(violations(problem, probe)) for probe in probes), key=len)
+    return tuple(each for each in found if each.field.split(".")[0] in asked) or found
+
+
+def _choices(layout: Layout) -> Iterator[dict[str, Any]]:
+    schedules = ((layout.schedule, layout.chunks), ("1f1b", 1), ("interleaved", 2))
+    microbatches = (layout.microbatch, 1)
+    for (schedule, chunks), size, sequence, stages in product(
+        schedules, microbatches, (layout.sequence_parallel, False), (layout.stages, "even", "balanced")
+    ):
+        yield {
+            "schedule": schedule,
+            "chunks": chunks,
+            "microbatch": size,
+            "sequence_parallel": sequence,
+            "stages": stages,
+        }
+
+
+def _probe(problem: Problem, layout: Layout, asked: Asked) -> Layout:
+    """Return a layout with what is asked for, and with as many data ranks as that leaves, where they are not asked."""
+    probe = replace(layout, **asked)
+    others = probe.tensor * probe.tensor_rows * probe.pipeline * probe.context
+    data = len(problem.cluster.free_devices) // max(others, 1)
+    return probe if "data" in asked else replace(probe, data=max(data, 1))

@@ -1,0 +1,156 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from reports.explanation import explanation_lines
+from scenarios.command_line import run
+from scenarios.explanation import plan_fields
+from strategies.recomputation import Recompute
+
+SMALL = """\
+name: small
+model: {transformer: {layers: 4, hidden: 256, heads: 4, ffn: 1024, vocab: 1024}}
+training: {global_batch: 16, sequence: 128, precision: bf16}
+cluster: {preset: dgx-a100-80gb, nodes: 2}
+plan: {data: 8, tensor: 2, microbatch: 1, recompute: full}
+search: {space: {schedule: [1f1b], zero: [0, 1], tensor: [1, 2, 4]}}
+"""
+CRAMPED = """\
+name: too large
+model: {preset: gpt3-13b}
+training: {global_batch: 64, sequence: 2048, precision: bf16}
+cluster: {preset: dgx-a100-80gb, nodes: 1}
+plan: {data: 8, microbatch: 8}
+search: {space: {data: [8], zero: [0]}}
+"""
+SECTIONS = (
+    "plan", "critical_path", "device_time", "own_plan", "shadow_prices", "runner_up", "decisions", "recommendation",
+    "memory_front", "sensitivity", "device_front",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MESHWISE_DEBUG", raising=False)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "cramped.yaml").write_text(CRAMPED)
+    return tmp_path
+
+
+def test_everything_is_explained_and_numbers_agree(folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--json", "--price", "2", "--front", "front.png"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (folder / "front.png").read_bytes().startswith(b"\x89PNG")
+    assert [name for name in SECTIONS if name not in found] == []
+    time = found["plan"]["step_time"]
+    assert sum(found["critical_path"]["seconds"].values()) == pytest.approx(time)
+    assert sum(found["device_time"].values()) == pytest.approx(time)
+    own = found["own_plan"]
+    assert sum(own["more_seconds"].values()) == pytest.approx(own["step_time"] - time)
+    assert found["runner_up"]["margin"] == min(each["margin"] for each in found["decisions"]) >= 0
+    cost = found["device_front"][0]
+    assert cost["cost_per_million_tokens"] == pytest.approx(16 * time / 3600 / (16 * 128) * 1e6 * 2)
+    low, high = found["plan"]["step_time_interval"]
+    assert low < time < high
+    text = "\n".join(explanation_lines(found))
+    assert "critical path" in text and "shadow prices" in text and "runner-up" in text
+
+
+def test_the_search_finds_the_plan_that_is_explained(folder: Path, capsys) -> None:
+    assert run(["search", "small.yaml", "--json", "--out", "best.json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert run(["explain", "small.yaml", "--json", "--plan", "best.json", "--why-not", "microbatch=2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["step_time"] == best["evaluation"]["step_time"]
+    assert "best" not in found
+    assert found["why_not"]["asked"] == {"microbatch": 2}
+
+
+def test_a_given_plan_is_compared_with_the_best(folder: Path, capsys) -> None:
+    (folder / "plan.yaml").write_text("data: 8\ntensor: 2\nmicrobatch: 1\nrecompute: full\n")
+    assert run(["explain", "small.yaml", "--plan", "plan.yaml", "--json", "--why-not", "recompute=none"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["margin"] < 0
+    more = found["best"]["more_seconds"]
+    assert sum(more.values()) == pytest.approx(found["best"]["step_time"] - found["plan"]["step_time"])
+    assert more["recompute"] < 0
+
+
+def test_lost_devices(folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--lost", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "8 devices lost, 8 left" in text and "migration:" in text
+    assert run(["explain", "small.yaml", "--lost", "16"]) == 2
+    assert "lost devices lie between 1 and 15, met 16; nearest: 15" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tensr=8", "tensr: there is no such field"),
+        ("tensor=8x", "tensor: "),
+        ("tensor", "fields of a plan with values, as tensor=8,pipeline=2; met 'tensor'"),
+        ("tensor=8,tensor=4", "tensor"),
+        ("recompute=most", "recompute: "),
+        ("", "fields of a plan with values"),
+    ],
+)
+def test_what_is_not_a_field_of_a_plan(text: str, message: str, folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--why-not", text]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_fields_of_a_plan() -> None:
+    assert plan_fields("tensor=8, pipeline = 2") == {"tensor": 8, "pipeline": 2}
+    assert plan_fields("recompute=full,sequence_parallel=true") == {
+        "recompute": Recompute.FULL,
+        "sequence_parallel": True,
+    }
+    assert plan_fields("microbatch=[2, 1],zero=1") == {"microbatch": (2, 1), "zero": 1}
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["search"], ["explain"], ["explain", "--plan", "plan.yaml"]])
+def test_nothing_fits_is_an_answer_with_changes_that_do(command: list[str], folder: Path, capsys) -> None:
+    (folder / "plan.yaml").write_text("data: 8\nmicrobatch: 8\n")
+    assert run([command[0], "cramped.yaml", "--json", *command[1:]]) == 3
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert 1 <= len(found["changes"]) <= 3
+    for each in found["changes"]:
+        assert each["peak_memory"] <= 80 * 2**30 or each["change"].startswith("devices with")
+        assert each["step_time"] > 0
+        assert each["change"] in captured.err
+
+
+def test_robust_choice(folder: Path, capsys) -> None:
+    assert run(["search", "small.yaml", "--json", "--robust", "0.9", "--out", "robust.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    robust = found["robust"]["best"]
+    assert robust["out_of_memory"] <= found["robust"]["most_out_of_memory"]
+    assert robust["quantile"] >= robust["step_time"]
+    assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
+    assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
+    assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_what_is_known(folder: Path, capsys, monkeypatch) -> None:
+    from scenarios import explanation
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explanation, "prices_of_rates", interrupted)
+    assert run(["explain", "small.yaml", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert "critical_path" in found and "shadow_prices" not in found
+
+
+def test_the_own_plan_is_explained_where_nothing_of_the_space_fits(folder: Path, capsys) -> None:
+    own = CRAMPED.replace("{data: 8, microbatch: 8}", "{tensor: 8, sequence_parallel: true, recompute: full}")
+    (folder / "own.yaml").write_text(own)
+    assert run(["explain", "own.yaml", "--json", "--why-not", "recompute=none"]) == 0
+    assert "tensor 8" in json.loads(capsys.readouterr().out)["plan"]["plan"]

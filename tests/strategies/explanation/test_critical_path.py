@@ -1,0 +1,90 @@
+from hypothesis import given, settings
+
+from simulator.engine import ENGINES, simulate, step_ticks
+from simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+from simulator.units import TICKS_PER_SECOND
+from strategies.completion import complete
+from strategies.explanation.critical_path import ELSEWHERE, SHARING, critical_path
+from strategies.explanation.device_time import WAITING, device_time
+from strategies.layout import Layout
+from strategies.lowering import lower
+
+from ...simulator.programs import programs
+from ..problems import problem
+
+CLASSES = [RankClass("first", (0,), (0,)), RankClass("second", (1,), (1,))]
+STREAMS = [Stream(0, StreamKind.COMPUTE), Stream(1, StreamKind.COMPUTE), Stream(0, StreamKind.SEND_FORWARD)]
+
+
+def seconds(**ticks: int) -> dict[str, float]:
+    return {kind.replace("_", " "): count / TICKS_PER_SECOND for kind, count in ticks.items()}
+
+
+def test_a_path_of_two_ranks_by_hand() -> None:
+    # rank 0: forward 0..3, sends 3..5; rank 1: forward 5..9, backward 9..17; rank 0's own 4 more ticks end at 7
+    tasks = [
+        Task(TaskKind.FORWARD, (0,), 3),
+        Task(TaskKind.FORWARD, (0,), 4),
+        Task(TaskKind.PIPELINE_COMMUNICATION, (2,), 2, (0,)),
+        Task(TaskKind.FORWARD, (1,), 4, (2,)),
+        Task(TaskKind.BACKWARD, (1,), 8),
+    ]
+    path = critical_path(program_of(CLASSES, STREAMS, tasks))
+    assert [(each.kind, each.ticks) for each in path.segments] == [
+        ("forward", 3), ("pipeline communication", 2), ("forward", 4), ("backward", 8)
+    ]  # fmt: skip
+    assert path.position == 1
+    # the send runs on rank 0's stream, as the first forward does: 3 + 2 ticks of another pipeline rank
+    assert path.by_kind() == seconds(forward=4, backward=8) | {ELSEWHERE: 5 / TICKS_PER_SECOND}
+
+
+def test_of_equal_ways_the_path_stays_on_one_device() -> None:
+    tasks = [
+        Task(TaskKind.FORWARD, (1,), 5),
+        Task(TaskKind.FORWARD, (0,), 5),
+        Task(TaskKind.BACKWARD, (1,), 7, (1,)),
+    ]
+    assert critical_path(program_of(CLASSES, STREAMS, tasks)).by_kind() == seconds(forward=5, backward=7)
+
+
+def test_two_transfers_over_one_link_wait_for_each_other() -> None:
+    # 1000 bytes each at 1 byte a tick: alone 1000 ticks, together 2000
+    streams = [Stream(0, StreamKind.DATA), Stream(1, StreamKind.DATA)]
+    usage = ((0, 1000.0),)
+    tasks = [Task(TaskKind.DATA_COMMUNICATION, (stream,), 0, usage=usage) for stream in (0, 1)]
+    links = [LinkClass("link", float(TICKS_PER_SECOND))]
+    found = critical_path(program_of(CLASSES, streams, tasks, links=links)).by_kind()
+    assert found == seconds(data_communication=1000) | {SHARING: 1000 / TICKS_PER_SECOND}
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_segments_add_up_to_the_step(program) -> None:
+    for engine in ENGINES:
+        assert critical_path(program, engine).ticks == step_ticks(program, engine)
+
+
+def test_a_plan_by_kind_adds_up_to_its_step_time() -> None:
+    own = problem(nodes=2, devices=4)
+    for schedule in ("1f1b", "zb1p", "pipedream"):
+        layout = Layout(data=2, tensor=2, pipeline=2, microbatch=4, schedule=schedule, zero=schedule == "1f1b")
+        program = lower(own, complete(own, layout))
+        timeline, path = simulate(program), critical_path(program)
+        assert abs(sum(path.by_kind().values()) - timeline.step_time) < 1e-9 * timeline.step_time
+        assert {"forward", "backward", "tensor communication"} <= set(path.by_kind())
+        spent = device_time(timeline)
+        assert abs(sum(spent.values()) - timeline.step_time) < 1e-9 * timeline.step_time
+        assert min(spent.values()) > 0
+
+
+def test_a_device_waits_for_what_it_does_not_do() -> None:
+    # rank 0 computes 3 of 17 ticks, rank 1 12 of them; rank 0 sends for 2 beside nothing
+    tasks = [
+        Task(TaskKind.FORWARD, (0,), 3),
+        Task(TaskKind.PIPELINE_COMMUNICATION, (2,), 2, (0,)),
+        Task(TaskKind.FORWARD, (1,), 4, (1,)),
+        Task(TaskKind.BACKWARD, (1,), 8),
+    ]
+    spent = device_time(simulate(program_of(CLASSES, STREAMS, tasks)))
+    ticks = {kind: round(each * TICKS_PER_SECOND, 6) for kind, each in spent.items()}
+    assert ticks == {"forward": 3.5, "backward": 4, "pipeline communication": 1, WAITING: 8.5}

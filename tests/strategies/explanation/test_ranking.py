@@ -1,0 +1,51 @@
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from strategies.explanation.machine_part import machine_parts
+from strategies.explanation.ranking import fits, fits_with, ranking
+
+from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
+
+MEMORY = CRAMPED.cluster.accelerator.memory
+
+
+def test_plans_come_in_the_order_of_their_step_times() -> None:
+    found = [trial.evaluation.step_time for trial in ranking(CRAMPED, SPACE).ascending(lambda _: True)]
+    assert found == [time for time, _ in brute_force(CRAMPED, float("inf"))]
+    assert len(found) == len(RANKED.candidates)
+
+
+def test_the_fastest_that_fits_is_that_of_brute_force_and_few_are_simulated() -> None:
+    fresh = ranking(CRAMPED, SPACE)
+    best = fresh.fastest(fits)
+    assert best is not None
+    assert (best.evaluation.step_time, best.evaluation.peak_memory) == brute_force(CRAMPED, MEMORY)[0]
+    assert fresh.simulated < len(fresh.candidates) / 4
+    assert fresh.fastest(fits, below=best.evaluation.step_time) is None
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.999])
+def test_with_other_memory(factor: float) -> None:
+    found = RANKED.fastest(fits_with(CRAMPED, lambda memory: memory * factor))
+    slow = brute_force(CRAMPED, MEMORY * factor)
+    assert (found and found.evaluation.step_time) == (slow[0][0] if slow else None)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 2.0])
+@pytest.mark.parametrize("part", [part.name for part in machine_parts(FAST.cluster, "fp32")])
+def test_bounds_are_inherited_by_other_machines(part: str, factor: float) -> None:
+    assert list(RANKED_FAST.ascending(lambda _: True))  # all that is known of this machine is inherited
+    scaled = {each.name: each.scaled for each in machine_parts(FAST.cluster, "fp32")}[part](factor)
+    found = RANKED_FAST.on(scaled, factor).fastest(fits)
+    assert found is not None
+    assert found.evaluation.step_time == brute_force(replace(FAST, cluster=scaled), inf)[0][0]
+
+
+def test_questions_may_be_asked_while_another_is_answered() -> None:
+    shared = ranking(CRAMPED, SPACE)
+    first = shared.ascending(lambda _: True)
+    begun = [next(first)]
+    whole = [trial.evaluation.step_time for trial in shared.ascending(lambda _: True)]
+    assert [trial.evaluation.step_time for trial in (*begun, *first)] == whole == sorted(whole)

@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import pytest
+
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.explanation.relief import reliefs
+from strategies.explanation.shortfall import shortfall
+from strategies.layout import Layout
+from strategies.problem import Problem
+from strategies.recomputation import Recompute
+
+from ..problems import IDEAL, problem
+
+LAYOUT = Layout(data=4, microbatch=4)
+
+
+def cramped(needs: float) -> Problem:
+    """Return a problem whose devices have some part of the memory that the layout needs."""
+    own = problem(devices=4, layers=6, precision="bf16")
+    peak = SimulatedCost(own).peak_memory(complete(own, LAYOUT))
+    return problem(devices=4, layers=6, precision="bf16", accelerator=replace(IDEAL, memory=needs * peak))
+
+
+@pytest.mark.parametrize("part", [0.999, 0.99, 0.97, 0.95])
+def test_every_change_fits_when_it_is_simulated_again_and_the_plan_itself_does_not(part: float) -> None:
+    own = cramped(part)
+    assert not SimulatedCost(own).fits(complete(own, LAYOUT))
+    found = reliefs(own, [LAYOUT], count=20)
+    assert found
+    assert list(found) == sorted(found, key=lambda each: (each.machine, each.cost, each.change))
+    for each in found:
+        if each.machine or "gradients in" in each.change:
+            continue
+        again = SimulatedCost(own).evaluate(each.plan)
+        assert again.fits
+        assert (again.step_time, again.peak_memory) == (each.step_time, each.peak_memory)
+    assert len(reliefs(own, [LAYOUT])) == min(3, len(found))
+
+
+def test_changes_are_named() -> None:
+    names = {each.change for each in reliefs(cramped(0.999), [LAYOUT], count=20)}
+    assert {"gradients in bf16", "ZeRO-1", "optimizer offloaded to hosts"} <= names
+    assert any(name.startswith("devices with") for name in names)
+    assert any("nodes" in name for name in names)
+
+
+def test_a_plan_that_recomputes_all_is_not_told_to() -> None:
+    own = cramped(0.95)
+    names = {each.change for each in reliefs(own, [replace(LAYOUT, recompute=Recompute.FULL)], count=20)}
+    assert not any("recompute" in name for name in names)
+
+
+def test_what_lacks_adds_up() -> None:
+    own = cramped(0.95)
+    found = shortfall(own, complete(own, LAYOUT))
+    assert found.lacks == found.needs - found.has > 0
+    assert sum(size for _, size in found.held) == found.needs
+    assert found.needs == SimulatedCost(own).peak_memory(complete(own, LAYOUT))
+    assert found.stages == (0,)
+    assert "microbatch" in found.during or found.during

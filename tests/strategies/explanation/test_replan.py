@@ -1,0 +1,55 @@
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from strategies.completion import complete
+from strategies.explanation.ranking import fits, ranking
+from strategies.explanation.replan import replan
+from strategies.layout import Layout
+from strategies.search.space import Space
+
+from ..problems import problem
+
+SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), zero=(0, 1))
+OWN = problem(devices=4, layers=6, batch=12, bandwidth=1e8)
+RANKED = ranking(OWN, SPACE)
+BEST = RANKED.fastest(fits)
+assert BEST is not None
+LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
+
+
+@pytest.mark.parametrize("bandwidth", [1e8, 3e8, 1e9, 2e9, 4e9])
+def test_the_best_plan_on_any_part_of_the_devices_that_are_left(bandwidth: float) -> None:
+    whole = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)  # 3 replicas do not divide the batch
+    found = replan(whole, SPACE, complete(whole, LAYOUT), LAYOUT, 1, lambda: inf)
+    sizes = {devices: replace(whole, cluster=whole.cluster.resized(1, devices)) for devices in (1, 2, 3)}
+    times = {devices: ranking(own, SPACE).fastest(fits) for devices, own in sizes.items()}
+    fastest = min(each.evaluation.step_time for each in times.values() if each)
+    assert found.best is not None and found.best.trial.evaluation.step_time == fastest
+    assert (found.lost, found.left, found.proven) == (1, 3, True)
+    if found.fewest_moves is not None:
+        assert found.fewest_moves.trial.evaluation.step_time >= fastest
+        assert found.fewest_moves.trial.plan.pipeline == LAYOUT.pipeline
+
+
+def test_break_even_is_the_extra_migration_over_what_a_step_gains() -> None:
+    # 4 replicas become 3, for 3 divides the batch of 12; a slow network makes that no good plan
+    wide = Layout(data=4)
+    found = replan(OWN, SPACE, complete(OWN, wide), wide, 1, lambda: inf)
+    assert found.best is not None and found.fewest_moves is not None and found.break_even is not None
+    assert found.fewest_moves.trial.plan.data == 3
+    extra = found.best.migration.seconds - found.fewest_moves.migration.seconds
+    gain = found.fewest_moves.trial.evaluation.step_time - found.best.trial.evaluation.step_time
+    assert found.break_even == pytest.approx(max(extra, 0) / gain)
+
+
+def test_no_time_is_no_proof() -> None:
+    found = replan(OWN, SPACE, BEST.plan, LAYOUT, 1, lambda: 0.0)
+    assert (found.best, found.sizes, found.proven) == (None, (), False)
+
+
+@pytest.mark.parametrize("lost", [0, 4, 9])
+def test_some_devices_are_left(lost: int) -> None:
+    with pytest.raises(ValueError, match=f"lie between 1 and 3, met {lost}; nearest"):
+        replan(OWN, SPACE, BEST.plan, LAYOUT, lost, lambda: inf)

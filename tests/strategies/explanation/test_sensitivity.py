@@ -1,0 +1,52 @@
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from strategies.explanation.machine_part import machine_parts
+from strategies.explanation.ranking import fits
+from strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
+
+from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, brute_force
+
+MEMORY = CRAMPED.cluster.accelerator.memory
+
+
+@pytest.mark.parametrize("part", machine_parts(FAST.cluster, "fp32"), ids=lambda part: part.name)
+def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
+    best = RANKED_FAST.fastest(fits)
+    assert best is not None
+    found = sensitivity(RANKED_FAST, best.plan, part)
+    for outcome in found.outcomes:
+        fastest = brute_force(replace(FAST, cluster=part.scaled(outcome.factor)), inf)[0][0]
+        assert outcome.best is not None and outcome.best.evaluation.step_time == fastest
+        assert outcome.stays == (outcome.step_time <= fastest * (1 + 2e-6))
+        assert outcome.loses == pytest.approx(max(outcome.step_time / fastest - 1, 0), abs=2e-6)
+    for edge, further, ended in zip(found.region, (1 - 2 * NEARER, 1 + 2 * NEARER), found.reached, strict=True):
+        machine = RANKED_FAST.on(part.scaled(edge), edge)
+        inside = machine.fastest(fits)
+        assert inside is not None and machine.step_time(best.plan) <= inside.evaluation.step_time * (1 + 2e-6)
+        if not ended:
+            machine = RANKED_FAST.on(part.scaled(edge * further), edge * further)
+            outside = machine.fastest(fits)
+            assert outside is not None and machine.step_time(best.plan) > outside.evaluation.step_time
+
+
+def test_somewhere_another_plan_wins() -> None:
+    best = RANKED_FAST.fastest(fits)
+    assert best is not None
+    parts = {part.name: part for part in machine_parts(FAST.cluster, "fp32")}
+    found = sensitivity(RANKED_FAST, best.plan, parts["links between nodes"])
+    assert not all(found.reached)
+    assert 1 / REACH <= found.region[0] <= 1 <= found.region[1] <= REACH
+
+
+def test_the_region_of_memory_is_from_what_a_plan_needs_to_what_a_faster_one_needs() -> None:
+    best = RANKED.fastest(fits)
+    assert best is not None
+    found = memory_sensitivity(RANKED, best, "")
+    faster = [memory for time, memory in brute_force(CRAMPED, float("inf")) if time < best.evaluation.step_time]
+    assert found.region == (best.evaluation.peak_memory / MEMORY, min(faster) / MEMORY)
+    less, more = found.outcomes
+    assert less.step_time is None and less.loses is None and not less.stays
+    assert more.best is not None and more.best.evaluation.step_time == brute_force(CRAMPED, MEMORY * 1.2)[0][0]

@@ -1,0 +1,81 @@
+import pytest
+
+from simulator.engine import simulate
+from strategies.explanation.device_time import device_time
+from strategies.explanation.ranking import fits
+from strategies.explanation.why_not import nearest, why_not
+from strategies.layout import Layout
+from strategies.lowering import lower
+from strategies.parallelism import Attention
+from strategies.search.space import Space
+
+from .cases import CRAMPED, RANKED, brute_force
+
+BEST = RANKED.fastest(fits)
+assert BEST is not None
+LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == BEST.plan)
+MEMORY = CRAMPED.cluster.accelerator.memory
+
+
+def test_a_rule_is_named_with_the_nearest_value() -> None:
+    found = why_not(RANKED, BEST, LAYOUT, {"tensor": 3})
+    assert found.legal == 0 and found.trial is None
+    assert [each.field for each in found.broken] == ["tensor", "tensor", "tensor"]
+    assert "tensor divides heads(8), met 3; nearest: 2" in [each.message for each in found.broken]
+    assert found.nearest is not None
+    assert found.nearest.plan.tensor in (2, 4)  # log2(3 / 2) is 0.58, log2(4 / 3) is 0.42
+
+
+def test_what_lacks_is_told_to_the_byte() -> None:
+    asked = {"data": 8}
+    found = why_not(RANKED, BEST, LAYOUT, asked)
+    least = min(memory for _, memory in brute_force(CRAMPED, float("inf"), Space(data=(8,))))
+    assert found.lacking is not None and found.margin is None
+    assert found.lacking.needs == least
+    assert found.lacking.lacks == least - MEMORY
+    assert sum(size for _, size in found.lacking.held) == least
+    assert found.nearest is not None and found.nearest.evaluation.fits
+    assert found.nearest.plan.data == max(each.layout.data for each in RANKED.candidates if each.fits)
+
+
+def test_what_is_slower_is_told_by_kind_and_adds_up() -> None:
+    asked = {"tensor": 2, "microbatch": 2}
+    found = why_not(RANKED, BEST, LAYOUT, asked)
+    assert found.trial is not None and found.margin is not None
+    fastest = brute_force(CRAMPED, MEMORY, Space(tensor=(2,), microbatch=(2,)))[0][0]
+    assert found.trial.evaluation.step_time == fastest
+    assert found.margin == fastest / BEST.evaluation.step_time - 1
+    assert sum(seconds for _, seconds in found.more) == pytest.approx(fastest - BEST.evaluation.step_time, rel=1e-9)
+    spent = device_time(simulate(lower(CRAMPED, found.trial.plan)))
+    own = device_time(simulate(lower(CRAMPED, BEST.plan)))
+    assert dict(found.more)["tensor communication"] == spent["tensor communication"] - own.get(
+        "tensor communication", 0
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"context": 2}, {"context": 2, "attention": Attention.ULYSSES}, {"schedule": "zb1p"}, {"scatter_gather": True}],
+    ids=str,
+)
+def test_fields_that_a_space_does_not_have(asked: dict[str, object]) -> None:
+    found = why_not(RANKED, BEST, LAYOUT, asked)
+    assert found.legal > 0 and not found.broken
+    if found.trial is not None and "context" in asked:
+        assert found.trial.plan.context == 2
+        assert found.trial.plan.mesh.num_ranks == 8
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"data": 8, "tensor": 1, "microbatch": 1}, {"data": 4, "tensor": 2, "zero": 0}, {"pipeline": 1, "zero": 1}],
+)
+def test_the_nearest_plan_differs_in_the_fewest_fields(asked: dict[str, int]) -> None:
+    found = nearest(RANKED, asked)
+    assert found is not None
+    layout = next(each.layout for each in RANKED.candidates if RANKED.plan(each) == found.plan)
+
+    def differs(layout: Layout) -> int:
+        return sum(getattr(layout, name) != value for name, value in asked.items())
+
+    assert differs(layout) == min(differs(each.layout) for each in RANKED.candidates if each.fits)
