@@ -6,7 +6,7 @@ from simulator.models.transformer import Transformer, build
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
-from strategies.recomputation import SomeOperators
+from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
@@ -95,8 +95,10 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"zero: the executor runs zero 0 and 1, met {plan.zero}"
     if plan.replica > 1:
         yield f"zero_shards: the executor shares states over all {plan.data} data ranks, met groups of {plan.shards}"
-    if isinstance(plan.recompute, SomeOperators):
-        met = f"met the operators {', '.join(plan.recompute.names)}"
+    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
+    operators = next((how for how in hows if isinstance(how, SomeOperators)), None)
+    if operators is not None:
+        met = f"met the operators {', '.join(operators.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)

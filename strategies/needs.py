@@ -21,6 +21,7 @@ from strategies.lowering.variant import JOINED, SPLIT, WHOLE, kind_of
 from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
 from strategies.plan import Plan
+from strategies.recomputation import OfLayer
 from strategies.schedule import ActionKind
 
 
@@ -101,18 +102,17 @@ class Needs:
         stages = [(kind, self.costs.ends(plan, stage)) for stage, kind in enumerate(made.kind_of)]
         kinds = {}
         for kind, ends in dict.fromkeys(stages):
-            runs = self.costs.blocks.runs(plan, made.kinds[kind])
-            kinds[kind, ends] = self._pass_memories(
-                plan, shared, [(b, again) for b, n, again in runs for _ in range(n)], ends
-            )
+            runs = self.costs.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
+            named = [(block, how) for block, count, how in runs for _ in range(count)]
+            kinds[kind, ends] = self._pass_memories(plan, shared, named, ends)
         return [kinds[each] for each in stages]
 
     def _pass_memories(
-        self, plan: Plan, shared: Sharing, named: list[tuple[str, bool]], ends: Boundary
+        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary
     ) -> dict[int, PassMemory]:
-        """Return what the passes of a stage hold, by variant; its blocks by name, and whether they are recomputed."""
+        """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
         blocks = self.costs.blocks
-        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, again=again), 1) for name, again in named])]
+        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, how), 1) for name, how in named])]
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
