@@ -6,7 +6,7 @@ References
    co-optimization", EuroSys 2025.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -21,13 +21,27 @@ from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.recomputation import OfStage, Recompute
 from strategies.search.driver import Proof, Proposals
-from strategies.search.per_stage import dividable, divided, meshes, promising, recomputed, ways, whole_layers
+from strategies.search.per_stage import (
+    best_of,
+    dividable,
+    divided,
+    meshes,
+    promising,
+    recomputed,
+    stage_options,
+    ways,
+    whole_layers,
+)
 from strategies.search.space import Space
 from strategies.stages.division import DivisionProblem
+from strategies.stages.inter_stage import inter_stage
 from strategies.stages.linear_program import Divided, DivisionProgram, rounded
 from strategies.stages.tables import division_problem, least_work
+
+MIST_SPREAD = 2
+"""Layers that a stage of Mist's may have more or fewer than if all had as many (``inter_tuning_mip.py``)."""
 
 
 class _Waiting(NamedTuple):
@@ -57,6 +71,11 @@ class InterStageMILP:
         Nodes of the tree of an integer program before its bound is taken as it is.
     tolerance
         What may be faster than the best by no more than this part is not looked for.
+    faithful
+        As published: for every mesh whose schedule has one chunk a rank, the layers of stages, at most two more or
+        fewer, for which Mist's formula is least; the plans with the least times are simulated, and nothing is proven.
+    choices
+        Used where ``faithful``: plans that are simulated.
     """
 
     name: ClassVar[str] = "inter_stage_milp"
@@ -65,12 +84,14 @@ class InterStageMILP:
     looped_spread: int = 0
     nodes: int = 20
     tolerance: float = 0.01
+    faithful: bool = False
+    choices: int = 32
 
     def __post_init__(self) -> None:
-        if min(self.spread, self.looped_spread, self.nodes - 1) < 0 or not self.tolerance >= 0:
+        if min(self.spread, self.looped_spread, self.nodes - 1, self.choices - 1) < 0 or not self.tolerance >= 0:
             raise ValueError(
-                "inter_stage_milp: spread, looped_spread and tolerance are at least 0 and nodes at least 1, met "
-                f"{self.spread}, {self.looped_spread}, {self.tolerance} and {self.nodes}"
+                "inter_stage_milp: spread, looped_spread and tolerance are at least 0, nodes and choices 1, met "
+                f"{self.spread}, {self.looped_spread}, {self.tolerance}, {self.nodes} and {self.choices}"
             )
 
     def _spread(self, layout: Layout) -> int:
@@ -78,6 +99,9 @@ class InterStageMILP:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, then ever better divisions, and how fast any can be."""
+        if self.faithful:
+            yield from best_of(problem, space, costs, list(_published(problem, space)), self.choices)
+            return None
         first = promising(problem, space, costs)
         best = inf if first is None else (yield complete(problem, first)).step_time
         return (yield from self.refine(problem, space, costs, meshes(problem, space), best))
@@ -118,6 +142,30 @@ class InterStageMILP:
                 best = min(best, (yield chosen).step_time)
         proven = min(floor, best / (1 + self.tolerance))
         return Proof(proven) if proves and proven < inf else None
+
+
+def _published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
+    """Yield for every mesh the division for which Mist's formula is least, and what it says."""
+    tables, allowed = StageCosts(problem), ways(space)
+    for layout in meshes(problem, space):
+        if layout.chunks > 1 or not dividable(layout):
+            continue
+        given = division_problem(tables, complete(problem, layout), allowed, MIST_SPREAD)
+        counts = range(given.fewest, given.most + 1)
+        rows: list[dict[int, list[tuple[float, OfStage]]]] = [
+            {n: options for n in counts if (options := stage_options(given, allowed, stage, n))}
+            for stage in range(given.stages)
+        ]
+        after = [{n: float(given.tail[s] + n * given.tail_layer[s]) for n in row} for s, row in enumerate(rows)]
+        points = [
+            {n: [(time, extra[n]) for time, _ in options] for n, options in row.items()}
+            for row, extra in zip(rows, after, strict=True)
+        ]
+        microbatches = len(given.arranged.code) // (2 * given.stages)
+        found = inter_stage(points, given.layers, microbatches)
+        if found is not None:
+            chosen = zip(rows, found.counts, found.points, strict=True)
+            yield found.time, divided(layout, found.counts, [row[n][point][1] for row, n, point in chosen])
 
 
 def _plan(

@@ -91,17 +91,26 @@ def least_recompute(given: DivisionProblem, allowed: Sequence[Recompute], *, for
     hows: list[dict[int, OfStage]] = [{} for _ in range(given.stages)]
     for stage in range(given.stages):
         for count in range(given.fewest, given.most + 1):
-            plain = given.ends[2 * stage : 2 * stage + 2].sum() + count * given.layer[2 * stage : 2 * stage + 2].sum()
-            options: list[tuple[float, OfStage]] = []
-            if forgets or _needed(given, stage, count, None) == 0:
-                options.append((plain, Recompute.NONE))
-            for number, way in enumerate(allowed if not options else ()):
-                layers = _needed(given, stage, count, number)
-                if layers <= count:
-                    options.append((plain + layers * given.again[number, stage], of_layers(way, layers, count)))
+            options = stage_options(given, allowed, stage, count, forgets=forgets)
             if options:
                 times[stage, count], hows[stage][count] = min(options, key=lambda option: option[0])
     return StageTimes(times, hows)
+
+
+def stage_options(
+    given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int, *, forgets: bool = False
+) -> list[tuple[float, OfStage]]:
+    """Return the ticks of a microbatch on a stage with so many layers in every way with which it fits, none first."""
+    own = slice(2 * stage, 2 * stage + 2)
+    plain = float(given.ends[own].sum() + count * given.layer[own].sum())
+    if forgets or _needed(given, stage, count, None) == 0:
+        return [(plain, Recompute.NONE)]
+    needed = [(number, way, _needed(given, stage, count, number)) for number, way in enumerate(allowed)]
+    return [
+        (plain + layers * float(given.again[number, stage]), of_layers(way, layers, count))
+        for number, way, layers in needed
+        if layers <= count
+    ]
 
 
 def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> int:

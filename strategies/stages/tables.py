@@ -9,7 +9,7 @@ from simulator.program import IntArray
 from strategies.bound import Bounds
 from strategies.durations import Durations
 from strategies.lowering import StageCosts
-from strategies.lowering.stage import Machine
+from strategies.lowering.stage import Machine, Rank
 from strategies.needs import Needs
 from strategies.orders import orders
 from strategies.plan import Plan, Stage
@@ -69,8 +69,18 @@ class _Tables:
         self.besides = [[name for name in stage.blocks if name not in own] for stage in plan.stages]
         self.besides_kinds = [[kinds[name] for name in row] for row in self.besides]
         stages = len(plan.stages)
+        self.ranks = self.machine.ranks if plan.pipeline > 1 else [[self._slowest()]]
         self.fewest = max(1, self.layers // stages - spread)
         self.most = min(self.layers, -(-self.layers // stages) + spread)
+
+    def _slowest(self) -> Rank:
+        """Return the rank that takes longest where each runs all layers: all wait for it."""
+
+        def ticks(rank: Rank) -> int:
+            found = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.kinds)
+            return sum(each.forward_ticks + each.backward_ticks for each in found)
+
+        return max(self.machine.ranks[0], key=ticks)
 
     def problem(self) -> DivisionProblem:
         """Return the numbers."""
@@ -132,7 +142,7 @@ class _Tables:
         if not forward:
             result: FloatArray = np.array(self._backward(Recompute.NONE), float)[self.positions]
             return result
-        blocks, ranks = self.costs.blocks, self.machine.ranks
+        blocks, ranks = self.costs.blocks, self.ranks
         each = [
             min(blocks.cost(self.plan, name, rank, Recompute.NONE).forward_ticks for rank in own for name in self.kinds)
             for own in ranks
@@ -142,7 +152,7 @@ class _Tables:
 
     def _backward(self, how: OfLayer) -> list[int]:
         """Return the least ticks of a layer's backward on every position."""
-        blocks, ranks = self.costs.blocks, self.machine.ranks
+        blocks, ranks = self.costs.blocks, self.ranks
         return [
             min(blocks.cost(self.plan, name, rank, how).backward_ticks for rank in own for name in self.kinds)
             for own in ranks
@@ -152,7 +162,7 @@ class _Tables:
         """Return the least ticks of what every stage runs besides layers."""
         result = np.zeros((len(self.positions), 2))
         for stage, names in enumerate(self.besides_kinds):
-            ranks = self.machine.ranks[self.positions[stage]]
+            ranks = self.ranks[self.positions[stage]]
             for name in names:
                 found = [self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for rank in ranks]
                 result[stage] += min(each.forward_ticks for each in found), min(each.backward_ticks for each in found)
