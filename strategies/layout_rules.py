@@ -304,7 +304,7 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
         return
     count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
     if isinstance(how, PerStage) and len(how.stages) != count:
-        yield Violation("recompute", f"recompute says what each of {count} stages does, met {len(how.stages)}")
+        yield Violation("recompute", f"recompute of a list has one a stage, of {count} in all, met {len(how.stages)}")
         return
     layers = {name for name, block in graph.occurrences if block.layer}
     stages = partition(graph, count, layout.stages)

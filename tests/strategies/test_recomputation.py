@@ -328,7 +328,7 @@ def test_a_list_says_one_recomputation_a_stage_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ((Recompute.FULL,) * 3, "recompute says what each of 4 stages does, met 3"),
+        ((Recompute.FULL,) * 3, "recompute of a list has one a stage, of 4 in all, met 3"),
         ((*(Recompute.NONE,) * 3, FirstLayers(Recompute.FULL, 3)), "stage 3 has 2 layers to recompute, met 3"),
         ((SomeOperators(("qkw",)), *(Recompute.NONE,) * 3), "met qkw; nearest: qkv"),
     ],

@@ -102,7 +102,8 @@ def test_laws_of_a_result(name: str, problem: Problem, space: Space, seed: int, 
 @EACH
 def test_progress_is_monotone(name: str) -> None:
     seen: list[Progress] = []
-    result = search(make(name), PROBLEM, costs=FakeCost(tight=0.3), budget=40, progress=seen.append)
+    costs = FakeCost(tight=0.3)
+    result = search(make(name), PROBLEM, costs=costs, budget=40, progress=seen.append, clock=lambda: 0.0)
     assert len(seen) == result.evaluations > 3
     for before, after in pairwise(seen):
         assert after.evaluations == before.evaluations + 1
