@@ -66,7 +66,8 @@ class InterStageMILP:
     Parameters
     ----------
     spread, looped_spread
-        Layers that a stage may have more or fewer: of schedules with one chunk a rank, and of those with several.
+        Layers that a stage may have more or fewer than if all had as many: of schedules with one chunk a rank, and of
+        those with several. All may have as few and as many as stages of the mesh.
     nodes
         Nodes of the tree of an integer program before its bound is taken as it is.
     tolerance

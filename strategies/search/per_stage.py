@@ -28,8 +28,8 @@ def meshes(problem: Problem, space: Space) -> Iterator[Layout]:
 
 
 def dividable(layout: Layout) -> bool:
-    """Return whether the critical paths of a layout's schedule are known for all divisions of its layers."""
-    return layout.schedule in WALKED
+    """Return whether critical paths and what is kept on devices are known for all divisions of a layout's layers."""
+    return layout.schedule in WALKED and not layout.offload and isinstance(layout.microbatch, int)
 
 
 def ways(space: Space) -> tuple[Recompute, ...]:

@@ -38,7 +38,8 @@ def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...],
     ways
         Those of `WAYS` that a layer may be recomputed in.
     spread
-        Layers that a stage may have more or fewer than if all had as many; each has at least one.
+        Layers that a stage may have more or fewer than if all had as many, if no stage of the plan has still more or
+        fewer; each has at least one.
     """
     return _Tables(costs, plan, ways, spread).problem()
 
@@ -70,8 +71,9 @@ class _Tables:
         self.besides_kinds = [[kinds[name] for name in row] for row in self.besides]
         stages = len(plan.stages)
         self.ranks = self.machine.ranks if plan.pipeline > 1 else [[self._slowest()]]
-        self.fewest = max(1, self.layers // stages - spread)
-        self.most = min(self.layers, -(-self.layers // stages) + spread)
+        counts = [len(stage.blocks) - len(row) for stage, row in zip(plan.stages, self.besides, strict=True)]
+        self.fewest = max(1, min(self.layers // stages - spread, *counts, self.layers))
+        self.most = min(self.layers, max(-(-self.layers // stages) + spread, *counts, 1))
 
     def _slowest(self) -> Rank:
         """Return the rank that takes longest where each runs all layers: all wait for it."""

@@ -107,3 +107,13 @@ def test_rounding_keeps_the_sums_of_ranks(parts: list[float]) -> None:
     for rank in range(2):
         assert found[rank::2].sum() == round(sum(parts[rank::2]))
     assert (np.abs(found - parts) < 2).all()
+
+
+def test_every_division_of_the_plan_itself_is_among_those_that_are_bounded() -> None:
+    # a head of many classes: balanced stages have 4, 4 and 1 of 9 layers, two fewer than even ones
+    found = problem(devices=3, batch=6, layers=9, vocab=128 * 24)
+    plan = complete(found, Layout(pipeline=3, stages="balanced"))
+    counts = [sum(name.startswith("layers") for name in stage.blocks) for stage in plan.stages]
+    given_ = division_problem(StageCosts(found), plan, (), 0)
+    assert (given_.fewest, given_.most) == (min(counts), max(counts))
+    assert min(counts) < 3 < max(counts)
