@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
-from strategies.recomputation import Recomputation, Recompute
+from strategies.recomputation import OfStage, Recompute
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -180,7 +180,7 @@ class Network(nn.Module):
         spec: Transformer,
         sequence: int,
         blocks: Sequence[str],
-        recompute: Recomputation = Recompute.NONE,
+        recompute: OfStage = Recompute.NONE,
         contexts: ContextFactory | None = None,
     ) -> None:
         super().__init__()

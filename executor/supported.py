@@ -6,7 +6,7 @@ from simulator.models.transformer import Transformer, build
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
-from strategies.recomputation import SomeOperators
+from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
@@ -88,8 +88,10 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
             "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
             f"split, met true with {plan.rule.name}; nearest: false"
         )
-    if isinstance(plan.recompute, SomeOperators):
-        met = f"met the operators {', '.join(plan.recompute.names)}"
+    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
+    operators = next((how for how in hows if isinstance(how, SomeOperators)), None)
+    if operators is not None:
+        met = f"met the operators {', '.join(operators.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)

@@ -19,6 +19,7 @@ from executor.recorder import Recorder
 from simulator.program import TaskKind
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
+from strategies.recomputation import of_stage
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -78,7 +79,7 @@ class Trainer:
         job = self.job
         blocks = job.plan.stages[stage].blocks
         contexts = self.recorder.checkpoint_contexts
-        network = Network(job.spec, job.training.sequence, blocks, job.plan.recompute, contexts)
+        network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
         network.to(DTYPES[job.training.precision])
         initialize(network, job.seed)
         if job.plan.tensor > 1:

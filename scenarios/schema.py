@@ -113,23 +113,32 @@ def _recompute(value: Any) -> Any:
     return value
 
 
-_RECOMPUTE_SCHEMA = {
-    "anyOf": [
-        {"enum": list(map(str, Recompute))},
-        *(
-            {
-                "type": "object",
-                "properties": {word: {"type": "integer", "minimum": 1, "description": "Layers of every stage."}},
-                "required": [word],
-                "additionalProperties": False,
-            }
-            for word in ("full", "selective")
-        ),
+_STAGE_RECOMPUTE_SCHEMAS: list[dict[str, Any]] = [
+    {"enum": list(map(str, Recompute))},
+    *(
         {
             "type": "object",
-            "properties": {"operators": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
-            "required": ["operators"],
+            "properties": {word: {"type": "integer", "minimum": 1, "description": "Layers of every stage."}},
+            "required": [word],
             "additionalProperties": False,
+        }
+        for word in ("full", "selective")
+    ),
+    {
+        "type": "object",
+        "properties": {"operators": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
+        "required": ["operators"],
+        "additionalProperties": False,
+    },
+]
+_RECOMPUTE_SCHEMA = {
+    "anyOf": [
+        *_STAGE_RECOMPUTE_SCHEMAS,
+        {
+            "type": "array",
+            "items": {"anyOf": _STAGE_RECOMPUTE_SCHEMAS},
+            "minItems": 1,
+            "description": "One for every stage.",
         },
     ]
 }
@@ -230,7 +239,8 @@ class PlanTable(Table):
         default=True, description="With zero 3, parameters are given up after forward and gathered again for backward."
     )
     recompute: AnyRecompute = Field(
-        default="none", description="For all layers, for the first of every stage, or by operator."
+        default="none",
+        description="For all layers, the first of every stage, by operator, or one of these a stage.",
     )
     overlap_gradients: bool = True
     overlap_tensor: bool = Field(

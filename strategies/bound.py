@@ -41,7 +41,7 @@ class Bounds:
         machine = self.costs.machine(plan)
         if plan.asynchronous:
             return self._unflushed(plan, machine)
-        loads, tails = self._load(plan, machine), self._tails(plan, machine)
+        loads, tails = self._load(plan, machine), self.tails(plan, machine)
         adjoin = plan.rule.placement is not Placement.WRITTEN
         sends = self.durations.sends(plan, machine) if adjoin else None
         best = fill = drain = 0
@@ -58,7 +58,7 @@ class Bounds:
         """Return the ticks in which the busiest rank does the work of one step, with its updates."""
         optimizer = self.durations.ending(plan, machine).optimizer
         alone = (0,) * plan.pipeline if any(plan.offload.optimizer) else optimizer  # the rest runs beneath passes
-        late, tails = updates(self.costs, plan).late, self._tails(plan, machine)
+        late, tails = updates(self.costs, plan).late, self.tails(plan, machine)
         after = [alone[at] if late[at] else tails[at] for at in range(plan.pipeline)]
         work = self._load(plan, machine).work
         return max(plan.num_microbatches * work[at] + plan.updates * after[at] for at in range(plan.pipeline))
@@ -103,7 +103,7 @@ class Bounds:
         steps = (step for block in blocks for step in (*block.steps.forward, *block.steps.backward))
         return sum(step.ticks for step in steps if step.collective is None)
 
-    def _tails(self, plan: Plan, machine: Machine) -> list[int]:
+    def tails(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather."""
         leaving, late, replicated, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
         if any(plan.offload.optimizer):

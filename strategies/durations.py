@@ -7,7 +7,7 @@ from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from strategies.lowering.clipping import SQUARES, norm_ticks
 from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, reduction
-from strategies.lowering.division import Division, Runs
+from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.pipeline import boundary_part, slices
@@ -88,16 +88,17 @@ class Durations:
         made = self.costs.division(plan)
         key = (made, self.costs.blocks.how(plan), rank.key)
         if key not in self._passes:
-            kinds = [self.runs(plan, runs, rank) for runs in made.kinds]
+            kinds = [self.runs(plan, made, kind, rank) for kind in range(len(made.kinds))]
             forward = (sum(count * cost.forward_ticks for cost, count in runs) for runs in kinds)
             backward = (sum(count * cost.backward_ticks for cost, count in runs) for runs in kinds)
             self._passes[key] = Passes(tuple(forward), tuple(backward))
         return self._passes[key]
 
-    def runs(self, plan: Plan, runs: Runs, rank: Rank) -> list[tuple[BlockCost, int]]:
-        """Return the blocks of a stage on a rank in order, each with how often it occurs in a row."""
+    def runs(self, plan: Plan, made: Division, kind: int, rank: Rank) -> list[tuple[BlockCost, int]]:
+        """Return the blocks of a kind of stage on a rank in order, each with how often it occurs in a row."""
         blocks = self.costs.blocks
-        return [(blocks.cost(plan, name, rank, again=again), n) for name, n, again in blocks.runs(plan, runs)]
+        runs = blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
+        return [(blocks.cost(plan, name, rank, how), n) for name, n, how in runs]
 
     def sends(self, plan: Plan, machine: Machine) -> Sends:
         """Return the ticks of the transfers between stages; of a V, those on its way down."""

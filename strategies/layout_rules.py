@@ -18,7 +18,7 @@ from strategies.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism,
 from strategies.partition import partition
 from strategies.pipeline_rules import known_rule, pipeline_violations
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
 from strategies.schedule import rule_of
 from strategies.schedules.rule import no_pairs
 from strategies.training import Training
@@ -299,25 +299,34 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    if isinstance(layout.recompute, SomeOperators):
+    how = layout.recompute
+    if isinstance(how, Recompute):
+        return
+    count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
+    if isinstance(how, PerStage) and len(how.stages) != count:
+        yield Violation("recompute", f"recompute of a list has one a stage, of {count} in all, met {len(how.stages)}")
+        return
+    layers = {name for name, block in graph.occurrences if block.layer}
+    stages = partition(graph, count, layout.stages)
+    sizes = [sum(name in layers for name in stage.blocks) for stage in stages]
+    if isinstance(how, PerStage):
+        for stage, each in enumerate(how.stages):
+            yield from _stage_recompute_violations(graph, each, sizes[stage], f"stage {stage} has {sizes[stage]}")
+    else:
+        yield from _stage_recompute_violations(graph, how, max(sizes), f"a stage has at most {max(sizes)}")
+
+
+def _stage_recompute_violations(graph: OperatorGraph, how: OfStage, most: int, has: str) -> Iterator[Violation]:
+    if isinstance(how, SomeOperators):
         blocks = [block for block in graph.blocks if block.layer] or list(graph.blocks)
         known = list(dict.fromkeys(operator.name for block in blocks for operator in block.operators))
-        wrong = next((name for name in layout.recompute.names if name not in known), None)
+        wrong = next((name for name in how.names if name not in known), None)
         if wrong is not None:
             close = [f"; nearest: {name}" for name in get_close_matches(wrong, known, n=1, cutoff=0.3)]
             text = f"recompute names operators of a layer: {', '.join(known)}; met {wrong[:100]}{''.join(close)}"
             yield Violation("recompute", text)
-    if isinstance(layout.recompute, FirstLayers):
-        layers = {name for name, block in graph.occurrences if block.layer}
-        rule = rule_of(layout.schedule)
-        stages = partition(graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages)
-        most = max(sum(name in layers for name in stage.blocks) for stage in stages)
-        if layout.recompute.layers > most:
-            met = layout.recompute.layers
-            yield Violation(
-                "recompute",
-                f"a stage has at most {most} layers to recompute, met {met}; nearest: {most or Recompute.NONE}",
-            )
+    if isinstance(how, FirstLayers) and how.layers > most:
+        yield Violation("recompute", f"{has} layers to recompute, met {how.layers}; nearest: {most or Recompute.NONE}")
 
 
 def _offload_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:

@@ -21,6 +21,7 @@ from strategies.lowering.variant import JOINED, SPLIT, WHOLE, kind_of
 from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
 from strategies.plan import Plan
+from strategies.recomputation import OfLayer
 from strategies.schedule import ActionKind
 
 
@@ -39,16 +40,16 @@ class Needs:
         if self._by_simulation(plan):
             return int(max(profile.peak for profile in self._simulated(plan)))
         seen = (plan.even(size) for size in plan.sizes)
-        return max(int((self._held(each) + self._peaks(each)).max()) for each in seen)
+        return max(int((self.held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
         if self._by_simulation(plan):
             return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
-        return all(self._fits(plan.even(size), self._capacity(plan, size)) for size in plan.sizes)
+        return all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
 
     def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
-        held = self._held(plan)
+        held = self.held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
 
     def _by_simulation(self, plan: Plan) -> bool:
@@ -61,7 +62,7 @@ class Needs:
     def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
         return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
 
-    def _held(self, plan: Plan) -> IntArray:
+    def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
         buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
@@ -101,18 +102,17 @@ class Needs:
         stages = [(kind, self.costs.ends(plan, stage)) for stage, kind in enumerate(made.kind_of)]
         kinds = {}
         for kind, ends in dict.fromkeys(stages):
-            runs = self.costs.blocks.runs(plan, made.kinds[kind])
-            kinds[kind, ends] = self._pass_memories(
-                plan, shared, [(b, again) for b, n, again in runs for _ in range(n)], ends
-            )
+            runs = self.costs.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
+            named = [(block, how) for block, count, how in runs for _ in range(count)]
+            kinds[kind, ends] = self._pass_memories(plan, shared, named, ends)
         return [kinds[each] for each in stages]
 
     def _pass_memories(
-        self, plan: Plan, shared: Sharing, named: list[tuple[str, bool]], ends: Boundary
+        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary
     ) -> dict[int, PassMemory]:
-        """Return what the passes of a stage hold, by variant; its blocks by name, and whether they are recomputed."""
+        """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
         blocks = self.costs.blocks
-        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, again=again), 1) for name, again in named])]
+        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, how), 1) for name, how in named])]
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
@@ -125,7 +125,7 @@ class Needs:
             result[variant] = pass_memory(memories[::turn], held, kind)
         return result
 
-    def _capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
+    def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
         """Return the memory of the smallest device of every pipeline position with microbatches of a size."""
         uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
         key = (plan.mesh.axes, plan.placement, uneven)

@@ -52,8 +52,8 @@ class PathRows:
         key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
         if key not in self._filled:
             kinds = []
-            for runs, buckets in zip(made.kinds, self.durations.buckets(plan, machine), strict=True):
-                costs = reversed(self.durations.runs(plan, runs, rank))
+            for kind, buckets in enumerate(self.durations.buckets(plan, machine)):
+                costs = reversed(self.durations.runs(plan, made, kind, rank))
                 ticks = list(accumulate(chain.from_iterable(repeat(cost.backward_ticks, n) for cost, n in costs)))
                 kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
             rows = [kinds[kind] for kind in made.kind_of]

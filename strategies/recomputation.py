@@ -2,7 +2,8 @@
 
 A plan says it in one of three ways: a word for all layers, a word for the first layers of every
 stage, or the names of operators, for all layers. All three say with ``layer`` what happens in a
-layer that is recomputed, and with ``layers`` how many of a stage are, ``None`` for all.
+layer that is recomputed, and with ``layers`` how many of a stage are, ``None`` for all. Or it
+says one of the three for every stage.
 
 References
 ----------
@@ -15,6 +16,7 @@ every model chunk) and ``--recompute-modules`` (parts of a layer).
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import groupby
 from reprlib import Repr
 from typing import Any
 
@@ -99,12 +101,47 @@ class SomeOperators:
 OfLayer = Recompute | SomeOperators
 """What may be computed again of one layer."""
 
-Recomputation = Recompute | FirstLayers | SomeOperators
+OfStage = Recompute | FirstLayers | SomeOperators
+"""What may be computed again of one stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerStage:
+    """Stage ``i`` is recomputed as ``stages[i]`` says; of several chunks a rank, each is a stage."""
+
+    stages: tuple[OfStage, ...]
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("recompute of stages says something of each, met none; nearest: none for all of them")
+
+    def __str__(self) -> str:
+        runs = [(how, len(list(run))) for how, run in groupby(self.stages)]
+        return ", ".join(f"{how} on {count} stage{'s' if count > 1 else ''}" for how, count in runs)
+
+    @property
+    def document(self) -> list[Any]:
+        """The same as plain data."""
+        return [how.document for how in self.stages]
+
+
+Recomputation = OfStage | PerStage
 """What a plan may say."""
 
 
+def of_stage(how: Recomputation, stage: int) -> OfStage:
+    """Return what is computed again of a stage.
+
+    >>> of_stage(PerStage((Recompute.FULL, Recompute.NONE)), 1)
+    <Recompute.NONE: 'none'>
+    """
+    return how.stages[stage] if isinstance(how, PerStage) else how
+
+
 def recomputation(document: Any) -> Recomputation:
-    """Return what a document states: a word, ``{full: 12}``, ``{selective: 12}`` or ``{operators: [...]}``.
+    """Return what a document states: a word, ``{full: 12}``, ``{selective: 12}`` or ``{operators: [...]}``, or a list.
+
+    A list has one of these for every stage.
 
     >>> recomputation({"full": 12})
     FirstLayers(layer=<Recompute.FULL: 'full'>, layers=12)
@@ -114,6 +151,10 @@ def recomputation(document: Any) -> Recomputation:
     ValueError
         Where it states none of these.
     """
+    return PerStage(tuple(map(_of_stage, document))) if isinstance(document, list) else _of_stage(document)
+
+
+def _of_stage(document: Any) -> OfStage:
     if isinstance(document, str) and document in list(Recompute):
         return Recompute(document)
     if isinstance(document, dict) and len(document) == 1:
@@ -124,7 +165,8 @@ def recomputation(document: Any) -> Recomputation:
             return SomeOperators(tuple(value))
     words = ", ".join(Recompute)
     close = get_close_matches(document, list(Recompute), n=1) if isinstance(document, str) else []
+    near = f"; nearest: {close[0]}" if close else ""
     raise ValueError(
-        f"recompute is one of {words}, {{full: layers a stage}}, {{selective: layers a stage}} and "
-        f"{{operators: [names]}}, met {Repr().repr(document)}" + (f"; nearest: {close[0]}" if close else "")
+        f"recompute is one of {words}, {{full: layers a stage}}, {{selective: layers a stage}}, "
+        f"{{operators: [names]}} and a list of these, met {Repr().repr(document)}{near}"
     )

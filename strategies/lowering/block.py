@@ -22,7 +22,7 @@ from strategies.lowering.weights import factored_elements, quantised_elements
 from strategies.mesh import OPERATOR_AXES, Axis
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import OfLayer, Recomputation, Recompute
+from strategies.recomputation import OfLayer, OfStage, Recomputation, Recompute, of_stage
 from strategies.schedule import ActionKind
 from strategies.sharding import OperatorSharding
 
@@ -84,8 +84,9 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, ...]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._hows: Numbers[tuple[int, Microbatch, Recomputation, bool, bool, bool, bool]] = Numbers()
-        self._latest: tuple[Plan | None, int, int] = None, -1, -1
+        self._ways: Numbers[tuple[int, Microbatch, bool, bool, bool, bool]] = Numbers()
+        self._hows: Numbers[tuple[int, Recomputation]] = Numbers()
+        self._latest: tuple[Plan | None, int, int, int] = None, -1, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
         self._parameters: dict[tuple[str, int], int] = {}
@@ -96,7 +97,7 @@ class BlockCosts:
         self._memories: dict[tuple[str, int, int, OfLayer, int], BlockMemory] = {}
         self._buffers: dict[tuple[str, int, int], BlockBuffers] = {}
         self._steps: dict[tuple[object, ...], BlockSteps] = {}
-        self._costs: dict[tuple[str, int, bool, object], BlockCost] = {}
+        self._costs: dict[tuple[str, int, OfLayer, object], BlockCost] = {}
 
     def kinds(self, plan: Plan) -> Kinds:
         """Return the kinds of blocks that a plan has: in all of this class a block is named by its kind."""
@@ -122,9 +123,9 @@ class BlockCosts:
 
     def how(self, plan: Plan) -> int:
         """Return a number for how blocks run: equal numbers cost the same on the same rank."""
-        return self._numbers(plan)[2]
+        return self._numbers(plan)[3]
 
-    def _numbers(self, plan: Plan) -> tuple[Plan | None, int, int]:
+    def _numbers(self, plan: Plan) -> tuple[Plan | None, int, int, int]:
         if self._latest[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._shardings.of_same(plan.shardings))
             if key not in self._cut_of:
@@ -132,7 +133,8 @@ class BlockCosts:
             cut = self._cut_of[key]
             adds = self.adds_gradients(plan)
             runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
-            self._latest = plan, cut, self._hows.of((cut, plan.microbatch, plan.recompute, *runs))
+            way = self._ways.of((cut, plan.microbatch, *runs))
+            self._latest = plan, cut, way, self._hows.of((way, plan.recompute))
         return self._latest
 
     def seen(self, plan: Plan, batch: int) -> Plan:
@@ -145,24 +147,27 @@ class BlockCosts:
             self._seen[1][batch] = plan.even(batch)
         return self._seen[1][batch]
 
-    def runs(self, plan: Plan, runs: Runs) -> list[tuple[str, int, bool]]:
-        """Return the blocks of a stage in order, each with how often it occurs in a row, and if it is recomputed."""
-        left = plan.recompute.layers
+    def runs(self, plan: Plan, runs: Runs, how: OfStage) -> list[tuple[str, int, OfLayer]]:
+        """Return the blocks of a stage in order, each with how often it occurs in a row, and what is recomputed."""
+        left = how.layers
         if left is None:
-            return [(block, count, True) for block, count in runs]
-        result: list[tuple[str, int, bool]] = []
+            return [(block, count, how.layer) for block, count in runs]
+        result: list[tuple[str, int, OfLayer]] = []
         for block, count in runs:
             again = min(left, count) if self.block(plan, block).layer else 0
             left -= again
-            result += [(block, n, first) for n, first in ((again, True), (count - again, False)) if n]
+            result += [(block, n, of) for n, of in ((again, how.layer), (count - again, Recompute.NONE)) if n]
         return result
 
-    def cost(self, plan: Plan, name: str, rank: Rank, *, again: bool = True) -> BlockCost:
-        """Return the cost of a block on a rank; ``again`` where it is one of those that the plan recomputes."""
+    def cost(self, plan: Plan, name: str, rank: Rank, how: OfLayer | None = None) -> BlockCost:
+        """Return the cost of a block on a rank.
+
+        ``how`` says what is computed again if it is a layer: by default what the plan says of its first stage.
+        """
         plan = self.seen(plan, rank.batch)
-        key = (name, self.how(plan), again, rank.key)
+        how = of_stage(plan.recompute, 0).layer if how is None else how
+        key = (name, self._numbers(plan)[2], how, rank.key)
         if key not in self._costs:
-            how = plan.recompute.layer if again else Recompute.NONE
             unread = self.problem.training.conventions.recomputes_unread
             steps = with_recompute(self.block(plan, name), self._plain_steps(plan, name, rank), how, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer
@@ -175,7 +180,7 @@ class BlockCosts:
                 steps,
                 chain_ticks(steps.forward),
                 chain_ticks(steps.backward),
-                self.memory(plan, name, again=again),
+                self.memory(plan, name, how),
                 self.parameters(plan, name),
                 self.experts(plan, name),
                 len(self.block(plan, name).parameters),
@@ -199,10 +204,10 @@ class BlockCosts:
         """Return the block of a kind."""
         return self.kinds(plan).of_name[name].block
 
-    def memory(self, plan: Plan, name: str, *, again: bool = True) -> BlockMemory:
-        """Return what one microbatch of a block holds on a rank."""
-        layer = again and self.block(plan, name).layer  # others keep all
-        recompute: OfLayer = plan.recompute.layer if layer else Recompute.NONE
+    def memory(self, plan: Plan, name: str, how: OfLayer | None = None) -> BlockMemory:
+        """Return what one microbatch of a block holds on a rank; ``how`` as in `cost`."""
+        how = of_stage(plan.recompute, 0).layer if how is None else how
+        recompute: OfLayer = how if self.block(plan, name).layer else Recompute.NONE  # others keep all
         size = plan.sequences
         apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
         key = (name, self.cut(plan), size, recompute, apart)

@@ -8,7 +8,8 @@ from itertools import groupby
 import numpy as np
 
 from simulator.program import IntArray
-from strategies.plan import Stage
+from strategies.plan import Plan, Stage
+from strategies.recomputation import OfStage, PerStage, of_stage
 
 Runs = tuple[tuple[str, int], ...]
 """Blocks of a stage in order, each with how often it occurs in a row."""
@@ -31,6 +32,10 @@ class Division:
         """The different blocks."""
         return tuple(dict.fromkeys(block for runs in self.kinds for block, _ in runs))
 
+    def recompute(self, plan: Plan, kind: int) -> OfStage:
+        """Return what a plan that has this division computes again of the stages of a kind."""
+        return of_stage(plan.recompute, self.first_of[kind])
+
     @cached_property
     def first_of(self) -> tuple[int, ...]:
         """The first stage of every kind."""
@@ -43,11 +48,12 @@ def runs_of(stages: tuple[Stage, ...], kinds: Mapping[str, str]) -> tuple[Runs, 
     return tuple(tuple((block, len(list(run))) for block, run in groupby(row)) for row in names)
 
 
-def division(runs: tuple[Runs, ...]) -> Division:
-    """Return the division of stages.
+def division(runs: tuple[Runs, ...], recompute: PerStage | None = None) -> Division:
+    """Return the division of stages: those of a kind have the same blocks and the same recomputation.
 
     >>> division(((("a", 1), ("b", 2)), (("b", 2),), (("b", 2),))).kind_of
     (0, 1, 1)
     """
-    kinds = {kind: number for number, kind in enumerate(dict.fromkeys(runs))}
-    return Division(tuple(kinds), tuple(kinds[kind] for kind in runs))
+    rows = [(each, of_stage(recompute, stage) if recompute else None) for stage, each in enumerate(runs)]
+    kinds = {kind: number for number, kind in enumerate(dict.fromkeys(rows))}
+    return Division(tuple(each for each, _ in kinds), tuple(kinds[kind] for kind in rows))

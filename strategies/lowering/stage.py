@@ -25,6 +25,7 @@ from strategies.mesh import OPERATOR_AXES, Axis
 from strategies.offloading import fraction_of
 from strategies.plan import Plan, Stage
 from strategies.problem import Problem
+from strategies.recomputation import PerStage, of_stage
 from strategies.schedule import ActionKind
 
 __all__ = ["BlockCost", "Machine", "PlanCosts", "Rank", "StageCost", "StageCosts"]
@@ -136,9 +137,9 @@ class StageCosts:
         ] = {}
         self._tensor_costs: Numbers[object] = Numbers()
         self._stages: Numbers[tuple[Stage, ...]] = Numbers()
-        self._divisions: dict[tuple[int, int], Division] = {}
-        self._latest: tuple[tuple[Stage, ...], dict[str, str], Division] = (), {}, division(())
-        self._made: dict[tuple[Runs, ...], Division] = {}
+        self._divisions: dict[tuple[int, int, PerStage | None], Division] = {}
+        self._latest: tuple[tuple[Stage, ...], dict[str, str], PerStage | None, Division] = (), {}, None, division(())
+        self._made: dict[tuple[tuple[Runs, ...], PerStage | None], Division] = {}
         self._stage_costs: dict[tuple[object, ...], StageCost] = {}
         self._laters: dict[tuple[Division, int, tuple[int, ...]], tuple[tuple[str, int], ...]] = {}
         self._plan_costs: dict[tuple[object, ...], PlanCosts] = {}
@@ -210,8 +211,8 @@ class StageCosts:
         later, away = self._later(plan), self._layers_away(plan, stage)
         key = (made, made.kind_of[stage], self.blocks.how(plan), rank.key, ends, later, away)
         if key not in self._stage_costs:
-            runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]])
-            costs = (repeat(self.blocks.cost(plan, block, rank, again=again), count) for block, count, again in runs)
+            runs = self.blocks.runs(plan, made.kinds[made.kind_of[stage]], of_stage(plan.recompute, stage))
+            costs = (repeat(self.blocks.cost(plan, block, rank, how), count) for block, count, how in runs)
             blocks = list(chain.from_iterable(costs))
             memories = ends.applied([(cost.memory, 1) for cost in blocks])
             pairs = zip(blocks, memories, strict=True)
@@ -236,13 +237,14 @@ class StageCosts:
     def division(self, plan: Plan) -> Division:
         """Return what the stages of a plan are made of: of equal stages the same value."""
         kinds = self.blocks.kinds(plan).names
-        if self._latest[0] is not plan.stages or self._latest[1] is not kinds:
-            key = (self._stages.of_same(plan.stages), id(kinds))  # kinds are kept as long as this
+        apart = plan.recompute if isinstance(plan.recompute, PerStage) else None
+        if self._latest[0] is not plan.stages or self._latest[1] is not kinds or self._latest[2] is not apart:
+            key = (self._stages.of_same(plan.stages), id(kinds), apart)  # kinds are kept as long as this
             if key not in self._divisions:
                 runs = runs_of(plan.stages, kinds)
-                self._divisions[key] = self._made.setdefault(runs, division(runs))
-            self._latest = plan.stages, kinds, self._divisions[key]
-        return self._latest[2]
+                self._divisions[key] = self._made.setdefault((runs, apart), division(runs, apart))
+            self._latest = plan.stages, kinds, apart, self._divisions[key]
+        return self._latest[3]
 
     def memories(self, plan: Plan) -> tuple[StageMemory, ...]:
         """Return what one microbatch of every stage holds on a rank."""
@@ -251,15 +253,15 @@ class StageCosts:
         if key not in self._memories:
             stages = list(zip(made.kind_of, (self.ends(plan, stage) for stage in range(len(plan.stages))), strict=True))
             kinds = {
-                (kind, ends): stage_memory(ends.applied(list(self._held_by(plan, made.kinds[kind]))))
+                (kind, ends): stage_memory(ends.applied(list(self._held_by(plan, made, kind))))
                 for kind, ends in dict.fromkeys(stages)
             }
             self._memories[key] = tuple(kinds[each] for each in stages)
         return self._memories[key]
 
-    def _held_by(self, plan: Plan, runs: Runs) -> Iterator[tuple[BlockMemory, int]]:
-        for block, count, again in self.blocks.runs(plan, runs):
-            yield self.blocks.memory(plan, block, again=again), count
+    def _held_by(self, plan: Plan, made: Division, kind: int) -> Iterator[tuple[BlockMemory, int]]:
+        for block, count, how in self.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind)):
+            yield self.blocks.memory(plan, block, how), count
 
     def held(self, plan: Plan) -> Held:
         """Return the parameters on a rank of each pipeline position."""

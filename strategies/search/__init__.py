@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from strategies.search.auto import Auto
 from strategies.search.beam import Beam
 from strategies.search.best_first import BestFirst
 from strategies.search.bottleneck import Bottleneck
@@ -24,13 +25,24 @@ from strategies.search.expert import Expert
 from strategies.search.fan_out import processes
 from strategies.search.frontier import Frontier
 from strategies.search.integer_programming import IntegerProgramming
+from strategies.search.inter_stage_milp import InterStageMILP
+from strategies.search.layer_dp import LayerDP
 from strategies.search.mcmc import MCMC
 from strategies.search.mcts import MCTS
+from strategies.search.pipeline_dp import PipelineDP
 from strategies.search.random import RandomSearch
 from strategies.search.recursive_programming import RecursiveProgramming
 from strategies.search.reinforcement import Reinforcement
 from strategies.search.sharding_propagation import ShardingPropagation
 from strategies.search.space import Space, layouts, neighbours
+
+STAGE_ALGORITHMS: dict[str, type[PipelineDP] | type[LayerDP] | type[InterStageMILP] | type[Auto]] = {
+    "pipeline_dp": PipelineDP,
+    "layer_dp": LayerDP,
+    "inter_stage_milp": InterStageMILP,
+    "auto": Auto,
+}
+"""Algorithms that choose a layout whose stages may differ in their layers and in what they recompute."""
 
 LAYOUT_ALGORITHMS: dict[
     str,
@@ -43,7 +55,11 @@ LAYOUT_ALGORITHMS: dict[
     | type[Reinforcement]
     | type[RandomSearch]
     | type[Expert]
-    | type[Bottleneck],
+    | type[Bottleneck]
+    | type[PipelineDP]
+    | type[LayerDP]
+    | type[InterStageMILP]
+    | type[Auto],
 ] = {
     "best_first": BestFirst,
     "exhaustive": Exhaustive,
@@ -55,6 +71,7 @@ LAYOUT_ALGORITHMS: dict[
     "random": RandomSearch,
     "expert": Expert,
     "bottleneck": Bottleneck,
+    **STAGE_ALGORITHMS,
 }
 """Algorithms that choose a layout of the whole network."""
 
@@ -93,6 +110,8 @@ __all__ = [
     "MCTS",
     "OPERATOR_ALGORITHMS",
     "PINNED_ALGORITHMS",
+    "STAGE_ALGORITHMS",
+    "Auto",
     "Beam",
     "BestFirst",
     "Bottleneck",
@@ -103,8 +122,11 @@ __all__ = [
     "Expert",
     "Frontier",
     "IntegerProgramming",
+    "InterStageMILP",
     "Journal",
+    "LayerDP",
     "OutOfTime",
+    "PipelineDP",
     "Progress",
     "Proof",
     "Proposals",

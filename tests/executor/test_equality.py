@@ -16,7 +16,7 @@ from executor.reference import train
 from executor.run import compare, losses
 from simulator.program import TaskKind
 from strategies.plan import Recompute
-from strategies.recomputation import FirstLayers
+from strategies.recomputation import FirstLayers, PerStage, PerStage
 from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
@@ -41,9 +41,18 @@ TWO = {
     "1f1b": job(pipeline=2, schedule="1f1b", profile=True),
     "interleaved": job(pipeline=2, chunks=2, microbatch=2, schedule="interleaved", profile=True),
     "pipeline-some-full": job(pipeline=2, microbatch=2, stages=(3, 1), recompute=FirstLayers(Recompute.FULL, 2)),
+    "pipeline-per-stage": job(
+        pipeline=2,
+        microbatch=2,
+        stages=(3, 1),
+        recompute=PerStage((FirstLayers(Recompute.FULL, 2), Recompute.SELECTIVE)),
+    ),
     "pipeline-full": job(pipeline=2, microbatch=2, stages=(3, 1), recompute=Recompute.FULL, profile=True),
     "uneven": job(data=2, microbatch=(3, 1)),
     "server": job(data=2, gradient_reduction="parameter_server"),
+    "per-stage": job(
+        pipeline=2, microbatch=2, recompute=PerStage((FirstLayers(Recompute.FULL, 1), Recompute.SELECTIVE))
+    ),
     "zero-2": job(data=2, zero=2, microbatch=2),
     "zero-3-full": job(data=2, zero=3, recompute=Recompute.FULL),
     "zero-3-kept-tied": job(TIED, data=2, zero=3, reshard_after_forward=False, recompute=Recompute.SELECTIVE),

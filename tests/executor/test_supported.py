@@ -8,7 +8,7 @@ from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
 from strategies.plan import Stage
-from strategies.recomputation import SomeOperators
+from strategies.recomputation import PerStage, Recompute, SomeOperators
 
 
 def test_a_plan_that_runs_has_no_reason_against_it() -> None:
@@ -90,6 +90,9 @@ def test_single_operators_are_not_recomputed() -> None:
     good = job(data=2)
     (reason,) = unsupported(good.spec, good.training, replace(good.plan, recompute=SomeOperators(("activation",))))
     assert reason.startswith("recompute:") and "met the operators activation; nearest: selective" in reason
+    one = PerStage((Recompute.FULL, SomeOperators(("activation",))))
+    two = replace(good.plan, stages=good.plan.stages * 2, recompute=one)
+    assert reason in set(unsupported(good.spec, good.training, two))
 
 
 def test_only_the_megatron_cut() -> None:

@@ -125,7 +125,11 @@ def test_the_good_one_is_good() -> None:
         (
             changed(microbatch="recompute: ful"),
             "s.yaml:21:3: plan.recompute: recompute is one of none, selective, full, {full: layers a stage}, "
-            "{selective: layers a stage} and {operators: [names]}, met 'ful'; nearest: full",
+            "{selective: layers a stage}, {operators: [names]} and a list of these, met 'ful'; nearest: full",
+        ),
+        (
+            changed(microbatch="recompute: [full, none]"),
+            "s.yaml:21:3: plan.recompute: recompute of a list has one a stage, of 1 in all, met 2",
         ),
         (
             changed(microbatch="sequence_parallel: yes"),

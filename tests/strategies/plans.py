@@ -40,7 +40,7 @@ from strategies.offloading import NOTHING, WHOLE, Offloading, StepPlace
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from strategies.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
 from strategies.training import Training
 
@@ -49,7 +49,7 @@ from .problems import IDEAL
 T = TypeVar("T")
 SEQUENCE, HEADS, EXPERTS = 32, 8, 4
 
-RECOMPUTATIONS: tuple[Recomputation, ...] = (
+RECOMPUTATIONS: tuple[OfStage, ...] = (
     *Recompute,
     FirstLayers(Recompute.FULL, 1),
     FirstLayers(Recompute.SELECTIVE, 1),
@@ -166,6 +166,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         microbatch=_microbatch(choose, degrees),
         stages=stages,
         **_sharing(choose, data, degrees["expert"]),
+        recompute=_recompute(choose, SCHEDULES[schedule].num_stages(pipeline, chunks)),
         **_choices(choose, kind, degrees),
     )
     machine = _machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
@@ -240,11 +241,17 @@ def _sharing(choose: Choose, data: int, expert: int) -> dict[str, Any]:
     }
 
 
+def _recompute(choose: Choose, stages: int) -> Recomputation:
+    """Return what all stages recompute, or what each does."""
+    if choose([True, True, False]):
+        return choose(RECOMPUTATIONS)
+    return PerStage(tuple(choose(RECOMPUTATIONS) for _ in range(stages)))
+
+
 def _choices(choose: Choose, kind: str, degrees: dict[str, Any]) -> dict[str, Any]:
     """Return what can be chosen whatever the degrees are."""
     return {
         "sequence_parallel": degrees["tensor"] > 1 and degrees["tensor_rows"] == 1 and choose([False, True]),
-        "recompute": choose(RECOMPUTATIONS),
         "overlap_gradients": choose([False, True]),
         "scatter_gather": choose([False, True]),
         "offload": choose(OFFLOADINGS),

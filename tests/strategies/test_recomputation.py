@@ -1,5 +1,6 @@
 """Recompute of some layers and of some operators: what it costs, and what it gives back."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from strategies.parallelism import Attention
 from strategies.path_times import path_times
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recomputation, SomeOperators, recomputation
+from strategies.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
 from strategies.schedule import ActionKind
 
 from .problems import problem
@@ -262,11 +263,11 @@ def test_a_layout_refuses_what_its_model_does_not_have(how: Recomputation, messa
 def test_layers_are_counted_over_all_runs_of_a_stage(count: int, runs: list[tuple[str, int]]) -> None:
     small = problem(devices=1, layers=9)
     plan = plan_of(small, Layout(), FirstLayers(Recompute.FULL, count))
-    found = StageCosts(small).blocks.runs(plan, tuple(runs))
+    found = StageCosts(small).blocks.runs(plan, tuple(runs), FirstLayers(Recompute.FULL, count))
     assert [name for name, n, _ in found for _ in range(n)] == [name for name, n in runs for _ in range(n)]
-    again = [first for name, n, first in found if name == "layers" for _ in range(n)]
+    again = [how is Recompute.FULL for name, n, how in found if name == "layers" for _ in range(n)]
     assert again == [index < count for index in range(len(again))]
-    assert not any(first for name, _, first in found if name != "layers")
+    assert all(how is Recompute.NONE for name, _, how in found if name != "layers")
 
 
 @given(CUTS, st.booleans())
@@ -284,3 +285,60 @@ def test_what_backward_does_not_read_is_run_again_by_some_frameworks_only(layout
         forward = {step.operators for step in steps.forward if step.kind is TaskKind.FORWARD}
         found.append(forward - again)
     assert found == [{"combine", "feed_forward_residual"} if mixed else {"down", "feed_forward_residual"}, set()]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("how", [*Recompute, FirstLayers(Recompute.FULL, 1), SomeOperators(("qkv",))])
+def test_stages_that_say_the_same_are_the_uniform_plan(schedule: str, how: Recomputation) -> None:
+    small = problem(devices=4, layers=8)
+    layout = Layout(pipeline=2, data=2, schedule=schedule, chunks=2 if schedule == "interleaved" else 1, zero=1)
+    stages = layout.pipeline * layout.chunks
+    uniform, each = (plan_of(small, layout, way) for way in (how, PerStage((how,) * stages)))
+    times = [simulate(lower(small, plan)) for plan in (uniform, each)]
+    assert times[0].spans == times[1].spans
+    assert times[0].memory == times[1].memory
+
+
+def test_a_stage_takes_what_it_recomputes_and_no_other_does() -> None:
+    # every stage costs, in every pass, what it costs in the plan whose stages all do what this one does
+    small = problem(devices=4, layers=8)
+    ways = (Recompute.NONE, Recompute.FULL, FirstLayers(Recompute.FULL, 1), Recompute.SELECTIVE)
+    costs = StageCosts(small)
+    mixed = plan_of(small, Layout(pipeline=4), PerStage(ways))
+    for stage, how in enumerate(ways):
+        alone = plan_of(small, Layout(pipeline=4), how)
+        assert costs.of(mixed).stages[stage] == costs.of(alone).stages[stage]
+        assert costs.memories(mixed)[stage] == costs.memories(alone)[stage]
+        for peak in (costs, StageCosts(small)):
+            profiles = [simulate(lower(small, plan, costs=peak)).memory[stage].peak for plan in (mixed, alone)]
+            assert profiles[0] == profiles[1]
+
+
+def test_a_list_says_one_recomputation_a_stage_and_comes_back() -> None:
+    document = ["full", {"full": 6}, "none", {"operators": ["qkv"]}]
+    found = recomputation(document)
+    assert found == PerStage((Recompute.FULL, FirstLayers(Recompute.FULL, 6), Recompute.NONE, SomeOperators(("qkv",))))
+    assert found.document == document
+    assert str(found) == "full on 1 stage, full (6 layers a stage) on 1 stage, none on 1 stage, qkv on 1 stage"
+    small = problem(devices=4, layers=8)
+    plan = plan_of(small, Layout(pipeline=4), PerStage((Recompute.FULL, *(Recompute.NONE,) * 3)))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ((Recompute.FULL,) * 3, "recompute of a list has one a stage, of 4 in all, met 3"),
+        ((*(Recompute.NONE,) * 3, FirstLayers(Recompute.FULL, 3)), "stage 3 has 2 layers to recompute, met 3"),
+        ((SomeOperators(("qkw",)), *(Recompute.NONE,) * 3), "met qkw; nearest: qkv"),
+    ],
+)
+def test_a_layout_refuses_stages_that_do_not_match(stages: tuple[Any, ...], message: str) -> None:
+    (broken,) = violations(problem(devices=4, layers=8), Layout(pipeline=4, recompute=PerStage(stages)))
+    assert broken.field == "recompute" and message in broken.message
+
+
+@pytest.mark.parametrize("document", [[], [["full"]], ["full", 3]])
+def test_a_list_of_something_else_is_refused(document: Any) -> None:
+    with pytest.raises(ValueError, match=r"^recompute (of stages says something|is one of none, selective, full)"):
+        recomputation(document)

@@ -11,7 +11,7 @@ from simulator.accelerator import Accelerator
 from simulator.cluster import homogeneous
 from simulator.host import Host
 from simulator.link import Link
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind
+from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -31,12 +31,13 @@ def small_problem(
 ) -> Problem:
     """Return a network of ``layers`` equal layers and a head, on a cluster."""
     tokens = (("batch", 1), ("sequence", sequence))
-    attention = Operator("attention", OperatorKind.ATTENTION, (*tokens, ("heads", heads)), (), (), flops_per_point=2)
-    up = Operator("up", OperatorKind.MATMUL, (*tokens, ("ffn", ffn)), (), (), flops_per_point=2)
-    norm = Operator("norm", OperatorKind.NORM, tokens, (), (), flops_per_point=1)
+    x, y, z = (Tensor(name, ("batch", "sequence"), (1, sequence), "bf16") for name in "xyz")
+    attention = Operator("attention", OperatorKind.NORM, (*tokens, ("heads", heads)), ("x",), ("y",), flops_per_point=2)
+    up = Operator("up", OperatorKind.NORM, (*tokens, ("ffn", ffn)), ("y",), ("z",), flops_per_point=2)
+    norm = Operator("norm", OperatorKind.NORM, tokens, ("z",), ("x",), flops_per_point=1)
     blocks = (
-        Block("layers", (attention, up), (), (), (), repeat=layers),
-        Block("head", (norm,), (), (), ()),
+        Block("layers", (attention, up), (x, y, z), ("x",), ("z",), repeat=layers),
+        Block("head", (norm,), (z, x), ("z",), ("x",)),
     )
     link = Link(latency=1e-6, bandwidth=1e10)
     accelerator = Accelerator("small", (("bf16", 1e12),), memory=1e9, memory_bandwidth=1e12)

@@ -1,0 +1,180 @@
+"""Layers and recomputation of every stage by mixed integer programs.
+
+References
+----------
+.. [1] Zhu et al., "Mist: efficient distributed training of large language models via memory-parallelism
+   co-optimization", EuroSys 2025.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from simulator.units import TICKS_PER_SECOND, to_seconds
+from strategies.completion import complete
+from strategies.cost_model import CostModel
+from strategies.layout import Layout
+from strategies.lowering import StageCosts
+from strategies.plan import Plan
+from strategies.problem import Problem
+from strategies.recomputation import OfStage, Recompute
+from strategies.search.driver import Proof, Proposals
+from strategies.search.per_stage import (
+    best_of,
+    dividable,
+    divided,
+    meshes,
+    promising,
+    recomputed,
+    stage_options,
+    ways,
+    whole_layers,
+)
+from strategies.search.space import Space
+from strategies.stages.division import DivisionProblem
+from strategies.stages.inter_stage import inter_stage
+from strategies.stages.linear_program import Divided, DivisionProgram, rounded
+from strategies.stages.tables import division_problem, least_work
+
+MIST_SPREAD = 2
+"""Layers that a stage of Mist's may have more or fewer than if all had as many (``inter_tuning_mip.py``)."""
+
+
+class _Waiting(NamedTuple):
+    """A mesh in the queue: seconds that its step takes at least, and whether its linear program says so."""
+
+    bound: float
+    relaxed: bool
+    number: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class InterStageMILP:
+    """Layers and recomputed layers of every stage, by integer programs with critical paths (after Mist, EuroSys 2025).
+
+    A mesh is a layout of the space, whatever its layers' stages and recomputation. Meshes wait by their lower bound:
+    first that of their work, then of a linear program whose rows are critical paths, then of its integer program,
+    whose solution is simulated. It ends when no bound left is below the best step time. What is proven holds for all
+    divisions of layers whose stages have at least one layer and at most so many more or fewer than if all had as
+    many, each with the first so many of its layers recomputed, selectively or whole.
+
+    Parameters
+    ----------
+    spread, looped_spread
+        Layers that a stage may have more or fewer than if all had as many: of schedules with one chunk a rank, and of
+        those with several. All may have as few and as many as stages of the mesh.
+    nodes
+        Nodes of the tree of an integer program before its bound is taken as it is.
+    tolerance
+        What may be faster than the best by no more than this part is not looked for.
+    faithful
+        As published: for every mesh whose schedule has one chunk a rank, the layers of stages, at most two more or
+        fewer, for which Mist's formula is least; the plans with the least times are simulated, and nothing is proven.
+    choices
+        Used where ``faithful``: plans that are simulated.
+    """
+
+    name: ClassVar[str] = "inter_stage_milp"
+
+    spread: int = 16
+    looped_spread: int = 0
+    nodes: int = 20
+    tolerance: float = 0.01
+    faithful: bool = False
+    choices: int = 32
+
+    def __post_init__(self) -> None:
+        if min(self.spread, self.looped_spread, self.nodes - 1, self.choices - 1) < 0 or not self.tolerance >= 0:
+            raise ValueError(
+                "inter_stage_milp: spread, looped_spread and tolerance are at least 0, nodes and choices 1, met "
+                f"{self.spread}, {self.looped_spread}, {self.tolerance}, {self.nodes} and {self.choices}"
+            )
+
+    def _spread(self, layout: Layout) -> int:
+        return self.looped_spread if layout.chunks > 1 else self.spread
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield a uniform plan, then ever better divisions, and how fast any can be."""
+        if self.faithful:
+            yield from best_of(problem, space, costs, list(_published(problem, space)), self.choices)
+            return None
+        first = promising(problem, space, costs)
+        best = inf if first is None else (yield complete(problem, first)).step_time
+        return (yield from self.refine(problem, space, costs, meshes(problem, space), best))
+
+    def refine(
+        self, problem: Problem, space: Space, costs: CostModel, among: Iterable[Layout], best: float
+    ) -> Proposals:
+        """Yield divisions of the layers of meshes that may take less than ``best`` seconds; return what is proven."""
+        tables, allowed, floor = StageCosts(problem), ways(space), inf
+        queue: list[_Waiting] = []
+        proves = whole_layers(space)
+        for number, layout in enumerate(among):
+            if dividable(layout):
+                plan = complete(problem, layout)
+                costs.bound(plan)  # which ends the search where its time is up
+                work = to_seconds(int(least_work(tables, plan, self._spread(layout))))
+                heappush(queue, _Waiting(work, False, number, layout))
+            else:
+                proves = False
+        while queue and queue[0].bound < (enough := best / (1 + self.tolerance)):
+            if proves:
+                yield Proof(min(queue[0].bound, floor))
+            mesh = heappop(queue)
+            plan = complete(problem, mesh.layout)
+            costs.bound(plan)
+            given = division_problem(tables, plan, allowed, self._spread(mesh.layout))
+            program = DivisionProgram(given)
+            found = program.relaxed(enough * TICKS_PER_SECOND)
+            if found is not None and mesh.relaxed:
+                found = program.whole(self.nodes, enough * TICKS_PER_SECOND)
+            bound = max(mesh.bound, min(program.bound / TICKS_PER_SECOND, enough))
+            if not mesh.relaxed and found is not None:
+                heappush(queue, mesh._replace(bound=bound, relaxed=True))
+                continue
+            floor = min(floor, bound)
+            chosen = None if found is None else _plan(problem, mesh.layout, given, found, allowed)
+            if chosen is not None and costs.fits(chosen):
+                best = min(best, (yield chosen).step_time)
+        proven = min(floor, best / (1 + self.tolerance))
+        return Proof(proven) if proves and proven < inf else None
+
+
+def _published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
+    """Yield for every mesh the division for which Mist's formula is least, and what it says."""
+    tables, allowed = StageCosts(problem), ways(space)
+    for layout in meshes(problem, space):
+        if layout.chunks > 1 or not dividable(layout):
+            continue
+        given = division_problem(tables, complete(problem, layout), allowed, MIST_SPREAD)
+        counts = range(given.fewest, given.most + 1)
+        rows: list[dict[int, list[tuple[float, OfStage]]]] = [
+            {n: options for n in counts if (options := stage_options(given, allowed, stage, n))}
+            for stage in range(given.stages)
+        ]
+        after = [{n: float(given.tail[s] + n * given.tail_layer[s]) for n in row} for s, row in enumerate(rows)]
+        points = [
+            {n: [(time, extra[n]) for time, _ in options] for n, options in row.items()}
+            for row, extra in zip(rows, after, strict=True)
+        ]
+        microbatches = len(given.arranged.code) // (2 * given.stages)
+        found = inter_stage(points, given.layers, microbatches)
+        if found is not None:
+            chosen = zip(rows, found.counts, found.points, strict=True)
+            yield found.time, divided(layout, found.counts, [row[n][point][1] for row, n, point in chosen])
+
+
+def _plan(
+    problem: Problem, layout: Layout, given: DivisionProblem, found: Divided, allowed: tuple[Recompute, ...]
+) -> Plan:
+    """Return the plan of a choice, with whole layers."""
+    counts = rounded(found.counts, np.full(given.stages, float(given.most)), given.ranks)
+    again = np.array([rounded(row, counts.astype(float), given.ranks) for row in found.recomputed]).reshape(
+        -1, given.stages
+    )
+    return complete(problem, divided(layout, counts.tolist(), recomputed(counts, again, allowed)))

@@ -1,0 +1,243 @@
+"""The numbers of a division of layers, from the costs of a plan."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from simulator.program import IntArray
+from strategies.bound import Bounds
+from strategies.durations import Durations
+from strategies.lowering import StageCosts
+from strategies.lowering.stage import Machine, Rank
+from strategies.needs import Needs
+from strategies.orders import orders
+from strategies.plan import Plan, Stage
+from strategies.recomputation import OfLayer, Recompute
+from strategies.stages.critical_path import FloatArray
+from strategies.stages.division import DivisionProblem, Moments
+from strategies.walk import arrangement
+
+WAYS = (Recompute.SELECTIVE, Recompute.FULL)
+"""How a layer may be recomputed."""
+
+ROUNDING = 1024.0
+"""Bytes by which shares of states that are rounded up may differ from a straight line: of each less than an element."""
+
+
+def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> DivisionProblem:
+    """Return the division of the layers of a plan of one rank a data shard and stage.
+
+    No step that the simulator makes of a division and its recomputations takes less than its critical path, and every
+    division that fits in memory has room: of layers or ranks that differ, the least counts.
+
+    Parameters
+    ----------
+    plan
+        Any division of the layers, on a schedule of `strategies.path_times.WALKED`.
+    ways
+        Those of `WAYS` that a layer may be recomputed in.
+    spread
+        Layers that a stage may have more or fewer than if all had as many, if no stage of the plan has still more or
+        fewer; each has at least one.
+    """
+    return _Tables(costs, plan, ways, spread).problem()
+
+
+def least_work(costs: StageCosts, plan: Plan, spread: int) -> float:
+    """Return ticks that no division of a plan's layers is below: ranks share the work as their speeds allow.
+
+    A rank with ``n`` layers of ``w`` ticks, ``h`` ticks besides and a way of ``d`` ticks before its first pass and
+    after its last takes ``d + microbatches * (w * n + h)``. The layers of all ranks are given, and the latest rank is
+    earliest where all are as late. Ways are as short as they can be: through stages with the fewest layers.
+    """
+    return _Tables(costs, plan, (), spread).work()
+
+
+class _Tables:
+    def __init__(self, costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...], spread: int) -> None:
+        self.costs, self.ways = costs, ways
+        self.plan = replace(plan, recompute=Recompute.NONE)
+        self.machine: Machine = costs.machine(self.plan)
+        self.positions = np.array(plan.positions)
+        occurrences = costs.problem.graph.occurrences
+        names = [name for name, block in occurrences if block.layer] or [occurrences[0][0]]
+        kinds = costs.blocks.kinds(self.plan).names
+        self.layers = len(names)
+        self.kinds = tuple(dict.fromkeys(kinds[name] for name in names))
+        self.lightest = min(names, key=lambda name: costs.blocks.parameters(self.plan, kinds[name]))
+        own = set(names)
+        self.besides = [[name for name in stage.blocks if name not in own] for stage in plan.stages]
+        self.besides_kinds = [[kinds[name] for name in row] for row in self.besides]
+        stages = len(plan.stages)
+        self.ranks = self.machine.ranks if plan.pipeline > 1 else [[self._slowest()]]
+        counts = [len(stage.blocks) - len(row) for stage, row in zip(plan.stages, self.besides, strict=True)]
+        self.fewest = max(1, min(self.layers // stages - spread, *counts, self.layers))
+        self.most = min(self.layers, max(-(-self.layers // stages) + spread, *counts, 1))
+
+    def _slowest(self) -> Rank:
+        """Return the rank that takes longest where each runs all layers: all wait for it."""
+
+        def ticks(rank: Rank) -> int:
+            found = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.kinds)
+            return sum(each.forward_ticks + each.backward_ticks for each in found)
+
+        return max(self.machine.ranks[0], key=ticks)
+
+    def problem(self) -> DivisionProblem:
+        """Return the numbers."""
+        low, high = (self._same(count) for count in (self.fewest, max(self.most, self.fewest + 1)))
+        bounds, needs = self.costs.once(Bounds), self.costs.once(Needs)
+        tail, tail_layer = self._line(*(np.array(bounds.tails(each, self.machine), float) for each in (low, high)))
+        held, states = self._line(*(needs.held(each).astype(float) for each in (low, high)))
+        layer = np.stack([self.layer(forward=True), self.layer(forward=False)], axis=1).ravel()
+        full = np.array([[self._backward(how)[at] for at in self.positions] for how in self.ways])
+        plain = np.array(self._backward(Recompute.NONE))[self.positions]
+        kept_layer = min(self._memory(name, Recompute.NONE) for name in self.kinds)
+        least = [min(self._memory(name, how) for name in self.kinds) for how in self.ways]
+        stages, plan = len(self.positions), self.plan
+        return DivisionProblem(
+            arranged=arrangement(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks),
+            layers=self.layers,
+            fewest=self.fewest,
+            most=self.most,
+            ends=self.ends(),
+            layer=layer,
+            again=np.maximum(full.reshape(len(self.ways), stages) - plain, 0.0),
+            sends=self._sends(),
+            tail=tail,
+            tail_layer=tail_layer,
+            kept=np.array([sum(self._memory(n, Recompute.NONE) for n in row) for row in self.besides_kinds], float),
+            kept_layer=np.full(stages, float(kept_layer)),
+            saved=np.array([np.full(stages, max(kept_layer - each, 0)) for each in least], float).reshape(-1, stages),
+            moments=self._moments(needs.capacity(self.plan, self.plan.sequences) - held + ROUNDING),
+            states=states,
+        )
+
+    def work(self) -> float:
+        """Return the ticks that the ranks take if all are as late."""
+        ranks, count = self.plan.pipeline, self.plan.num_microbatches
+        each = self.layer(forward=True) + self.layer(forward=False)
+        besides, sends = (row.reshape(-1, 2).sum(axis=1) for row in (self.ends(), self._sends()))
+        way = np.cumsum(self.fewest * each + besides + sends)[: ranks - 1]
+        tail = min(self.costs.once(Bounds).tails(self._same(self.fewest), self.machine))
+        fixed = count * besides.reshape(-1, ranks).sum(axis=0) + np.r_[0.0, way] + tail
+        least = count * each[:ranks]
+        if (least <= 0).any():
+            return float(fixed.max())
+        return float((self.layers + (fixed / least).sum()) / (1 / least).sum())
+
+    def _same(self, count: int) -> Plan:
+        """Return a plan whose stages all have so many copies of the lightest layer."""
+        layers = (self.lightest,) * count
+        rows = [(*row, *layers) if stage == 0 else (*layers, *row) for stage, row in enumerate(self.besides)]
+        return replace(self.plan, stages=tuple(map(Stage, rows)))
+
+    def _line(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the line through the values with the fewest and the most layers on every rank."""
+        chunks = self.plan.chunks
+        first, last = chunks * self.fewest, chunks * max(self.most, self.fewest + 1)
+        each = (high - low) / (last - first)
+        return low - each * first, each
+
+    def layer(self, *, forward: bool) -> FloatArray:
+        if not forward:
+            result: FloatArray = np.array(self._backward(Recompute.NONE), float)[self.positions]
+            return result
+        blocks, ranks = self.costs.blocks, self.ranks
+        each = [
+            min(blocks.cost(self.plan, name, rank, Recompute.NONE).forward_ticks for rank in own for name in self.kinds)
+            for own in ranks
+        ]
+        least: FloatArray = np.array(each, float)[self.positions]
+        return least
+
+    def _backward(self, how: OfLayer) -> list[int]:
+        """Return the least ticks of a layer's backward on every position."""
+        blocks, ranks = self.costs.blocks, self.ranks
+        return [
+            min(blocks.cost(self.plan, name, rank, how).backward_ticks for rank in own for name in self.kinds)
+            for own in ranks
+        ]
+
+    def ends(self) -> FloatArray:
+        """Return the least ticks of what every stage runs besides layers."""
+        result = np.zeros((len(self.positions), 2))
+        for stage, names in enumerate(self.besides_kinds):
+            ranks = self.ranks[self.positions[stage]]
+            for name in names:
+                found = [self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for rank in ranks]
+                result[stage] += min(each.forward_ticks for each in found), min(each.backward_ticks for each in found)
+        return result.ravel()
+
+    def _sends(self) -> FloatArray:
+        """Return the ticks of transfers; none where it depends on the division what is sent."""
+        stages = len(self.positions)
+        if len({self.costs.boundary_bytes(self.plan, stage) for stage in range(stages - 1)}) > 1:
+            return np.zeros(2 * stages)
+        sends = self.costs.once(Durations).sends(self.plan, self.machine)
+        return np.stack([np.array(each, float) for each in sends], axis=1).ravel()
+
+    def _memory(self, name: str, how: OfLayer) -> int:
+        return self.costs.blocks.memory(self.plan, name, how).kept
+
+    def _moments(self, room: FloatArray) -> tuple[Moments, ...]:
+        """Return the moments at which backwards begin, of those with as little room the ones when most is kept."""
+        plan, stages = self.plan, len(self.positions)
+        if self.costs.problem.training.conventions.buffers_every_microbatch:
+            return (Moments(np.zeros((0, stages), np.int64), np.zeros(0)),) * plan.pipeline
+        rows = fullest_moments(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+        working = [self._working(stage) for stage in range(stages)]
+        result = []
+        for rank, found in enumerate(rows):
+            alive = np.zeros((len(found), stages), np.int64)
+            for row, (kept, _) in enumerate(found):
+                alive[row, rank :: plan.pipeline] = kept
+            result.append(Moments(alive, np.array([room[rank] - working[stage] for _, stage in found], float)))
+        return tuple(result)
+
+    def _working(self, stage: int) -> int:
+        """Return bytes that a backward of a stage holds at least besides what is kept: at the end of the stage."""
+        if self.plan.zero >= 2:  # gradients may be counted with what they take the place of
+            return 0
+        memory = self.costs.blocks.memory
+        if stage and self.besides_kinds[stage]:
+            last = memory(self.plan, self.besides_kinds[stage][-1], Recompute.NONE)
+            return max(last.recomputed + last.backward, 0)
+        found = (memory(self.plan, name, how) for name in self.kinds for how in (Recompute.NONE, *self.ways))
+        return max(min(each.recomputed + each.backward for each in found), 0)
+
+
+@lru_cache(maxsize=512)
+def fullest_moments(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[list[tuple[IntArray, int]], ...]:
+    """Return for every rank the moments when most is kept: microbatches of each of its stages, whose backward begins.
+
+    Left out are moments at which a backward of the same stage begins with no more of any stage.
+
+    >>> [[(kept.tolist(), stage) for kept, stage in rank] for rank in fullest_moments("1f1b", 2, 4, 1)]
+    [[([2], 0)], [([1], 1)]]
+    """
+    found = orders(name, ranks, microbatches, chunks)
+    result = []
+    for first, end in zip(found.start, found.start[1:], strict=False):
+        passes = found.passes[first:end]
+        chunk, backward = passes // 2 // ranks, passes % 2
+        change = np.zeros((len(passes), chunks), np.int64)
+        change[np.arange(len(passes)), chunk] = 1 - 2 * backward
+        held = np.cumsum(change, axis=0) - change
+        rows: list[tuple[IntArray, int]] = []
+        for stage in dict.fromkeys((passes[backward == 1] // 2).tolist()):
+            rows += [(row, stage) for row in _largest(held[passes == 2 * stage + 1])]
+        result.append(rows)
+    return tuple(result)
+
+
+def _largest(rows: IntArray) -> list[IntArray]:
+    """Return the rows of which no other one is at least as large everywhere."""
+    rows = np.unique(rows, axis=0)
+    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
+    kept: list[IntArray] = []
+    for row in rows:
+        if not any((row <= other).all() for other in kept):
+            kept.append(row)
+    return kept
