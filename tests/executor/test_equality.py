@@ -16,7 +16,7 @@ from executor.reference import train
 from executor.run import compare, losses
 from simulator.program import TaskKind
 from strategies.plan import Recompute
-from strategies.recomputation import FirstLayers, PerStage, PerStage
+from strategies.recomputation import FirstLayers, PerStage
 from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
