@@ -39,16 +39,16 @@ class Needs:
         if self._by_simulation(plan):
             return int(max(profile.peak for profile in self._simulated(plan)))
         seen = (plan.even(size) for size in plan.sizes)
-        return max(int((self._held(each) + self._peaks(each)).max()) for each in seen)
+        return max(int((self.held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its pipeline position needs."""
         if self._by_simulation(plan):
             return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
-        return all(self._fits(plan.even(size), self._capacity(plan, size)) for size in plan.sizes)
+        return all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
 
     def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
-        held = self._held(plan)
+        held = self.held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
 
     def _by_simulation(self, plan: Plan) -> bool:
@@ -61,7 +61,7 @@ class Needs:
     def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
         return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
 
-    def _held(self, plan: Plan) -> IntArray:
+    def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
         buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
@@ -125,7 +125,7 @@ class Needs:
             result[variant] = pass_memory(memories[::turn], held, kind)
         return result
 
-    def _capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
+    def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
         """Return the memory of the smallest device of every pipeline position with microbatches of a size."""
         uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
         key = (plan.mesh.axes, plan.placement, uneven)

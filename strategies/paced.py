@@ -34,7 +34,9 @@ def paced(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> tuple
     """
     layers = [block for _, block in problem.graph.occurrences if block.layer]
     rest = [block for _, block in problem.graph.occurrences if not block.layer]
-    layer, head = ([_slowest(problem, layout, blocks, at) for at in range(layout.pipeline)] for blocks in (layers, rest))
+    layer, head = (
+        [_slowest(problem, layout, blocks, at) for at in range(layout.pipeline)] for blocks in (layers, rest)
+    )
     each = [layer[at] / max(len(layers), 1) for at in positions]
     counts = [1] * len(positions)
     load = list(each)

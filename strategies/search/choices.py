@@ -5,9 +5,10 @@ What a rule depends on is asked of `strategies.layout_rules` once and kept, so t
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
-from math import isqrt
+from math import ceil, isqrt
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from strategies.group import Group, PassChoice, StateChoice
 from strategies.layout import ZERO_STAGES, Layout
 from strategies.layout_rules import violations
-from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS
+from strategies.mesh import AXES, REPLICA
 from strategies.offload_rules import Around, offload_rules
-from strategies.offloading import NOTHING, WHOLE, Offloading, fraction_of
+from strategies.offloading import NOTHING, Offloading, fraction_of
 from strategies.paced import paced
 from strategies.parallelism import EXPERTS, Attention
 from strategies.partition import num_layers, partition
@@ -35,14 +36,17 @@ USUAL_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 """What the space has where no limit names others."""
 USUAL_ZERO = (0, 1)
 
-QUARTERS = (0.25, 0.5, 0.75, 1.0)
-"""Fractions that are offloaded where no limit names others."""
+OFFLOADED = (0.5, 1.0)
+"""Fractions of optimizer states that a wide space offloads."""
+
+RECOMPUTED = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
+"""Fractions of a stage's layers that a wide space recomputes, besides none and all of them."""
+
+LEAST_TOKENS = 2048
+"""Tokens of a sequence that a rank has at least where a wide space divides it: less is no long sequence."""
 
 LEAST_BUSY = 7 / 8
 """The part of the free devices that a wide space uses at least."""
-
-PIPELINE_INSIDE = (REPLICA, DATA, EXPERT, CONTEXT, PIPELINE, TENSOR_ROWS, TENSOR)
-"""The axes with pipeline ranks next to each other, just outside tensor parallelism."""
 
 DEGREES = ("data", "tensor", "pipeline", "context", "tensor_rows")
 """What multiplies to the number of ranks."""
@@ -84,9 +88,11 @@ class Choices:
             for microbatch in self.microbatches(degrees.data, degrees.tensor_rows):
                 yield replace(degrees, microbatch=microbatch)
 
-    def groups(self, family: Layout) -> Iterator[Group]:
-        """Yield the groups of a family."""
+    def groups(self, family: Layout, *, pairs: bool | None = None) -> Iterator[Group]:
+        """Yield the groups of a family, those alone whose passes run in ``pairs`` or those whose do not, or all."""
         for scheduled in self.schedules(family):
+            if pairs is not None and pairs is (SCHEDULES[scheduled.name].pairs is no_pairs):
+                continue
             for slices in self._slices(family):
                 found = self._group(family, scheduled, slices=slices)
                 if found.count:
@@ -200,7 +206,9 @@ class Choices:
         """Return whether no axis cuts what it must not."""
         key = tuple(getattr(layout, name) for name in _CUT_FIELDS)
         if key not in self._cuts:
-            probe = Layout(data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(_CUT_FIELDS, key, strict=True)))
+            probe = Layout(
+                data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(_CUT_FIELDS, key, strict=True))
+            )
             self._cuts[key] = all(broken.field not in _CUT_FIELDS for broken in violations(self.problem, probe))
         return self._cuts[key]
 
@@ -225,7 +233,7 @@ class Choices:
     def _contexts(self, ranks: int) -> Sequence[int]:
         if self.space.context is None and not self.space.wide:
             return (1,)
-        limit = self.space.context or range(1, self.problem.cluster.first.devices + 1)
+        limit = self.space.context or range(1, max(self.graph.sequence // LEAST_TOKENS, 1) + 1)
         return [context for context in _divisors(ranks) if context in limit and self.graph.sequence % context == 0]
 
     def _attentions(self) -> tuple[Attention, ...]:
@@ -237,20 +245,17 @@ class Choices:
 
     def _shards(self, layout: Layout) -> Sequence[int]:
         """Return how many data ranks may share states; 0 for all."""
-        data, per_node = layout.data, self.problem.cluster.first.devices
-        inside = per_node // (layout.tensor * layout.tensor_rows * layout.context)
-        usual = (0, inside) if self.space.wide else (0,)
-        found = dict.fromkeys(0 if n == data else n for n in _limited(self.space.zero_shards, usual))
+        data = layout.data
+        found = dict.fromkeys(0 if n == data else n for n in _limited(self.space.zero_shards, (0,)))
         zero = any(_limited(self.space.zero, ZERO_STAGES if self.space.wide else USUAL_ZERO))
         legal = (n for n in found if n > 1 and zero and data % n == 0 and n % layout.expert == 0)
         return [0] * (0 in found) + list(legal)
 
     def _orders(self, layout: Layout) -> list[tuple[str, ...]]:
         """Return the orders of axes; of those that lay the ranks alike the first."""
-        usual = (AXES, PIPELINE_INSIDE) if self.space.wide else (AXES,)
         long = {name for name in AXES if name != REPLICA and getattr(layout, name) > 1}
         found: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for order in self.space.order or usual:
+        for order in self.space.order or (AXES,):
             if long <= set(order):
                 found.setdefault(tuple(name for name in order if name in long), order)
         return list(found.values())
@@ -346,7 +351,8 @@ class Choices:
         if self.space.recompute is not None:
             named = (Recompute(each) if isinstance(each, str) else each for each in self.space.recompute)
             return tuple(dict.fromkeys(each for each in named if (each.layers or 0) <= most))
-        some = (FirstLayers(how, n) for how in (Recompute.SELECTIVE, Recompute.FULL) for n in range(1, most))
+        first = dict.fromkeys(ceil(most * part) for part in RECOMPUTED)
+        some = (FirstLayers(how, n) for how in (Recompute.SELECTIVE, Recompute.FULL) for n in first if n < most)
         return (*Recompute, *some) if self.space.wide else tuple(Recompute)
 
     def _activations(self, counts: tuple[int, ...], pipeline: int) -> tuple[tuple[float, ...], ...]:
@@ -369,7 +375,7 @@ class Choices:
             space, flags = self.space, (True, False)
             zeros = sorted(set(_of_wide(space.zero, USUAL_ZERO, ZERO_STAGES, space.wide)))
             zeros = [zero for zero in zeros if zero or not layout.zero_shards]
-            overlaps = tuple(dict.fromkeys(_of_wide(space.overlap_gradients, (True,), flags, space.wide)))
+            overlaps = tuple(dict.fromkeys(space.overlap_gradients or (True,)))
             kept = tuple(dict.fromkeys(_of_wide(space.reshard_after_forward, (True,), flags, space.wide)))
             central = tuple(dict.fromkeys(space.gradient_reduction or ("all_reduce",)))
             away = tuple(dict.fromkeys(replace(each, activations=()) for each in self._allowed_offloads))
@@ -419,9 +425,7 @@ class Choices:
             return tuple(dict.fromkeys(self.space.offload))
         if not self.space.wide:
             return (NOTHING,)
-        states = [NOTHING, *(Offloading(optimizer=(part,)) for part in QUARTERS), Offloading(WHOLE, WHOLE)]
-        away = ((), *((part,) for part in QUARTERS))
-        return tuple(_joined(*each) for each in product(states, away))
+        return (NOTHING, *(Offloading(optimizer=(part,)) for part in OFFLOADED))
 
 
 _LOOPED = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})

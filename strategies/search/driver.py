@@ -7,12 +7,17 @@ learn about a plan, and may yield or return a `Proof` to say what it knows about
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import ClassVar, Protocol
 
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
+from strategies.group import Group
+from strategies.group_bounds import FloatArray
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.resources import Resource
@@ -22,6 +27,9 @@ TELL_SECONDS = 0.5
 """How often a search that only looks at plans says how far it is."""
 MAX_REPEATS = 1000
 """Proposals in a row that repeat known plans, after which a search has run dry."""
+
+MAX_NEAREST = 20_000
+"""Plans whose memory is looked at where none fits."""
 
 
 class OutOfTime(Exception):
@@ -38,7 +46,14 @@ class Proof:
     lower_bound: float
 
 
-Proposals = Generator[Plan | Proof, Evaluation, Proof | None]
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """The claim that so many plans of the space were considered: one by one, or in groups that a bound drops."""
+
+    plans: int
+
+
+Proposals = Generator[Plan | Proof | Considered, Evaluation, Proof | None]
 """What an algorithm is while it runs; one that only yields plans is one too."""
 
 
@@ -153,7 +168,7 @@ def search(
         nearest=nearest,
         trials=tuple(run.trials),
         evaluations=len(run.trials),
-        considered=len(run.seen),
+        considered=run.considered,
         lower_bound=run.lower_bound,
         gap=_gap(run.best, run.lower_bound),
         wall_time=run.elapsed,
@@ -184,11 +199,17 @@ class _Run:
         self.trials: list[Trial] = []
         self.memo: dict[Plan, Evaluation] = {}
         self.seen: set[int] = set()  # hashes: thousands of plans need not stay alive to be counted
+        self.in_groups = 0
         self.history: list[tuple[int, float, float]] = []
         self.best: Trial | None = None
         self.lower_bound: float | None = None
         self.repeats = 0
         self.told = 0.0
+
+    @property
+    def considered(self) -> int:
+        """Different plans that were looked at, by themselves or in groups."""
+        return max(len(self.seen), self.in_groups)
 
     @property
     def elapsed(self) -> float:
@@ -209,6 +230,8 @@ class _Run:
                 answer = None
                 if isinstance(proposal, Proof):
                     self._learn(proposal)
+                elif isinstance(proposal, Considered):
+                    self.in_groups = proposal.plans
                 elif self._spent(proposal):
                     return
                 else:
@@ -250,14 +273,15 @@ class _Run:
     def _tell(self, elapsed: float) -> None:
         self.told = elapsed
         if self.progress is not None:
-            counts = len(self.trials), len(self.seen)
+            counts = len(self.trials), self.considered
             self.progress(Progress(*counts, elapsed, self.best, self.lower_bound))
 
-    def _look(self, plan: Plan) -> None:
+    def _look(self, plan: Plan | None = None) -> None:
         elapsed = self.elapsed
         if self.seconds is not None and elapsed >= self.seconds:
             raise OutOfTime
-        self.seen.add(hash(plan))
+        if plan is not None:
+            self.seen.add(hash(plan))
         if elapsed - self.told > TELL_SECONDS:
             self._tell(elapsed)
 
@@ -276,6 +300,21 @@ class _Run:
         self._look(plan)
         return self.costs.bound(plan)
 
+    def floor(self, family: Layout) -> float:
+        """Return seconds that no step of a family is below."""
+        self._look()
+        return self.costs.floor(family)
+
+    def reach(self, family: Layout) -> float:
+        """Return seconds that no step of a family is below whose schedule runs one pass at a time."""
+        self._look()
+        return self.costs.reach(family)
+
+    def table(self, group: Group, limit: float = inf) -> FloatArray:
+        """Return bounds of the members of a group."""
+        self._look()
+        return self.costs.table(group, limit)
+
     def spent(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes."""
         self._look(plan)
@@ -291,7 +330,7 @@ class _Run:
         """Return the plan with the least peak memory of those that there is time to look at."""
         least: tuple[float, Plan] | None = None
         try:
-            for layout in layouts(problem, space):
+            for layout in islice(layouts(problem, space), MAX_NEAREST):
                 plan = complete(problem, layout)
                 memory = self.peak_memory(plan)
                 if least is None or memory < least[0]:

@@ -14,8 +14,8 @@ from itertools import permutations, product
 from math import prod
 from typing import Literal
 
-from strategies.group import Group
 from strategies.divisors import divisors
+from strategies.group import Group
 from strategies.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
 from strategies.mesh import AXES
 from strategies.offloading import Offloading
@@ -65,14 +65,13 @@ class Space:
     data, tensor, pipeline
         Degrees: every divisor of the number of devices.
     context
-        Ranks that share a sequence; usually 1. Wide: every divisor of the sequence, up to the devices of a node.
+        Ranks that share a sequence; usually 1. Wide: every divisor that leaves each rank 2,048 tokens.
     expert
         Ranks that share experts: every divisor of the experts.
     tensor_rows
         Rows of a tensor-parallel grid; 1 unless a limit names others.
     order
-        Axes from the outermost to the innermost; usually `strategies.mesh.AXES`. Wide: also with pipeline ranks next
-        to each other, just outside tensor parallelism.
+        Axes from the outermost to the innermost; `strategies.mesh.AXES` unless a limit names others.
     microbatch
         Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
         (no gradient accumulation). Wide, or by a limit: any divisor.
@@ -89,16 +88,18 @@ class Space:
     attention
         How context ranks compute attention; usually a ring. Wide: all.
     zero, zero_shards
-        Levels, usually 0 and 1; data ranks that share states, usually all (0). Wide: all levels, and the data ranks
-        of a node.
-    reshard_after_forward, overlap_gradients
+        Levels, usually 0 and 1, and wide all; data ranks that share states, all (0) unless a limit names others.
+    reshard_after_forward
         Usually on. Wide: both.
+    overlap_gradients
+        On unless a limit says otherwise.
     overlap_tensor, scatter_gather
         Usually off. Wide: both.
     recompute
-        Usually none, selective and full. Wide: also selective and full of any number of a stage's first layers.
+        Usually none, selective and full. Wide: also selective and full of a quarter, half and three quarters of a
+        stage's layers, the first ones. A limit may name any number.
     offload
-        Usually nothing. Wide: optimizer states and activations by quarters, and all parameters.
+        Usually nothing. Wide: half of the optimizer states, and all. A limit may name any `Offloading`.
     gradient_reduction
         ``all_reduce`` unless a limit names others.
     pin

@@ -39,7 +39,11 @@ def naive(problem: Problem, space: Space) -> set[Layout]:
 
 
 def naively_admitted(problem: Problem, space: Space, layout: Layout) -> bool:
-    limits = {field.name: getattr(space, field.name) for field in fields(space) if field.name not in ("pin", "wide", "devices")}
+    limits = {
+        field.name: getattr(space, field.name)
+        for field in fields(space)
+        if field.name not in ("pin", "wide", "devices")
+    }
     if any(limit is not None and getattr(layout, name) not in limit for name, limit in limits.items()):
         return False
     if any(violations(problem, layout)):
