@@ -300,7 +300,12 @@ def _not_of_this_problem(name: str, expected: Any, met: Any) -> str:
 def _search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
     if table is None:
         return SearchSettings() if "search" not in _keys(document) else None
-    space = tuple((name, tuple(value)) for name, value in table.space if value is not None)
+    limits = {"wide": True} if isinstance(table.space, str) else dict(table.space)
+    space = tuple(
+        (name, tuple(value) if isinstance(value, list) else value)
+        for name, value in limits.items()
+        if value is not None
+    )
     pins, wrong = to_pins(table.pin) if table.pin else ((), [])
     faults.extend(document.fault(("search", "pin", name), message) for name, message in wrong)
     settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)

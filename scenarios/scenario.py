@@ -48,7 +48,7 @@ class SearchSettings:
     budget: int | None = None
     seconds: float | None = None
     options: tuple[tuple[str, Any], ...] = ()
-    space: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    space: tuple[tuple[str, Any], ...] = ()
     pin: "tuple[Pin, ...]" = ()
 
     def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
@@ -81,12 +81,14 @@ class SearchSettings:
 
     def make_space(self) -> "Space":
         """Return the limits as the search's own value."""
-        from strategies.plan import Recompute
+        from strategies.recomputation import recomputation
         from strategies.search import Space
 
         limits = dict(self.space)
         if "recompute" in limits:
-            limits["recompute"] = tuple(Recompute(word) for word in limits["recompute"])
+            limits["recompute"] = tuple(map(recomputation, limits["recompute"]))
+        if "attention" in limits:
+            limits["attention"] = tuple(map(Attention, limits["attention"]))
         return Space(**limits, pin=self.pin)
 
 

@@ -325,20 +325,58 @@ Degrees = Annotated[list[Degree], Field(min_length=1, max_length=64)]
 Flags = Annotated[list[bool], Field(min_length=1, max_length=2)]
 
 
-class SpaceTable(Table):
-    """Limits on what the search may choose; a field that is left out is not limited."""
+Orders = Annotated[
+    list[Annotated[tuple[AxisName, ...], Strict(False), Field(min_length=1, max_length=len(AXES))]],
+    Field(min_length=1, max_length=64),
+]
+Shards = Annotated[list[Annotated[int, Count(MAX_DEVICES, least=0)]], Field(min_length=1, max_length=64)]
 
+
+def _stage_choice(value: Any) -> str | tuple[int, ...]:
+    return "paced" if value == "paced" else _stages(value)
+
+
+_STAGE_CHOICES = {"anyOf": [{"enum": ["even", "balanced", "paced"]}, _LAYERS_A_STAGE]}
+StageChoices = Annotated[
+    list[Annotated[Any, PlainValidator(_stage_choice), WithJsonSchema(_STAGE_CHOICES)]],
+    Field(min_length=1, max_length=64),
+]
+
+
+class SpaceTable(Table):
+    """Limits on what the search may choose; a field that is left out has what is usual, or all that is wide."""
+
+    wide: bool = Field(default=False, description="Whether a field that is left out may be all that a layout can be.")
+    devices: Degrees | None = Field(default=None, description="Free devices that have ranks, the first ones.")
     data: Degrees | None = None
     tensor: Degrees | None = None
     tensor_rows: Degrees | None = None
     tensor_depth: Degrees | None = None
     pipeline: Degrees | None = None
+    context: Degrees | None = None
+    attention: Annotated[list[Annotated[str, OneOf(lambda: list(Attention))]], Field(min_length=1)] | None = None
+    expert: Degrees | None = None
+    order: Orders | None = None
+    stages: StageChoices | None = None
     microbatch: Degrees | None = None
     schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None
     chunks: Degrees | None = None
     zero: Annotated[list[Literal[0, 1, 2, 3]], Field(min_length=1)] | None = None
+    zero_shards: Shards | None = None
+    reshard_after_forward: Flags | None = None
     sequence_parallel: Flags | None = None
-    recompute: Annotated[list[Annotated[str, OneOf(lambda: list(Recompute))]], Field(min_length=1)] | None = None
+    overlap_gradients: Flags | None = None
+    overlap_tensor: Flags | None = None
+    scatter_gather: Flags | None = None
+    recompute: Annotated[list[AnyRecompute], Field(min_length=1, max_length=256)] | None = None
+    offload: Annotated[list[AnyOffload], Field(min_length=1, max_length=256)] | None = None
+    gradient_reduction: Annotated[list[GradientReduction], Field(min_length=1)] | None = None
+
+
+AnySpace = Annotated[
+    Annotated[Literal["wide"], Tag("<wide>")] | Annotated[SpaceTable, Tag("<limits>")],
+    Discriminator(lambda value: "<wide>" if isinstance(value, str) else "<limits>"),
+]
 
 
 class SearchTable(Table):
@@ -348,7 +386,7 @@ class SearchTable(Table):
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")
-    space: SpaceTable = SpaceTable()
+    space: AnySpace = Field(default=SpaceTable(), description="Limits of the search space, or the word wide for none.")
     pin: dict[str, Any] = Field(
         default={},
         description="Operators that are decided: block.operator, or block.number.operator, to the axis of each dim.",

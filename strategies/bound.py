@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from strategies.durations import Durations
+from strategies.lowering.data import overlaps
 from strategies.lowering.division import Division
 from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.lowering.unflushed import updates
@@ -45,13 +46,17 @@ class Bounds:
         adjoin = plan.rule.placement is not Placement.WRITTEN
         sends = self.durations.sends(plan, machine) if adjoin else None
         best = fill = drain = 0
+        waits = self.waits(plan, machine)
         for position, work in enumerate(loads.work):
             if position and sends is not None:
                 fill += loads.forward[position - 1] + sends.forward[position - 1]
                 drain += loads.backward[position - 1] + sends.backward[position]
             drains = adjoin and not plan.splits_backward
             after = max(tails[position], drain + tails[0]) if drains else tails[position]
-            best = max(best, fill + plan.num_microbatches * work - loads.early[position] + after)
+            wait = (plan.num_microbatches - 1) * waits[position]
+            best = max(best, fill + plan.num_microbatches * work - loads.early[position] + wait + after)
+        if plan.schedule_name == "naive" and not _regathers(plan):  # one microbatch after another
+            best = max(best, plan.num_microbatches * sum(loads.work) + min(tails))
         return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
 
     def _unflushed(self, plan: Plan, machine: Machine) -> int:
@@ -103,15 +108,36 @@ class Bounds:
         steps = (step for block in blocks for step in (*block.steps.forward, *block.steps.backward))
         return sum(step.ticks for step in steps if step.collective is None)
 
-    def tails(self, plan: Plan, machine: Machine) -> list[int]:
-        """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather."""
-        leaving, late, replicated, optimizer, gather, squares, norm = self.durations.ending(plan, machine)
-        if any(plan.offload.optimizer):
-            optimizer = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
-        if any(plan.offload.parameters):
+    def waits(self, plan: Plan, machine: Machine) -> list[int]:
+        """Return the ticks in which passes of each position wait for reductions of gradients after every backward.
+
+        The last bucket is reduced when all is computed, and the next pass waits for it; where nothing runs beneath
+        passes, all buckets are.
+        """
+        if plan.overlaps_passes or plan.shards == 1 or plan.zero < 2:
+            return [0] * plan.pipeline
+        leaving = self.durations.ending(plan, machine).leaving
+        ahead = overlaps(self.costs.problem.cluster, plan)
+        each = [sum(row[-1:] if ahead else row) for row in leaving]
+        return [sum(each[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
+
+    def tails_of(self, plan: Plan, machine: Machine, *, optimizer: bool, parameters: bool = False) -> list[int]:
+        """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather.
+
+        ``optimizer`` and ``parameters`` say what of is on hosts.
+        """
+        leaving, late, replicated, steps, gather, squares, norm = self.durations.ending(plan, machine)
+        if optimizer:
+            steps = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
+        if parameters:
             squares = (0,) * plan.pipeline  # the host reads gradients that are there
         reduced = (row[-1] if row else after for row, after in zip(_last(plan, leaving), late, strict=False))
-        return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, optimizer, gather, strict=True)]
+        return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, steps, gather, strict=True)]
+
+    def tails(self, plan: Plan, machine: Machine) -> list[int]:
+        """Return the same of what the plan says is on hosts."""
+        away = plan.offload
+        return self.tails_of(plan, machine, optimizer=any(away.optimizer), parameters=any(away.parameters))
 
 
 def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

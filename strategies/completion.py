@@ -35,7 +35,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     rule, free = rule_of(layout.schedule), problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
     return Plan(
-        mesh=_mesh(layout),
+        mesh=mesh_of(layout),
         stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
         shardings=shardings(problem.graph, by),
         schedule_name=layout.schedule,
@@ -56,7 +56,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     )
 
 
-def _mesh(layout: Layout) -> Mesh:
+def mesh_of(layout: Layout) -> Mesh:
     """Return the mesh of a layout; where groups of data ranks share states, with an axis for their replicas."""
     sizes = {name: getattr(layout, name) for name in AXES}
     sizes[DATA] //= layout.expert * layout.replica

@@ -13,6 +13,9 @@ from simulator.engine import simulate, step_time
 from simulator.units import to_seconds
 from strategies.bound import Bounds
 from strategies.evaluation import Evaluation
+from strategies.group import Group
+from strategies.group_bounds import FloatArray, GroupBounds
+from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.needs import Needs
 from strategies.path_times import path_times
@@ -36,6 +39,21 @@ class CostModel(Protocol):
         """Return seconds that the step time is never below."""
         ...
 
+    def floor(self, family: Layout) -> float:
+        """Return seconds that no step of a family, whatever its schedule, is below; never above a bound."""
+        ...
+
+    def reach(self, family: Layout) -> float:
+        """Return seconds that no step of a family is below whose schedule runs one pass at a time."""
+        ...
+
+    def table(self, group: Group, limit: float = inf) -> FloatArray:
+        """Return for every row and column of a group seconds that are never above the bound.
+
+        Infinite where there is no member, where it cannot fit, and where it takes ``limit`` or more.
+        """
+        ...
+
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return for every plan seconds that its step time is never below, at least the bound."""
         ...
@@ -56,6 +74,7 @@ class SimulatedCost:
         self.problem, self.engine = problem, engine
         self.costs = StageCosts(problem)
         self._needs, self._bounds = self.costs.once(Needs), self.costs.once(Bounds)
+        self._groups = self.costs.once(GroupBounds)
 
     def __reduce__(self) -> tuple[type["SimulatedCost"], tuple[Problem, str]]:
         """Pickle without what was computed: the copy computes it again."""
@@ -79,6 +98,18 @@ class SimulatedCost:
     def bound(self, plan: Plan) -> float:
         """Return the length in seconds of a path through the step: a lower bound."""
         return to_seconds(self._bounds.ticks(plan))
+
+    def floor(self, family: Layout) -> float:
+        """Return the seconds that the devices of a family compute at least."""
+        return self._groups.floor(family)
+
+    def reach(self, family: Layout) -> float:
+        """Return the seconds that the devices of a family work at least, one pass at a time."""
+        return self._groups.reach(family)
+
+    def table(self, group: Group, limit: float = inf) -> FloatArray:
+        """Return bounds in seconds of all members of a group."""
+        return self._groups.table(group, limit)
 
     def spent(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes, by simulation."""

@@ -41,7 +41,8 @@ class Layout:
         neighbours on the machine. Those of one rank may be left out, and ``replica``, which then lies
         just outside ``data``.
     placement
-        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device.
+        The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Devices that are
+        not named stay idle.
     offload
         What is kept in host memory.
     zero_shards

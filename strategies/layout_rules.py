@@ -60,23 +60,25 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
-    others, free = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context, len(cluster.free_devices)
-    ranks = layout.data * others
-    if ranks != free:
-        near = f"; data: {free // others} would do" if free % others == 0 else ""
+    others, free = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context, cluster.free_devices
+    ranks, used = layout.data * others, len(layout.placement or free)
+    if ranks != used:
+        near = f"; data: {used // others} would do" if used % others == 0 else ""
         more = (("tensor_rows", layout.tensor_rows), ("context", layout.context))
         besides = "".join(f" * {name}({degree})" for name, degree in more if degree > 1)
+        there = f"cluster has {used}{' free devices' if used < cluster.num_devices else ''}"
         yield Violation(
             "data",
             f"data({layout.data}) * tensor({layout.tensor}) * pipeline({layout.pipeline}){besides} = {ranks} ranks, "
-            f"cluster has {free}{' free devices' if free < cluster.num_devices else ''}{near}",
+            f"{f'placement names {used} devices' if layout.placement else there}{near}",
         )
     if layout.order != AXES:
         yield from _order_violations(layout)
-    if layout.placement and sorted(layout.placement) != sorted(cluster.free_devices):
-        wrong = next((d for d in layout.placement if d not in set(cluster.free_devices)), None)
+    different = set(layout.placement)
+    if len(different) < len(layout.placement) or not different <= set(free):
+        wrong = next((d for d in layout.placement if d not in set(free)), None)
         met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
-        yield Violation("placement", f"placement names each of the {free} free devices once, {met}")
+        yield Violation("placement", f"placement names some of the {len(free)} free devices, each once, {met}")
 
 
 def _order_violations(layout: Layout) -> Iterator[Violation]:

@@ -112,18 +112,14 @@ def _completions(problem: Problem, asked: Asked) -> Iterator[Layout]:
     limits, others = dict[str, Any](), dict[str, Any]()
     for name, value in asked.items():
         (limits if _limits(name, value) else others)[name] = (value,)
-    context = others.get("context", (1,))[0]
-    if "data" in limits:
-        limits["data"] = (limits["data"][0] * context,)
-    changed = {name: value for name, (value,) in others.items()}
+    changed: dict[str, Any] = {name: value for name, (value,) in others.items()}
     chunks = (1, 2) if "schedule" in others and "chunks" not in asked else (0,)
     for layout in dict.fromkeys(layouts(problem, Space(**limits))):
         if not others:
             yield layout
-        elif layout.data % context == 0:
+        else:
             for count in chunks:
-                also = changed | {"data": layout.data // context} | ({"chunks": count} if count else {})
-                whole = replace(layout, **also)
+                whole = replace(layout, **changed | ({"chunks": count} if count else {}))
                 if next(violations(problem, whole), None) is None:
                     yield whole
 
@@ -133,7 +129,7 @@ def _limits(name: str, value: Any) -> bool:
     if name not in {field.name for field in fields(Space)}:
         return False
     try:
-        Space(**{name: (value,)})
+        Space(**dict[str, Any]({name: (value,)}))
     except ValueError:
         return False
     return True

@@ -169,7 +169,7 @@ class BlockCosts:
         key = (name, self._numbers(plan)[2], how, rank.key)
         if key not in self._costs:
             unread = self.problem.training.conventions.recomputes_unread
-            steps = with_recompute(self.block(plan, name), self._plain_steps(plan, name, rank), how, unread=unread)
+            steps = with_recompute(self.block(plan, name), self.plain_steps(plan, name, rank), how, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer
             if chunks or self.hides_gradients(plan):
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)
@@ -298,7 +298,7 @@ class BlockCosts:
             )
         return self._layouts[key]
 
-    def _plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:
+    def plain_steps(self, plan: Plan, name: str, rank: Rank) -> BlockSteps:
         """Return the steps of a block that recomputes nothing."""
         key = (name, self.cut(plan), plan.sequences, rank.key)
         if key not in self._steps:

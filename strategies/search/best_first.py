@@ -9,80 +9,188 @@ References
    exact cost leads the queue is the cheapest of all.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import count
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+import numpy as np
+
+from simulator.program import IntArray
 from strategies.completion import complete
 from strategies.cost_model import CostModel
+from strategies.group import Group
+from strategies.group_bounds import FloatArray
 from strategies.layout import Layout
 from strategies.problem import Problem
-from strategies.search.driver import OutOfTime, Proof, Proposals
-from strategies.search.habits import by_habit
-from strategies.search.space import Space
-
-GLANCES = frozenset(10**power for power in range(3, 9))
-"""After how many plans looked at the most promising one is evaluated, though others have no bound yet."""
+from strategies.schedule import SCHEDULES
+from strategies.schedules.rule import no_pairs
+from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
+from strategies.search.space import Space, choices_of
 
 
-class _Waiting(NamedTuple):
-    """A layout that fits in the queue: the cheapest first, of equals those with the sharper bound.
+class _Members:
+    """The members of a group that may fit, the cheapest bound first."""
 
-    Parameters
-    ----------
-    bound
-        Seconds that its step takes at least.
-    rough
-        Whether its longest path is not known yet.
-    number
-        Its place in the order in which layouts are looked at.
-    """
+    def __init__(self, group: Group, bounds: FloatArray) -> None:
+        self.group, self.at = group, 0
+        cells: IntArray = np.flatnonzero(bounds < inf)
+        seconds = bounds.ravel()[cells]
+        order = np.argsort(seconds, kind="stable")
+        self.cells, self.seconds = cells[order], seconds[order]
 
-    bound: float
-    rough: bool
-    number: int
+    @property
+    def bound(self) -> float:
+        """Seconds that the cheapest member left takes at least; infinite where none is left."""
+        return float(self.seconds[self.at]) if self.at < len(self.cells) else inf
+
+    def next(self) -> Layout:
+        """Return the cheapest member left."""
+        row, column = divmod(int(self.cells[self.at]), len(self.group.states))
+        self.at += 1
+        return self.group.member(row, column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A layout that fits; ``rough`` where its longest path is not known yet."""
+
     layout: Layout
+    rough: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Layouts of a family whose passes run in pairs, if ``pairs``, or one at a time; ``None`` for both."""
+
+    layout: Layout
+    pairs: bool | None = None
+
+
+_Node = _Family | _Members | _Plan
+"""What waits: a family, the members of a group, or one plan."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What waits by its bound: the cheapest first, of equals the one with the sharper bound, then the earlier."""
+
+    waiting: list[tuple[float, int, int, _Node]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def bound(self) -> float:
+        """Seconds that all that waits takes at least."""
+        return self.waiting[0][0] if self.waiting else inf
+
+    def push(self, bound: float, node: _Node) -> None:
+        """Add what takes at least ``bound``, if it is finite."""
+        if bound < inf:
+            level = 3 if isinstance(node, _Family) else 2 if isinstance(node, _Members) else int(node.rough)
+            heappush(self.waiting, (bound, level, next(self.numbers), node))
+
+    @property
+    def first_plan(self) -> Layout | None:
+        """The plan with the cheapest bound of those that wait."""
+        plans = {(bound, number): node.layout for bound, _, number, node in self.waiting if isinstance(node, _Plan)}
+        return plans[min(plans)] if plans else None
+
+    def pop(self) -> _Node:
+        """Take out the first."""
+        return heappop(self.waiting)[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class BestFirst:
-    """Proven optimum by branch and bound, the cheapest bound first (Land and Doig 1960).
+    """Proven optimum by branch and bound over groups of plans, the cheapest bound first (Land and Doig 1960).
 
-    Plans that do not fit are dropped, and the rest wait in a queue by their lower bound. The first one's bound
-    becomes the longest path of its program; when a longest path is first, the plan is simulated. The search ends
-    when no bound left is below the best step time: no other plan can be faster. In a large space plans are simulated
-    now and then before all have a bound, so that there is a best so far. Where a budget ends it, the lower bound is
-    that of the first plan in the queue. Where the time is up before every plan has a bound, or at Ctrl-C, the best
-    so far stands, or else the most promising plan is evaluated, and nothing is proven.
+    Families of plans that share degrees and microbatch wait in a queue by what their devices compute. The first one is
+    divided by schedule into groups, whose members have bounds of time and of memory, all at once and none completed.
+    The cheapest member left of a group is completed when it is first: if it fits, it waits by its own bound, which
+    then becomes the longest path of its program; when a longest path is first, the plan is simulated. The search ends
+    when no bound left is below the best step time: no other plan can be faster. Where a budget ends it, the lower
+    bound is that of the first in the queue. Where the time is up, or at Ctrl-C, the best so far stands, or else the
+    most promising plan is evaluated.
     """
 
     name: ClassVar[str] = "best_first"
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plan again and again, and how fast any plan can be; return the last proof."""
-        queue: list[_Waiting] = []
-        best = inf
+        run = _Run(problem, costs)
         try:
-            for number, layout in enumerate(by_habit(problem, space), 1):
-                plan = complete(problem, layout)  # completed again when it is proposed: few are, and plans are large
-                if costs.fits(plan) and (bound := costs.bound(plan)) < best:
-                    heappush(queue, _Waiting(bound, True, number, layout))
-                if number in GLANCES and queue and queue[0].bound < best:
-                    best = min(best, (yield complete(problem, heappop(queue).layout)).step_time)
-            while queue and queue[0].bound < best:
-                yield Proof(queue[0].bound)
-                plan = complete(problem, queue[0].layout)
-                if queue[0].rough:
-                    (path,) = costs.longest_paths([plan])
-                    heappush(queue, heappop(queue)._replace(bound=path, rough=False))
-                else:
-                    heappop(queue)
-                    best = min(best, (yield plan).step_time)
+            if space.wide:  # a good plan to begin with: most groups have only slower ones
+                yield from run.best_of(_usual(space), proves=False)
+            yield from run.best_of(space, proves=True)
         except (OutOfTime, KeyboardInterrupt) as stop:
-            if best == inf and queue:
-                yield complete(problem, queue[0].layout)
+            if run.best == inf and (layout := run.queue.first_plan) is not None:
+                yield complete(problem, layout)
             if isinstance(stop, KeyboardInterrupt):
                 raise
             return None
-        return Proof(best) if best < inf else None
+        return Proof(run.best) if run.best < inf else None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search: the best step time so far, what waits, and whether some plan is known to fit."""
+
+    problem: Problem
+    costs: CostModel
+    best: float = inf
+    queue: "_Queue" = field(default_factory=_Queue)
+    fits: bool = False
+
+    def best_of(self, space: Space, *, proves: bool) -> Proposals:
+        """Yield the plans of a space that may be better than the best so far, and what is proven of all of it."""
+        choices, queue = choices_of(self.problem, space), _Queue()
+        self.queue = queue
+        total = 0
+        for family in choices.families():
+            total += choices.count(family)
+            queue.push(self.costs.floor(family), _Family(family))
+        while queue.bound < self.best:
+            if proves and self.fits and queue.bound > 0:
+                yield Proof(queue.bound)
+            bound, node = queue.bound, queue.pop()
+            if isinstance(node, _Family) and node.pairs is None:
+                queue.push(bound, _Family(node.layout, pairs=True))
+                queue.push(max(self.costs.reach(node.layout), bound), _Family(node.layout, pairs=False))
+            elif isinstance(node, _Family):
+                for group in choices.groups(node.layout, pairs=bool(node.pairs)):
+                    members = _Members(group, self.costs.table(group, self.best))
+                    queue.push(max(members.bound, bound), members)
+            elif isinstance(node, _Members):
+                layout = node.next()
+                queue.push(node.bound, node)
+                self._consider(queue, layout, bound)
+            elif node.rough:
+                plan = complete(self.problem, node.layout)
+                (path,) = self.costs.longest_paths([plan])
+                if path >= self.best or (_moves(node.layout) and not self.costs.fits(plan)):
+                    continue
+                queue.push(path, _Plan(node.layout, rough=False))
+            else:
+                self.best = min(self.best, (yield complete(self.problem, node.layout)).step_time)
+        if proves:
+            yield Considered(total)
+        return None
+
+    def _consider(self, queue: _Queue, layout: Layout, bound: float) -> None:
+        """Put a layout into the queue with its own bound, if it fits."""
+        plan = complete(self.problem, layout)
+        if _moves(layout) or self.costs.fits(plan):
+            self.fits = self.fits or not _moves(layout)
+            queue.push(max(self.costs.bound(plan), bound), _Plan(layout, rough=True))
+
+
+def _moves(layout: Layout) -> bool:
+    """Return whether what a device holds hangs on when passes run: then its memory takes longer than its path."""
+    return SCHEDULES[layout.schedule].pairs is not no_pairs or layout.offload.in_passes
+
+
+def _usual(space: Space) -> Space:
+    """Return what an engineer tries first of a wide space, and communication beside products."""
+    return replace(space, wide=False, overlap_tensor=space.overlap_tensor or (False, True))

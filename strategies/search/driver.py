@@ -10,12 +10,17 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import ClassVar, Protocol
 
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
+from strategies.group import Group
+from strategies.group_bounds import FloatArray
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.resources import Resource
@@ -27,6 +32,9 @@ TELL_SECONDS = 0.5
 """How often a search that only looks at plans says how far it is."""
 MAX_REPEATS = 1000
 """Proposals in a row that repeat known plans, after which a search has run dry."""
+
+MAX_NEAREST = 20_000
+"""Plans whose memory is looked at where none fits."""
 
 
 class OutOfTime(Exception):
@@ -50,7 +58,14 @@ class Upcoming:
     plans: tuple[Plan, ...]
 
 
-Proposals = Generator[Plan | Proof | Certificate | Upcoming, Evaluation, Proof | None]
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """The claim that so many plans of the space were considered: one by one, or in groups that a bound drops."""
+
+    plans: int
+
+
+Proposals = Generator[Plan | Proof | Certificate | Upcoming | Considered, Evaluation, Proof | None]
 """What an algorithm is while it runs; one that only yields plans is one too."""
 
 
@@ -205,7 +220,7 @@ def search(
         nearest=nearest,
         trials=tuple(run.trials),
         evaluations=len(run.trials),
-        considered=len(run.seen),
+        considered=run.considered,
         lower_bound=run.lower_bound,
         gap=_gap(run.best, run.lower_bound),
         wall_time=run.elapsed,
@@ -252,6 +267,7 @@ class _Run:
         self.trials: list[Trial] = []
         self.memo: dict[Plan, Evaluation] = {}
         self.seen: set[int] = set()  # hashes: thousands of plans need not stay alive to be counted
+        self.in_groups = 0
         self.history: list[tuple[int, float, float]] = []
         self.best: Trial | None = None
         self.lower_bound: float | None = None
@@ -259,6 +275,11 @@ class _Run:
         self.certificate: Certificate | None = None
         self.repeats = 0
         self.told = 0.0
+
+    @property
+    def considered(self) -> int:
+        """Different plans that were looked at, by themselves or in groups."""
+        return max(len(self.seen), self.in_groups)
 
     @property
     def elapsed(self) -> float:
@@ -283,6 +304,8 @@ class _Run:
                     self.said = proposal
                 elif isinstance(proposal, Upcoming):
                     self._begin(proposal.plans)
+                elif isinstance(proposal, Considered):
+                    self.in_groups = proposal.plans
                 elif self._spent(proposal):
                     return
                 else:
@@ -346,7 +369,7 @@ class _Run:
     def _tell(self, elapsed: float) -> None:
         self.told = elapsed
         if self.progress is not None:
-            counts = len(self.trials), len(self.seen)
+            counts = len(self.trials), self.considered
             self.progress(Progress(*counts, elapsed, self.best, self.lower_bound, self._left(elapsed)))
 
     def _left(self, elapsed: float) -> float | None:
@@ -355,11 +378,12 @@ class _Run:
             left.append((self.budget - len(self.trials)) * elapsed / len(self.trials))
         return min(left, default=None)
 
-    def _look(self, plan: Plan) -> None:
+    def _look(self, plan: Plan | None = None) -> None:
         elapsed = self.elapsed
         if self.seconds is not None and elapsed >= self.seconds:
             raise OutOfTime
-        self.seen.add(hash(plan))
+        if plan is not None:
+            self.seen.add(hash(plan))
         if elapsed - self.told > TELL_SECONDS:
             self._tell(elapsed)
 
@@ -378,6 +402,21 @@ class _Run:
         self._look(plan)
         return self.costs.bound(plan)
 
+    def floor(self, family: Layout) -> float:
+        """Return seconds that no step of a family is below."""
+        self._look()
+        return self.costs.floor(family)
+
+    def reach(self, family: Layout) -> float:
+        """Return seconds that no step of a family is below whose schedule runs one pass at a time."""
+        self._look()
+        return self.costs.reach(family)
+
+    def table(self, group: Group, limit: float = inf) -> FloatArray:
+        """Return bounds of the members of a group."""
+        self._look()
+        return self.costs.table(group, limit)
+
     def spent(self, plan: Plan) -> dict[Resource, float]:
         """Return the seconds of a step that every resource takes."""
         self._look(plan)
@@ -393,7 +432,7 @@ class _Run:
         """Return the plan with the least peak memory of those that there is time to look at."""
         least: tuple[float, Plan] | None = None
         try:
-            for layout in layouts(problem, space):
+            for layout in islice(layouts(problem, space), MAX_NEAREST):
                 plan = complete(problem, layout)
                 memory = self.peak_memory(plan)
                 if least is None or memory < least[0]:

@@ -1,63 +1,109 @@
 """What a search may choose from: every legal layout of a problem, and which are one decision apart.
 
-A layout is legal where `strategies.layout.violations` finds nothing. Of layouts that mean the same
-step only one is in the space: a single pipeline rank has one schedule, a single data rank one
-ZeRO level (the first that the limits allow, of ``1f1b`` before ``gpipe`` and 0 before 1). Fields without a
-limit have their defaults, so that `Layout.overlap_tensor` stays off.
+A layout is legal where `strategies.layout.violations` finds nothing. Of layouts that mean the same step only one is in
+the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a single
+pipeline rank, the ZeRO level of a single data rank or how a whole sequence computes attention.
+
+Layouts come in families, which share degrees, ranks and microbatch, and those in groups, which share the schedule too
+(`strategies.group`), so that a large space is counted, and most of it dropped, without listing it.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from itertools import permutations, product
-from math import isqrt
+from math import prod
+from typing import Literal
 
-from strategies.layout import ZERO_STAGES, Layout
-from strategies.layout_rules import violations
+from strategies.divisors import divisors
+from strategies.group import Group
+from strategies.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from strategies.mesh import AXES
+from strategies.offloading import Offloading
 from strategies.operators.pins import Pin
-from strategies.partition import num_layers
-from strategies.plan import Recompute
+from strategies.parallelism import Attention
 from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, OfStage, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
+from strategies.search.choices import DEGREES, Choices, family_of
 
-FLAT_SCHEDULES = ("1f1b", "gpipe")
-"""Schedules with one model chunk a pipeline rank."""
-LOOPED_SCHEDULES = ("interleaved",)
-"""Schedules with several model chunks a pipeline rank."""
-ZERO_LEVELS = (0, 1)
-"""What the space has where no limit names others."""
+SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
+"""Schedules that end a step on all ranks before the next begins: others train on older weights."""
+
+StageChoice = Literal["even", "balanced", "paced"] | tuple[int, ...]
+"""Layers of stages: in words, where ``paced`` gives slow devices fewer, or written out."""
 
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "schedule": FLAT_SCHEDULES + LOOPED_SCHEDULES,
+    "schedule": SYNCHRONOUS,
     "zero": ZERO_STAGES,
     "sequence_parallel": (False, True),
-    "recompute": tuple(Recompute),
+    "attention": tuple(Attention),
+    "overlap_gradients": (False, True),
+    "overlap_tensor": (False, True),
+    "scatter_gather": (False, True),
+    "reshard_after_forward": (False, True),
+    "gradient_reduction": GRADIENT_REDUCTIONS,
 }
-_DEGREES = ("data", "tensor", "pipeline")
+_VALUES: dict[str, tuple[type, ...]] = {
+    "recompute": (Recompute, FirstLayers, SomeOperators),
+    "offload": (Offloading,),
+    "stages": (str, tuple),
+    "order": (tuple,),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Limits on the fields of a `Layout`; ``None`` allows the default set.
+    """Limits on the fields of a `Layout`; ``None`` allows what is usual, or with ``wide`` everything.
 
     Parameters
     ----------
+    wide
+        What a field without a limit may be: what an engineer tries first, or all that the field can be.
+    devices
+        How many of the free devices have ranks, the first ones; usually all of them. Wide: also those of fewer whole
+        nodes, down to seven eighths of all.
     data, tensor, pipeline
-        Degrees; by default every divisor of the number of devices.
+        Degrees: every divisor of the number of devices.
+    context
+        Ranks that share a sequence; usually 1. Wide: every divisor that leaves each rank 2,048 tokens.
+    expert
+        Ranks that share experts: every divisor of the experts.
     tensor_rows
-        Rows of a tensor-parallel grid; by default 1.
+        Rows of a tensor-parallel grid; 1 unless a limit names others.
     tensor_depth
         Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
+    order
+        Axes from the outermost to the innermost; `strategies.mesh.AXES` unless a limit names others.
     microbatch
-        Sequences a microbatch; by default the powers of two that divide the batch of a data
-        rank, and that batch itself (no gradient accumulation). A limit may name any divisor.
+        Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
+        (no gradient accumulation). Wide, or by a limit: any divisor.
     schedule
-        Names; by default 1f1b, gpipe and interleaved.
+        Names; usually 1f1b, gpipe and interleaved. Wide: every one of `SYNCHRONOUS`.
     chunks
-        Chunks a pipeline rank, 1 for schedules that are not looped; by default every divisor of
-        the layers of a rank. A limit may name counts that do not divide them.
-    zero, sequence_parallel, recompute
-        By default 0 and 1 (a limit may name 2 and 3); both; none, selective and full.
+        Chunks a pipeline rank, 1 for schedules that are not looped; every divisor of the layers of a rank. A limit
+        may name counts that do not divide them.
+    stages
+        ``even`` where stages divide the layers and ``balanced`` where not, and on devices of different speed also
+        ``paced``: layers in proportion to it. A limit may name these, and counts a stage.
+    sequence_parallel
+        Both.
+    attention
+        How context ranks compute attention; usually a ring. Wide: all.
+    zero, zero_shards
+        Levels, usually 0 and 1, and wide all; data ranks that share states, all (0) unless a limit names others.
+    reshard_after_forward
+        Usually on. Wide: both.
+    overlap_gradients
+        On unless a limit says otherwise.
+    overlap_tensor, scatter_gather
+        Usually off. Wide: both.
+    recompute
+        Usually none, selective and full. Wide: also selective and full of a quarter, half and three quarters of a
+        stage's layers, the first ones. A limit may name any number.
+    offload
+        Usually nothing. Wide: half of the optimizer states, and all. A limit may name any `Offloading`.
+    gradient_reduction
+        ``all_reduce`` unless a limit names others.
     pin
         What the user has decided of single operators; only searches that choose for every operator read it.
 
@@ -75,15 +121,29 @@ class Space:
     chunks: tuple[int, ...] | None = None
     zero: tuple[int, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
-    recompute: tuple[Recompute, ...] | None = None
+    recompute: tuple[OfStage, ...] | None = None
     tensor_rows: tuple[int, ...] | None = None
     tensor_depth: tuple[int, ...] | None = None
     pin: tuple[Pin, ...] = ()
+    wide: bool = False
+    devices: tuple[int, ...] | None = None
+    context: tuple[int, ...] | None = None
+    attention: tuple[Attention, ...] | None = None
+    expert: tuple[int, ...] | None = None
+    order: tuple[tuple[str, ...], ...] | None = None
+    stages: tuple[StageChoice, ...] | None = None
+    zero_shards: tuple[int, ...] | None = None
+    reshard_after_forward: tuple[bool, ...] | None = None
+    overlap_gradients: tuple[bool, ...] | None = None
+    overlap_tensor: tuple[bool, ...] | None = None
+    scatter_gather: tuple[bool, ...] | None = None
+    offload: tuple[Offloading, ...] | None = None
+    gradient_reduction: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             limit = getattr(self, field.name)
-            if limit is not None and field.name != "pin":
+            if limit is not None and field.name not in ("pin", "wide"):
                 _check(field.name, limit)
 
 
@@ -95,174 +155,91 @@ def _check(name: str, limit: tuple[object, ...]) -> None:
             if value not in _CHOICES[name]:
                 allowed = ", ".join(str(choice) for choice in _CHOICES[name])
                 raise ValueError(f"space: {name} is one of {allowed}, met {value!r}")
-        elif type(value) is not int or value < 1:
-            raise ValueError(f"space: {name} is a whole number of at least 1, met {value!r}; nearest: 1")
+        elif name in _VALUES:
+            _check_value(name, value)
+        elif type(value) is not int or value < (name != "zero_shards"):
+            least = int(name != "zero_shards")
+            raise ValueError(f"space: {name} is a whole number of at least {least}, met {value!r}; nearest: {least}")
+
+
+def _check_value(name: str, value: object) -> None:
+    if name == "recompute" and value not in tuple(Recompute) and not isinstance(value, _VALUES[name]):
+        raise ValueError(f"space: recompute is one of {', '.join(Recompute)}, met {value!r}; or of layers or operators")
+    if name == "stages" and isinstance(value, str) and value not in ("even", "balanced", "paced"):
+        raise ValueError(f"space: stages is one of even, balanced, paced, or layers a stage, met {value!r}")
+    if name == "order" and not (isinstance(value, tuple) and set(value) <= set(AXES)):
+        raise ValueError(f"space: order names axes of {', '.join(AXES)}, met {value!r}")
+    if name != "recompute" and not isinstance(value, _VALUES[name]):
+        raise ValueError(f"space: {name} holds a value of a layout, met {value!r}")
 
 
 EVERYTHING = Space()
 """The space without limits."""
 
+WIDE = Space(wide=True)
+"""The space of all that a layout can be."""
+
 
 def layouts(problem: Problem, space: Space = EVERYTHING) -> Iterator[Layout]:
-    """Yield every legal layout of ``space`` once, by rising tensor, pipeline and microbatch.
+    """Yield every legal layout of ``space`` once, by rising tensor, pipeline and microbatch."""
+    for group in groups(problem, space):
+        yield from group
 
-    Layers are split evenly where the stages divide them and balanced where not.
-    """
-    for data, tensor, rows, pipeline in _degrees(problem, space):
-        choices = _sequence_parallels(problem, space, tensor, rows)
-        rest = tuple(product(_zeros(space, data), choices, _recomputes(space)))
-        for microbatch in _microbatches(problem, space, data, rows):
-            for schedule, chunks in _schedules(problem, space, pipeline, data * microbatch):
-                stages = _stages(problem, pipeline * chunks)
-                for zero, sequence_parallel, recompute in rest:
-                    yield Layout(
-                        data=data,
-                        tensor=tensor,
-                        tensor_rows=rows,
-                        pipeline=pipeline,
-                        microbatch=microbatch,
-                        schedule=schedule,
-                        chunks=chunks,
-                        zero=zero,
-                        sequence_parallel=sequence_parallel,
-                        recompute=recompute,
-                        stages=stages,
-                    )
+
+def groups(problem: Problem, space: Space = EVERYTHING) -> Iterator[Group]:
+    """Yield the layouts of ``space`` in groups."""
+    choices = choices_of(problem, space)
+    for family in choices.families():
+        yield from choices.groups(family)
+
+
+def count(problem: Problem, space: Space = EVERYTHING) -> int:
+    """Return how many legal layouts ``space`` has."""
+    choices = choices_of(problem, space)
+    return sum(map(choices.count, choices.families()))
+
+
+_LATEST: list[Choices] = []
+
+
+def choices_of(problem: Problem, space: Space) -> Choices:
+    """Return the choices of a space; the latest are kept, for neighbours are asked for one by one."""
+    if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].space != space:
+        _LATEST[:] = [Choices(problem, space)]
+    return _LATEST[0]
 
 
 def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, ...]:
     """Return the layouts of ``space`` that differ from ``layout``, itself of ``space``, in one decision.
 
-    A decision is one field, schedule and chunks together, or a factor traded between two of the
+    A decision is one field, schedule and chunks with their stages together, or a factor traded between two of the
     degrees. Being neighbours is symmetric.
     """
-    result = [trade for trade in _trades(problem, space, layout) if _admits(problem, space, trade)]
-    data, pipeline = layout.data, layout.pipeline
-    looped = (layout.schedule, layout.chunks)
-    result += [
-        replace(layout, microbatch=microbatch)
-        for microbatch in _microbatches(problem, space, data, layout.tensor_rows)
-        if looped in _schedules(problem, space, pipeline, data * microbatch)
-    ]
-    result += [
-        replace(layout, schedule=schedule, chunks=chunks, stages=_stages(problem, pipeline * chunks))
-        for schedule, chunks in _schedules(problem, space, pipeline, layout.sequences)
-    ]
-    result += [replace(layout, zero=zero) for zero in _zeros(space, data)]
-    choices = _sequence_parallels(problem, space, layout.tensor, layout.tensor_rows)
-    result += [replace(layout, sequence_parallel=choice) for choice in choices]
-    result += [replace(layout, recompute=recompute) for recompute in _recomputes(space)]
-    return tuple(candidate for candidate in result if candidate != layout)
+    choices = choices_of(problem, space)
+    found = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
+    legal = (each for candidate in found for each in _with_stages(choices, candidate) if choices.contains(each))
+    return tuple(dict.fromkeys(candidate for candidate in legal if candidate != layout))
 
 
-def _trades(problem: Problem, space: Space, layout: Layout) -> Iterator[Layout]:
-    names = _DEGREES if space.tensor_rows is None else (*_DEGREES, "tensor_rows")
-    degrees = {name: getattr(layout, name) for name in names}
-    for source, target in permutations(names, 2):
-        for factor in _divisors(degrees[source])[1:]:
-            traded = degrees | {source: degrees[source] // factor, target: degrees[target] * factor}
-            stages = _stages(problem, traded["pipeline"] * layout.chunks)
-            yield replace(layout, **traded, stages=stages)
+def _traded(choices: Choices, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout with a factor of one degree moved to another."""
+    for source, target in permutations(choices.degrees, 2):
+        for factor in divisors(getattr(layout, source))[1:]:
+            moved = {source: getattr(layout, source) // factor, target: getattr(layout, target) * factor}
+            yield replace(layout, **moved)
 
 
-def _admits(problem: Problem, space: Space, layout: Layout) -> bool:
-    """Return whether `layouts` yields ``layout``, given a legal product of degrees and a legal recompute."""
-    data, tensor, rows, pipeline = layout.data, layout.tensor, layout.tensor_rows, layout.pipeline
-    return (
-        _allowed(space.data, data)
-        and _allowed(space.tensor, tensor)
-        and rows in _rows(space)
-        and _allowed(space.pipeline, pipeline)
-        and pipeline <= num_layers(problem.graph)
-        and layout.microbatch in _microbatches(problem, space, data, rows)
-        and (layout.schedule, layout.chunks) in _schedules(problem, space, pipeline, layout.sequences)
-        and layout.zero in _zeros(space, data)
-        and layout.sequence_parallel in _sequence_parallels(problem, space, tensor, rows)
-    )
+def _resized(choices: Choices, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout on fewer or more devices, with another value of one degree."""
+    ranks = prod(getattr(layout, name) for name in DEGREES)
+    for devices, name in product(choices.devices, choices.degrees):
+        value, left = divmod(devices * getattr(layout, name), ranks)
+        if devices != ranks and not left and value:
+            yield replace(layout, placement=choices.placement(devices), **{name: value})
 
 
-def _allowed(limit: Container[object] | None, value: object) -> bool:
-    return limit is None or value in limit
-
-
-def _rows(space: Space) -> tuple[int, ...]:
-    return tuple(sorted(set(space.tensor_rows or (1,))))
-
-
-def _degrees(problem: Problem, space: Space) -> Iterator[tuple[int, int, int, int]]:
-    devices = problem.cluster.num_devices
-    layers = num_layers(problem.graph)
-    for tensor, rows in product(_divisors(devices), _rows(space)):
-        whole = devices % (tensor * rows) == 0
-        if not whole or not _allowed(space.tensor, tensor) or not _cuts(problem, tensor, rows, sequence_parallel=False):
-            continue
-        for pipeline in _divisors(devices // (tensor * rows)):
-            data = devices // (tensor * rows * pipeline)
-            if pipeline <= layers and _allowed(space.pipeline, pipeline) and _allowed(space.data, data):
-                yield data, tensor, rows, pipeline
-
-
-def _microbatches(problem: Problem, space: Space, data: int, rows: int) -> tuple[int, ...]:
-    """Return the sequences a microbatch may have on one of ``data`` ranks; none where they divide no batch."""
-    share, left = divmod(problem.training.global_batch, data)
-    if left:
-        return ()
-    sizes = (size for size in _divisors(share) if size % rows == 0)
-    if space.microbatch is not None:
-        return tuple(size for size in sizes if size in space.microbatch)
-    return tuple(size for size in sizes if size & (size - 1) == 0 or size == share)
-
-
-def _schedules(problem: Problem, space: Space, pipeline: int, sequences: int) -> tuple[tuple[str, int], ...]:
-    """Return the names and chunks that a pipeline may have whose microbatches have so many sequences in all."""
-    count = problem.training.global_batch // sequences
-    names = (name for name in FLAT_SCHEDULES if SCHEDULES[name].violation(pipeline, count, 1) is None)
-    flat = [(name, 1) for name in names if _allowed(space.schedule, name) and _allowed(space.chunks, 1)]
-    if pipeline == 1:
-        return tuple(flat[:1])
-    if count % pipeline:
-        return tuple(flat)
-    looped = [name for name in LOOPED_SCHEDULES if _allowed(space.schedule, name)]
-    return tuple(flat) + tuple(product(looped, _chunks(problem, space, pipeline)))
-
-
-def _chunks(problem: Problem, space: Space, pipeline: int) -> tuple[int, ...]:
-    layers = num_layers(problem.graph)
-    if space.chunks is not None:
-        return tuple(count for count in sorted(set(space.chunks)) if 2 <= count <= layers // pipeline)
-    return _divisors(layers // pipeline)[1:] if layers % pipeline == 0 else ()
-
-
-def _zeros(space: Space, data: int) -> tuple[int, ...]:
-    levels = ZERO_LEVELS if space.zero is None else tuple(sorted(set(space.zero)))
-    return levels if data > 1 else levels[:1]
-
-
-def _sequence_parallels(problem: Problem, space: Space, tensor: int, rows: int) -> tuple[bool, ...]:
-    return tuple(
-        choice
-        for choice in (False, True)
-        if _allowed(space.sequence_parallel, choice) and _cuts(problem, tensor, rows, sequence_parallel=choice)
-    )
-
-
-def _recomputes(space: Space) -> tuple[Recompute, ...]:
-    return tuple(recompute for recompute in Recompute if _allowed(space.recompute, recompute))
-
-
-def _cuts(problem: Problem, tensor: int, rows: int, *, sequence_parallel: bool) -> bool:
-    """Return whether tensor parallelism of those degrees breaks no rule of its own."""
-    probe = Layout(tensor=tensor, tensor_rows=rows, microbatch=rows, sequence_parallel=sequence_parallel)
-    own = ("tensor", "tensor_rows", "sequence_parallel")
-    return all(broken.field not in own for broken in violations(problem, probe))
-
-
-def _stages(problem: Problem, stages: int) -> str:
-    return "balanced" if num_layers(problem.graph) % stages else "even"
-
-
-@lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    large = [number // divisor for divisor in reversed(small) if divisor * divisor != number]
-    return tuple(small + large)
+def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout with each division into stages that its degrees and its schedule have."""
+    for name, chunks, stages in choices.schedules(family_of(layout)):
+        if (name, chunks) == (layout.schedule, layout.chunks):
+            yield replace(layout, stages=stages)

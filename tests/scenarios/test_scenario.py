@@ -1,5 +1,6 @@
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
+from strategies.search import Space
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +234,22 @@ def test_limits_of_the_space_hold() -> None:
     assert found.best is not None
     assert found.best.plan.tensor == 2
     assert found.best.plan.recompute is Recompute.FULL
+
+
+def test_a_space_is_the_word_wide_or_limits_of_any_field(tmp_path: Path) -> None:
+    from strategies.offloading import Offloading
+    from strategies.recomputation import FirstLayers
+
+    given = (Path(__file__).parents[2] / "scenarios/local/dp2.yaml").read_text().split("\nsearch:")[0]
+    (tmp_path / "wide.yaml").write_text(given + "search: {space: wide}\n")
+    assert load(tmp_path / "wide.yaml").search_settings.make_space() == Space(wide=True)
+    limits = (
+        "{stages: [paced], recompute: [none, {full: 2}], offload: [[], [optimizer]], order: [[data, pipeline, tensor]]}"
+    )
+    (tmp_path / "limits.yaml").write_text(given + f"search: {{space: {limits}}}\n")
+    assert load(tmp_path / "limits.yaml").search_settings.make_space() == Space(
+        stages=("paced",),
+        recompute=(Recompute.NONE, FirstLayers(Recompute.FULL, 2)),
+        offload=(Offloading(), Offloading(optimizer=(1.0,))),
+        order=(("data", "pipeline", "tensor"),),
+    )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
+import numpy as np
 from hypothesis import strategies as st
 
 from simulator.accelerator import Accelerator
@@ -13,6 +14,9 @@ from simulator.host import Host
 from simulator.link import Link
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.evaluation import Evaluation
+from strategies.group import Group
+from strategies.group_bounds import FloatArray
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.resources import Resource
@@ -105,6 +109,18 @@ class FakeCost:
         """Seconds, never above the step time."""
         slack = (1 - self.tight) * drawn(self.seed, plan, "bound").random()
         return self.step_time(plan) * (1 - slack)
+
+    def floor(self, family: Layout) -> float:
+        """Nothing is known of families."""
+        return 0.0
+
+    def reach(self, family: Layout) -> float:
+        """Nothing is known of families."""
+        return 0.0
+
+    def table(self, group: Group, limit: float = inf) -> FloatArray:
+        """Nothing is known of groups but their members."""
+        return np.where(group.legal, 0.0, inf)
 
     def spent(self, plan: Plan) -> dict[Resource, float]:
         """Seconds, of which no two are the same."""

@@ -39,7 +39,11 @@ def naive(problem: Problem, space: Space) -> set[Layout]:
 
 
 def naively_admitted(problem: Problem, space: Space, layout: Layout) -> bool:
-    limits = {field.name: getattr(space, field.name) for field in fields(space) if field.name != "pin"}
+    limits = {
+        field.name: getattr(space, field.name)
+        for field in fields(space)
+        if field.name not in ("pin", "wide", "devices")
+    }
     if any(limit is not None and getattr(layout, name) not in limit for name, limit in limits.items()):
         return False
     if any(violations(problem, layout)):
@@ -120,7 +124,7 @@ def test_a_limit_may_name_what_the_default_leaves_out() -> None:
         ({"tensor": (0,)}, "tensor is a whole number of at least 1, met 0"),
         ({"microbatch": ("2",)}, "microbatch is a whole number of at least 1, met '2'"),
         ({"data": (True,)}, "data is a whole number of at least 1, met True"),
-        ({"schedule": ("gpip",)}, "schedule is one of 1f1b, gpipe, interleaved, met 'gpip'"),
+        ({"schedule": ("gpip",)}, "schedule is one of naive, gpipe, 1f1b, .*, dualpipev, met 'gpip'"),
         ({"zero": (7,)}, "zero is one of 0, 1, 2, 3, met 7"),
         ({"recompute": ("half",)}, "recompute is one of none, selective, full, met 'half'"),
     ],

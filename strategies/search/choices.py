@@ -1,0 +1,488 @@
+"""The families and groups of a space, worked out from the rules of a layout.
+
+What a rule depends on is asked of `strategies.layout_rules` once and kept, so that families are cheap.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from itertools import product
+from math import ceil, isqrt
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from strategies.group import Group, PassChoice, StateChoice
+from strategies.layout import ZERO_STAGES, Layout
+from strategies.layout_rules import violations
+from strategies.mesh import AXES, REPLICA
+from strategies.offload_rules import Around, offload_rules
+from strategies.offloading import NOTHING, Offloading, fraction_of
+from strategies.paced import paced
+from strategies.parallelism import EXPERTS, Attention
+from strategies.partition import num_layers, partition
+from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute
+from strategies.schedule import SCHEDULES
+from strategies.schedules.rule import ScheduleRule, no_pairs
+
+if TYPE_CHECKING:
+    from strategies.search.space import Space
+
+T = TypeVar("T")
+
+USUAL_SCHEDULES = ("1f1b", "gpipe", "interleaved")
+"""What the space has where no limit names others."""
+USUAL_ZERO = (0, 1)
+
+OFFLOADED = (0.5, 1.0)
+"""Fractions of optimizer states that a wide space offloads."""
+
+RECOMPUTED = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
+"""Fractions of a stage's layers that a wide space recomputes, besides none and all of them."""
+
+LEAST_TOKENS = 2048
+"""Tokens of a sequence that a rank has at least where a wide space divides it: less is no long sequence."""
+
+LEAST_BUSY = 7 / 8
+"""The part of the free devices that a wide space uses at least."""
+
+DEGREES = ("data", "tensor", "pipeline", "context", "tensor_rows")
+"""What multiplies to the number of ranks."""
+
+_CUT_FIELDS = ("tensor", "tensor_rows", "sequence_parallel", "context", "attention", "expert")
+
+
+class Scheduled(NamedTuple):
+    """A schedule of a family: its name, chunks and stages."""
+
+    name: str
+    chunks: int
+    stages: str | tuple[int, ...]
+
+
+class Choices:
+    """What the fields of the layouts of one space may be."""
+
+    def __init__(self, problem: Problem, space: "Space") -> None:
+        self.problem, self.space = problem, space
+        self.graph, self.batch = problem.graph, problem.training.global_batch
+        self.free, self.layers = problem.cluster.free_devices, num_layers(problem.graph)
+        self.mixed = len(set(problem.cluster.device_kinds.tolist())) > 1
+        dims = (dim for block in self.graph.blocks for each in block.operators for dim, _ in each.dims)
+        self._has_experts = EXPERTS in dims
+        self._cuts: dict[tuple[object, ...], bool] = {}
+        self._offloads: dict[tuple[object, ...], bool] = {}
+        self._schedules: dict[tuple[object, ...], tuple[Scheduled, ...]] = {}
+        self._passes: dict[tuple[object, ...], tuple[PassChoice, ...]] = {}
+        self._states: dict[tuple[object, ...], tuple[StateChoice, ...]] = {}
+        self._legal: dict[tuple[object, ...], np.ndarray] = {}
+        self._counts: dict[tuple[object, ...], int] = {}
+        self._layers_of: dict[tuple[int, str | tuple[int, ...]], tuple[int, ...]] = {}
+        self._allowed_offloads = self._offloadings()
+
+    def families(self) -> Iterator[Layout]:
+        """Yield what shares degrees, ranks and microbatch, by rising tensor, pipeline and microbatch."""
+        for degrees in self._degrees():
+            for microbatch in self.microbatches(degrees.data, degrees.tensor_rows):
+                yield replace(degrees, microbatch=microbatch)
+
+    def groups(self, family: Layout, *, pairs: bool | None = None) -> Iterator[Group]:
+        """Yield the groups of a family, those alone whose passes run in ``pairs`` or those whose do not, or all."""
+        for scheduled in self.schedules(family):
+            if pairs is not None and pairs is (SCHEDULES[scheduled.name].pairs is no_pairs):
+                continue
+            for slices in self._slices(family):
+                found = self._group(family, scheduled, slices=slices)
+                if found.count:
+                    yield found
+
+    def count(self, family: Layout) -> int:
+        """Return how many layouts a family has."""
+        cut = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
+        shared = family.data * family.context > 1, family.zero_shards > 0
+        key = (family.pipeline, self.batch // family.sequences, cut, shared, self._paces(family))
+        if key not in self._counts:
+            self._counts[key] = sum(group.count for group in self.groups(family))
+        return self._counts[key]
+
+    def contains(self, layout: Layout) -> bool:
+        """Return whether the space has a layout."""
+        family = family_of(layout)
+        if not self._is_family(family):
+            return False
+        scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
+        if scheduled not in self.schedules(family) or layout.scatter_gather not in self._slices(family):
+            return False
+        group = self._group(family, scheduled, slices=layout.scatter_gather)
+        if isinstance(layout.recompute, PerStage):
+            return False
+        of_pass = PassChoice(layout.recompute, layout.overlap_tensor, layout.offload.activations)
+        if of_pass not in group.passes or (of_state := _state_of(layout)) not in group.states:
+            return False
+        return bool(group.legal[group.passes.index(of_pass), group.states.index(of_state)])
+
+    def variants(self, layout: Layout) -> Iterator[Layout]:
+        """Yield the layout with other values of one field that is no degree, legal or not; its stages may be others."""
+        family, rows = family_of(layout), layout.tensor_rows
+        scheduled = {(name, chunks) for name, chunks, _ in self.schedules(family)}
+        yield from (replace(layout, schedule=name, chunks=chunks) for name, chunks in scheduled)
+        yield from (replace(layout, microbatch=size) for size in self.microbatches(layout.data, rows))
+        for name, values in {
+            "attention": self._attentions(),
+            "expert": self._experts(layout.data),
+            "zero_shards": self._shards(layout),
+            "order": self._orders(layout),
+            "scatter_gather": self._slices(layout),
+            "offload": self._allowed_offloads,
+            "recompute": [each.recompute for each in self.passes(layout)],
+            "sequence_parallel": (False, True),
+            "overlap_tensor": (False, True),
+            **{field: {getattr(state, field) for state in self.states(layout)} for field in StateChoice._fields[:4]},
+        }.items():
+            now = getattr(layout, name)
+            yield from (replace(layout, **{name: value}) for value in values if value != now)
+
+    def placement(self, devices: int) -> tuple[int, ...]:
+        """Return the placement on the first free devices; empty for all of them."""
+        return () if devices == len(self.free) else self.free[:devices]
+
+    def group_of(self, layout: Layout) -> Group:
+        """Return the group of a layout of the space."""
+        scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
+        return self._group(family_of(layout), scheduled, slices=layout.scatter_gather)
+
+    def _group(self, family: Layout, scheduled: Scheduled, *, slices: bool) -> Group:
+        name, chunks, stages = scheduled
+        layout = replace(family, schedule=name, chunks=chunks, stages=stages, scatter_gather=slices)
+        passes, states = self.passes(layout), self.states(layout)
+        return Group(layout, passes, states, self._together(passes, states))
+
+    def _is_family(self, family: Layout) -> bool:
+        same = replace(family, microbatch=1)
+        return family.microbatch in self.microbatches(family.data, family.tensor_rows) and same in self._known
+
+    @cached_property
+    def _known(self) -> frozenset[Layout]:
+        return frozenset(replace(each, microbatch=1) for each in self._degrees())
+
+    def _degrees(self) -> Iterator[Layout]:
+        """Yield what shares degrees and ranks, with microbatches that a grid's rows divide."""
+        space = self.space
+        for used in self.devices:
+            placement = self.placement(used)
+            for tensor, rows in product(_divisors(used), _limited(space.tensor_rows, (1,))):
+                if used % (tensor * rows) or not _allows(space.tensor, tensor) or not self._cut(tensor, rows):
+                    continue
+                for pipeline in _divisors(used // (tensor * rows)):
+                    if pipeline > self.layers or not _allows(space.pipeline, pipeline):
+                        continue
+                    for context in self._contexts(used // (tensor * rows * pipeline)):
+                        data = used // (tensor * rows * pipeline * context)
+                        if _allows(space.data, data) and self.batch % data == 0:
+                            base = Layout(data=data, tensor=tensor, tensor_rows=rows, pipeline=pipeline)
+                            yield from self._variants(replace(base, context=context, placement=placement))
+
+    def _variants(self, base: Layout) -> Iterator[Layout]:
+        """Yield the layouts of the same degrees that differ in what else their families share."""
+        attentions = self._attentions() if base.context > 1 else self._attentions()[:1]
+        for attention, expert in product(attentions, self._experts(base.data)):
+            for sequence_parallel in _limited(self.space.sequence_parallel, (False, True)):
+                how = replace(
+                    base,
+                    attention=attention,
+                    expert=expert,
+                    sequence_parallel=sequence_parallel,
+                    microbatch=base.tensor_rows,
+                )
+                if self._legal_cut(how):
+                    for shards, order in product(self._shards(how), self._orders(how)):
+                        yield replace(how, zero_shards=shards, order=order)
+
+    def _cut(self, tensor: int, rows: int) -> bool:
+        """Return whether tensor parallelism of these degrees breaks no rule of its own."""
+        return self._legal_cut(Layout(tensor=tensor, tensor_rows=rows, microbatch=rows))
+
+    def _legal_cut(self, layout: Layout) -> bool:
+        """Return whether no axis cuts what it must not."""
+        key = tuple(getattr(layout, name) for name in _CUT_FIELDS)
+        if key not in self._cuts:
+            probe = Layout(
+                data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(_CUT_FIELDS, key, strict=True))
+            )
+            self._cuts[key] = all(broken.field not in _CUT_FIELDS for broken in violations(self.problem, probe))
+        return self._cuts[key]
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """How many devices may have ranks, most first."""
+        free, cluster = len(self.free), self.problem.cluster
+        counts = {free}
+        if self.space.devices is not None:
+            counts = {devices for devices in self.space.devices if devices <= free}
+        elif self.space.wide and free == cluster.num_devices:
+            counts |= {end for end in cluster.first_devices.tolist() if end >= LEAST_BUSY * free}
+        return tuple(sorted(counts, reverse=True))
+
+    @property
+    def degrees(self) -> tuple[str, ...]:
+        """The degrees that are not always 1."""
+        always = {"context": self.space.context is None and not self.space.wide}
+        always["tensor_rows"] = self.space.tensor_rows is None
+        return tuple(name for name in DEGREES if not always.get(name))
+
+    def _contexts(self, ranks: int) -> Sequence[int]:
+        if self.space.context is None and not self.space.wide:
+            return (1,)
+        limit = self.space.context or range(1, max(self.graph.sequence // LEAST_TOKENS, 1) + 1)
+        return [context for context in _divisors(ranks) if context in limit and self.graph.sequence % context == 0]
+
+    def _attentions(self) -> tuple[Attention, ...]:
+        return _of_wide(self.space.attention, (Attention.RING,), tuple(Attention), self.space.wide)
+
+    def _experts(self, data: int) -> Sequence[int]:
+        every = _divisors(data) if self._has_experts else (1,)
+        return [expert for expert in every if _allows(self.space.expert, expert)]
+
+    def _shards(self, layout: Layout) -> Sequence[int]:
+        """Return how many data ranks may share states; 0 for all."""
+        data = layout.data
+        found = dict.fromkeys(0 if n == data else n for n in _limited(self.space.zero_shards, (0,)))
+        zero = any(_limited(self.space.zero, ZERO_STAGES if self.space.wide else USUAL_ZERO))
+        legal = (n for n in found if n > 1 and zero and data % n == 0 and n % layout.expert == 0)
+        return [0] * (0 in found) + list(legal)
+
+    def _orders(self, layout: Layout) -> list[tuple[str, ...]]:
+        """Return the orders of axes; of those that lay the ranks alike the first."""
+        long = {name for name in AXES if name != REPLICA and getattr(layout, name) > 1}
+        found: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for order in self.space.order or (AXES,):
+            if long <= set(order):
+                found.setdefault(tuple(name for name in order if name in long), order)
+        return list(found.values())
+
+    def microbatches(self, data: int, rows: int) -> tuple[int, ...]:
+        """Return the sequences a microbatch may have on one of ``data`` ranks; none where they divide no batch."""
+        share, left = divmod(self.batch, data)
+        if left:
+            return ()
+        sizes = (size for size in _divisors(share) if size % rows == 0)
+        if self.space.microbatch is not None:
+            return tuple(size for size in sizes if size in self.space.microbatch)
+        return tuple(size for size in sizes if self.space.wide or size & (size - 1) == 0 or size == share)
+
+    def schedules(self, family: Layout) -> tuple[Scheduled, ...]:
+        """Return the schedules of a family: those with one chunk a rank, then others."""
+        pipeline, count = family.pipeline, self.batch // family.sequences
+        key = (pipeline, count, self._paces(family))
+        if key not in self._schedules:
+            wide = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
+            names = _of_wide(self.space.schedule, USUAL_SCHEDULES, wide, self.space.wide)
+            ordered = [*(name for name in USUAL_SCHEDULES if name in names), *dict.fromkeys(names)]
+            rules = [SCHEDULES[name] for name in dict.fromkeys(ordered)]
+            flat = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED]
+            looped = product(rules, self._chunks(pipeline) if pipeline > 1 else ())
+            found = [*(each for each in flat if _allows(self.space.chunks, 1)), *looped]
+            legal = [each for each in found if self._schedule_legal(*each, pipeline, count)]
+            self._schedules[key] = tuple(
+                Scheduled(rule.name, chunks, stages)
+                for rule, chunks in (legal if pipeline > 1 else legal[:1])
+                for stages in self._stages(family, rule, chunks)
+            )
+        return self._schedules[key]
+
+    def _schedule_legal(self, rule: ScheduleRule, chunks: int, pipeline: int, count: int) -> bool:
+        frozen = self.problem.training.frozen and rule.splits_backward
+        return not frozen and rule.violation(pipeline, count, chunks) is None
+
+    def _chunks(self, pipeline: int) -> tuple[int, ...]:
+        if self.space.chunks is not None:
+            return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= self.layers // pipeline)
+        return _divisors(self.layers // pipeline)[1:] if self.layers % pipeline == 0 else ()
+
+    def _paces(self, family: Layout) -> object:
+        """Return what the stages of a family depend on besides how many there are."""
+        return family if self.mixed else None
+
+    def _stages(self, family: Layout, rule: ScheduleRule, chunks: int) -> list[str | tuple[int, ...]]:
+        stages = family.pipeline * chunks
+        usual = ["balanced" if self.layers % stages else "even", *(["paced"] if self.mixed else [])]
+        found: dict[tuple[int, ...], str | tuple[int, ...]] = {}
+        for choice in self.space.stages or usual:
+            positions = rule.stage_ranks(family.pipeline, chunks)
+            how: str | tuple[int, ...] = paced(self.problem, family, positions) if choice == "paced" else choice
+            wrong = len(how) != stages or sum(how) != self.layers if isinstance(how, tuple) else False
+            if not wrong and not (how == "even" and self.layers % stages):
+                found.setdefault(self._layers(stages, how), how)
+        return list(found.values())
+
+    def _layers(self, stages: int, how: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers of every stage."""
+        if isinstance(how, tuple):
+            return how
+        if (stages, how) not in self._layers_of:
+            layers = {name for name, block in self.graph.occurrences if block.layer}
+            found = partition(self.graph, stages, how)
+            self._layers_of[stages, how] = tuple(sum(name in layers for name in each.blocks) for each in found)
+        return self._layers_of[stages, how]
+
+    def _slices(self, family: Layout) -> tuple[bool, ...]:
+        """Return whether stage boundaries may cross in slices; one answer where nothing hangs on it."""
+        choices = _of_wide(self.space.scatter_gather, (False,), (False, True), self.space.wide)
+        some = family.pipeline > 1 and family.tensor > 1 and family.tensor_rows == 1 and not family.sequence_parallel
+        return tuple(dict.fromkeys(choices)) if some else choices[:1]
+
+    def passes(self, layout: Layout) -> tuple[PassChoice, ...]:
+        """Return how passes may run under the degrees and the schedule of a layout."""
+        rule, counts = SCHEDULES[layout.schedule], self._layers(layout.pipeline * layout.chunks, layout.stages)
+        overlaps = layout.tensor > 1 and layout.sequence_parallel and not rule.splits_backward
+        whole = not rule.splits_backward and rule.pairs is no_pairs and not rule.asynchronous
+        key = (counts, overlaps, whole, layout.pipeline)
+        if key not in self._passes:
+            beside = _of_wide(self.space.overlap_tensor, (False,), (False, True), self.space.wide)
+            away = self._activations(counts, layout.pipeline) if whole else ((),)
+            chosen = tuple(each for each in dict.fromkeys(beside) if overlaps or not each)
+            self._passes[key] = tuple(
+                PassChoice(recompute, overlap, activations)
+                for recompute, overlap, activations in product(self._recomputes(max(counts)), chosen, away)
+            )
+        return self._passes[key]
+
+    def _recomputes(self, most: int) -> tuple[OfStage, ...]:
+        if self.space.recompute is not None:
+            named = (Recompute(each) if isinstance(each, str) else each for each in self.space.recompute)
+            return tuple(dict.fromkeys(each for each in named if (each.layers or 0) <= most))
+        first = dict.fromkeys(ceil(most * part) for part in RECOMPUTED)
+        some = (FirstLayers(how, n) for how in (Recompute.SELECTIVE, Recompute.FULL) for n in first if n < most)
+        return (*Recompute, *some) if self.space.wide else tuple(Recompute)
+
+    def _activations(self, counts: tuple[int, ...], pipeline: int) -> tuple[tuple[float, ...], ...]:
+        """Return the fractions of activations that may be away; of those that mean the same layers the first."""
+        if not any(block.layer for block in self.graph.blocks):
+            return ((),)
+        found: dict[tuple[int, ...], tuple[float, ...]] = {}
+        for each in dict.fromkeys(offload.activations for offload in self._allowed_offloads):
+            if len(each) in (0, 1, pipeline):
+                parts = each * pipeline if len(each) == 1 else each
+                away = (fraction_of(n, parts[at % pipeline] if parts else 0.0) for at, n in enumerate(counts))
+                found.setdefault(tuple(away), each)
+        return tuple(found.values())
+
+    def states(self, layout: Layout) -> tuple[StateChoice, ...]:
+        """Return where states may be under the degrees and the schedule of a layout."""
+        ranks = layout.data * layout.context
+        key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
+        if key not in self._states:
+            space, flags = self.space, (True, False)
+            zeros = sorted(set(_of_wide(space.zero, USUAL_ZERO, ZERO_STAGES, space.wide)))
+            zeros = [zero for zero in zeros if zero or not layout.zero_shards]
+            overlaps = tuple(dict.fromkeys(space.overlap_gradients or (True,)))
+            kept = tuple(dict.fromkeys(_of_wide(space.reshard_after_forward, (True,), flags, space.wide)))
+            central = tuple(dict.fromkeys(space.gradient_reduction or ("all_reduce",)))
+            away = tuple(dict.fromkeys(replace(each, activations=()) for each in self._allowed_offloads))
+            if ranks == 1:
+                zeros, overlaps, central = zeros[:1], overlaps[:1], central[:1]
+            states = (StateChoice(*each) for each in product(zeros, kept, overlaps, central, away))
+            self._states[key] = tuple(state for state in states if self._state_legal(layout, state))
+        return self._states[key]
+
+    def _state_legal(self, layout: Layout, state: StateChoice) -> bool:
+        if (not state.reshard_after_forward and state.zero != 3) or (
+            state.gradient_reduction != "all_reduce" and state.zero
+        ):
+            return False
+        if not state.offload:
+            return True
+        rule = SCHEDULES[layout.schedule]
+        around = Around(
+            self.graph,
+            self.problem.training,
+            pipeline=layout.pipeline,
+            schedule=rule.name,
+            whole_backward=not rule.splits_backward and rule.pairs is no_pairs,
+            flushes=not rule.asynchronous,
+            ranks=layout.data * layout.context,
+            shards=(layout.zero_shards or layout.data) * layout.context,
+            zero=state.zero,
+        )
+        return next(offload_rules(state.offload, around), None) is None
+
+    def _together(self, passes: tuple[PassChoice, ...], states: tuple[StateChoice, ...]) -> np.ndarray:
+        """Return which rows and columns go together: those whose offload is allowed as a whole."""
+        key = (id(passes), id(states))  # both are kept as long as this
+        if key not in self._legal:
+            away = set(self._allowed_offloads)
+            pairs = {
+                (of_pass, of_state): _joined(of_state, of_pass) in away
+                for of_pass in {each.activations for each in passes}
+                for of_state in {each.offload for each in states}
+            }
+            rows = [[pairs[each.activations, state.offload] for state in states] for each in passes]
+            self._legal[key] = np.array(rows, dtype=np.bool_).reshape(len(passes), len(states))
+        return self._legal[key]
+
+    def _offloadings(self) -> tuple[Offloading, ...]:
+        if self.space.offload is not None:
+            return tuple(dict.fromkeys(self.space.offload))
+        if not self.space.wide:
+            return (NOTHING,)
+        return (NOTHING, *(Offloading(optimizer=(part,)) for part in OFFLOADED))
+
+
+_LOOPED = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})
+"""Schedules that with one chunk a rank are others of their own name."""
+
+
+def family_of(layout: Layout) -> Layout:
+    """Return the family of a layout: its degrees, ranks and microbatch, and nothing else."""
+    return Layout(
+        data=layout.data,
+        tensor=layout.tensor,
+        tensor_rows=layout.tensor_rows,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        attention=layout.attention,
+        microbatch=layout.microbatch,
+        sequence_parallel=layout.sequence_parallel,
+        zero_shards=layout.zero_shards,
+        order=layout.order,
+        placement=layout.placement,
+    )
+
+
+def _state_of(layout: Layout) -> StateChoice:
+    return StateChoice(
+        layout.zero,
+        layout.reshard_after_forward,
+        layout.overlap_gradients,
+        layout.gradient_reduction,
+        replace(layout.offload, activations=()),
+    )
+
+
+def _joined(states: Offloading, activations: tuple[float, ...]) -> Offloading:
+    return replace(states, activations=activations)
+
+
+def _allows(limit: Iterable[T] | None, value: T) -> bool:
+    return limit is None or value in limit
+
+
+def _limited(limit: Iterable[T] | None, otherwise: Iterable[T]) -> tuple[T, ...]:
+    """Return the values of a limit in order, each once."""
+    return tuple(sorted(set(otherwise if limit is None else limit)))  # type: ignore[type-var]
+
+
+def _of_wide(limit: tuple[T, ...] | None, usual: tuple[T, ...], every: tuple[T, ...], wide: bool) -> tuple[T, ...]:
+    if limit is not None:
+        return limit
+    return every if wide else usual
+
+
+@lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    large = [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+    return tuple(small + large)
