@@ -5,6 +5,7 @@ from math import inf
 from typing import ClassVar
 
 from strategies.cost_model import CostModel
+from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.best_first import BestFirst
 from strategies.search.driver import Proof, Proposals
@@ -28,7 +29,9 @@ class Auto:
         uniform = BestFirst().propose(problem, space, costs)
         proposal = next(uniform, None)
         while proposal is not None:
-            if isinstance(proposal, Proof):  # it holds for uniform plans alone
+            if not isinstance(proposal, Plan):
+                if not isinstance(proposal, Proof):  # which holds for uniform plans alone
+                    yield proposal
                 proposal = next(uniform, None)
                 continue
             evaluation = yield proposal
