@@ -1,12 +1,16 @@
 """A lower bound of a step from its schedule and costs alone: the length of a path through it."""
 
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from strategies.durations import Durations
+from strategies.host_update import seconds_per_byte, update_ticks
 from strategies.lowering.data import overlaps
 from strategies.lowering.division import Division
 from strategies.lowering.stage import Machine, Rank, StageCosts
 from strategies.lowering.unflushed import updates
+from strategies.offloading import Offloading
 from strategies.plan import Plan
 from strategies.schedules.rule import Placement
 from strategies.schedules.written import WrittenRule
@@ -121,23 +125,34 @@ class Bounds:
         each = [sum(row[-1:] if ahead else row) for row in leaving]
         return [sum(each[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
 
-    def tails_of(self, plan: Plan, machine: Machine, *, optimizer: bool, parameters: bool = False) -> list[int]:
+    def tails_of(self, plan: Plan, machine: Machine, away: Offloading) -> list[int]:
         """Return the ticks after each rank's last backward: its last sums, the norm, the update, ZeRO's gather.
 
-        ``optimizer`` and ``parameters`` say what of is on hosts.
+        ``away`` says what is on hosts.
         """
         leaving, late, replicated, steps, gather, squares, norm = self.durations.ending(plan, machine)
-        if optimizer:
-            steps = (0,) * plan.pipeline  # chunks run beside copies: left out of the bound
-        if parameters:
+        if any(away.optimizer):
+            steps = self._host_updates(plan, away)
+        if any(away.parameters):
             squares = (0,) * plan.pipeline  # the host reads gradients that are there
         reduced = (row[-1] if row else after for row, after in zip(_last(plan, leaving), late, strict=False))
         return [sum(each) + sum(norm) for each in zip(reduced, replicated, squares, steps, gather, strict=True)]
 
     def tails(self, plan: Plan, machine: Machine) -> list[int]:
         """Return the same of what the plan says is on hosts."""
-        away = plan.offload
-        return self.tails_of(plan, machine, optimizer=any(away.optimizer), parameters=any(away.parameters))
+        return self.tails_of(plan, machine, plan.offload)
+
+    def _host_updates(self, plan: Plan, away: Offloading) -> tuple[int, ...]:
+        """Return the ticks of each position's update where hosts have optimizer states."""
+        if any(away.parameters):  # of which gradients are there as they are made
+            return (0,) * plan.pipeline
+        training, held = self.costs.problem.training, self.costs.held(plan).positions
+        on_host = replace(plan, offload=away)
+        return tuple(update_ticks(training, on_host, each, self._rates, at) for at, each in enumerate(held))
+
+    @cached_property
+    def _rates(self) -> dict[str, float]:
+        return seconds_per_byte(self.costs.problem.cluster)
 
 
 def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

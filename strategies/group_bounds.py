@@ -217,11 +217,11 @@ class GroupBounds:
         if any(state.offload.parameters):
             return (0,) * plan.pipeline, (0,) * plan.pipeline
         chosen = _with(plan, state._replace(offload=NOTHING))
-        machine, away = self.costs.machine(chosen), any(state.offload.optimizer)
+        machine, away = self.costs.machine(chosen), replace(state.offload, activations=())
         how = state.zero, state.overlap_gradients, away, plan.num_microbatches, plan.overlaps_passes
         key = (machine, self.costs.division(chosen), plan.positions, self.costs.blocks.cut(chosen), how)
         if key not in self._tails:
-            tails, waits = self.bounds.tails_of(chosen, machine, optimizer=away), self.bounds.waits(chosen, machine)
+            tails, waits = self.bounds.tails_of(chosen, machine, away), self.bounds.waits(chosen, machine)
             self._tails[key] = tuple(tails), tuple((plan.num_microbatches - 1) * wait for wait in waits)
         return self._tails[key]
 

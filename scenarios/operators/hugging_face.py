@@ -8,7 +8,6 @@ import os
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 
 class WithLoss(nn.Module):
@@ -26,6 +25,8 @@ class WithLoss(nn.Module):
 
 def model() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """Return the model that the file in ``HF_CONFIG`` describes, and random tokens with their targets."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
     config = AutoConfig.from_pretrained(os.environ["HF_CONFIG"])
     config.use_cache = False
     masked = any(name.endswith("ForMaskedLM") for name in config.architectures or ())
