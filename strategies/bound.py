@@ -19,12 +19,14 @@ from strategies.schedules.written import WrittenRule
 class _Loads(NamedTuple):
     """For every pipeline position, the least ticks of its first stage's passes, and the most of all its stages.
 
-    ``work`` has the gathers of parameters that passes wait for; ``early`` those that the first pass may not wait for.
+    ``work`` has the gathers of parameters that passes wait for, ``bare`` none; ``early`` those that the first pass
+    may not wait for.
     """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     work: tuple[int, ...]
+    bare: tuple[int, ...]
     early: tuple[int, ...]
 
 
@@ -57,8 +59,9 @@ class Bounds:
                 drain += loads.backward[position - 1] + sends.backward[position]
             drains = adjoin and not plan.splits_backward
             after = max(tails[position], drain + tails[0]) if drains else tails[position]
-            wait = (plan.num_microbatches - 1) * waits[position]
-            best = max(best, fill + plan.num_microbatches * work - loads.early[position] + wait + after)
+            gathered = plan.num_microbatches * work - loads.early[position]
+            reduced = plan.num_microbatches * loads.bare[position] + (plan.num_microbatches - 1) * waits[position]
+            best = max(best, fill + max(gathered, reduced) + after)  # a pass gathers while it waits
         if plan.schedule_name == "naive" and not _regathers(plan):  # one microbatch after another
             best = max(best, plan.num_microbatches * sum(loads.work) + min(tails))
         return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
@@ -80,20 +83,21 @@ class Bounds:
             self._loads[key] = _Loads(*zip(*positions, strict=True))
         return self._loads[key]
 
-    def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, int, int, int]:
+    def _position(self, plan: Plan, machine: Machine, made: Division, position: int) -> tuple[int, ...]:
         found = [self.durations.passes(plan, rank) for rank in machine.ranks[position]]
         own = [(made.kind_of[stage], self._units(plan, machine, stage)) for stage in plan.stages_at(position)]
         first, units = own[0]
         forward, backward = (min(row[first] for row in rows) for rows in zip(*found, strict=True))
         if plan.overlaps_passes:
-            work = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
+            work = bare = max(self._computing(plan, position, rank) for rank in machine.ranks[position])
         else:
+            bare = max(sum(passes.forward[kind] + passes.backward[kind] for kind, _ in own) for passes in found)
             work = max(
                 sum(_forward(passes.forward[kind], g) + _backward(passes.backward[kind], g) for kind, g in own)
                 for passes in found
             )
         early = max(_forward(passes.forward[first], units) - passes.forward[first] for passes in found)
-        return forward, backward, work, early
+        return forward, backward, work, bare, early
 
     def _units(self, plan: Plan, machine: Machine, stage: int) -> tuple[int, ...]:
         """Return the ticks of the gathers that every pass of a stage waits for, in the order of backward."""

@@ -488,6 +488,12 @@ def test_a_grid_of_one_column_beneath_pairs_of_passes() -> None:
     agree(small, complete(small, grid(2, 1, 2, pipeline=2, schedule="dualpipev", chunks=2)))
 
 
+def test_a_pass_gathers_while_it_waits_for_reductions() -> None:
+    # the first gather of a pass takes as long as the last reduction before it
+    small = problem(nodes=8, devices=1, nics=1, layers=4, batch=16, bandwidth=1e8)
+    agree(small, complete(small, grid(2, 1, 2, pipeline=2, context=2, zero=3)))
+
+
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb1p", 1), ("zbv", 2), ("dualpipev", 2)]
 
 

@@ -40,7 +40,8 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
     rows = [(SimulatedCost(small), plan) for plan in (named, written)]
     assert len({(costs.evaluate(plan).step_time, costs.peak_memory(plan)) for costs, plan in rows}) == 1
     bounds = [costs.bound(plan) for costs, plan in rows]
-    assert bounds[0] == bounds[1] or (named.splits_backward and bounds[1] < bounds[0])  # any stage may end last
+    # a text says neither which stage ends last nor that microbatches come one after another
+    assert bounds[0] == bounds[1] or (bounds[1] < bounds[0] and (named.splits_backward or name == "naive"))
     both = path_times(StageCosts(small), [named, written]).tolist()
     assert both[0] == both[1]
     assert written.schedule.orders == named.schedule.orders
