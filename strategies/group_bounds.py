@@ -186,7 +186,6 @@ class GroupBounds:
         ends, column_of = _each(self._tail(plan, state) for state in states)
         forward, backward, work = self._loads(plan, ways)
         fill, drain = self._sent(plan, forward, backward)
-        late = self._late(plan, states[0])
         tails, waits = np.array(ends, dtype=np.int64).transpose(1, 0, 2)
         path = fill + plan.num_microbatches * work
         result = np.zeros((len(ways), len(ends)), dtype=np.int64)
@@ -196,9 +195,11 @@ class GroupBounds:
             if drains:
                 after = np.maximum(after, drain[:, at, None] + tails[None, :, 0])
             np.maximum(result, path[:, at, None] + waits[None, :, at] + after, out=result)
-        if plan.schedule_name == "naive" and not late:
-            alone = plan.num_microbatches * work.sum(axis=1)
-            np.maximum(result, alone[:, None] + tails.min(axis=1)[None, :], out=result)
+        if plan.schedule_name == "naive":
+            last = plan.pipeline - 1
+            there_and_back = fill[:, last] + forward[:, last] + drain[:, last] + backward[:, last]
+            alone = plan.num_microbatches * there_and_back
+            np.maximum(result, alone[:, None] + tails[None, :, 0], out=result)
         seconds: FloatArray = result[np.ix_(row_of, column_of)] / TICKS_PER_SECOND
         return seconds
 

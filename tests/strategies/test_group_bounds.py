@@ -6,11 +6,13 @@ import pytest
 
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.offloading import Offloading
 from strategies.search.choices import family_of
 from strategies.search.space import Space, choices_of, count, groups, layouts
 
+from .problems import problem as on_one_node
 from .search.scenarios import small_scenario
 
 OFFLOADS = (
@@ -39,6 +41,16 @@ def test_bounds_of_families_and_groups_are_below_those_of_members_and_these_belo
             (path,) = costs.longest_paths([plan])
             assert max(floor, reach, table[row, column]) <= costs.bound(plan) <= path <= evaluation.step_time
         assert (table[~group.legal] == inf).all()
+
+
+def test_slow_ranks_of_different_columns_do_not_slow_one_microbatch_twice() -> None:
+    # rank 0 is the first stage of one column, rank 3 the second of the other: a microbatch meets one of them
+    plain = on_one_node(devices=4, batch=8)
+    slow = replace(plain, cluster=replace(plain.cluster, speeds=((0, 0.5), (3, 0.5))))
+    plan = complete(slow, Layout(data=2, pipeline=2, schedule="naive", chunks=1))
+    costs = SimulatedCost(slow)
+    (path,) = costs.longest_paths([plan])
+    assert costs.bound(plan) <= path
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,5 +1,6 @@
 """Random small scenarios for the tests of search."""
 
+from dataclasses import replace
 from random import Random
 
 from simulator.accelerator import Accelerator
@@ -29,6 +30,8 @@ def small_scenario(seed: int) -> tuple[Problem, Space]:
     host = Host("host", 1e10, launch=draw.choice((0.0, 5e-6)))
     cluster = homogeneous("small", accelerator, host, nodes, devices, inside, outside, draw.choice((1, devices)))
     zero = draw.choice((None, (0, 1, 2, 3)))
+    slow = draw.sample(range(nodes * devices), draw.choice((0, 0, 1, 2)))
+    cluster = replace(cluster, speeds=tuple((device, draw.choice((0.5, 0.8))) for device in slow))
     return Problem(build(spec, sequence, "bf16"), cluster, Training(batch, sequence)), Space(zero=zero)
 
 
