@@ -44,7 +44,7 @@ class SearchSettings:
     ``budget`` is in evaluations, ``seconds`` of wall time; None is the driver's default.
     """
 
-    algorithm: str = "best_first"
+    algorithm: str = "auto"
     budget: int | None = None
     seconds: float | None = None
     options: tuple[tuple[str, Any], ...] = ()

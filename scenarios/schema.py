@@ -382,7 +382,7 @@ AnySpace = Annotated[
 class SearchTable(Table):
     """How a plan is looked for."""
 
-    algorithm: Annotated[str, OneOf(_algorithm_names)] = "best_first"
+    algorithm: Annotated[str, OneOf(_algorithm_names)] = "auto"
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")

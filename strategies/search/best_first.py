@@ -10,7 +10,7 @@ References
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -28,7 +28,7 @@ from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
 from strategies.schedules.rule import no_pairs
 from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
-from strategies.search.space import Space, choices_of
+from strategies.search.space import Space, choices_of, usual
 
 
 class _Members:
@@ -122,7 +122,7 @@ class BestFirst:
         run = _Run(problem, costs)
         try:
             if space.wide:  # a good plan to begin with: most groups have only slower ones
-                yield from run.best_of(_usual(space), proves=False)
+                yield from run.best_of(usual(space), proves=False)
             yield from run.best_of(space, proves=True)
         except (OutOfTime, KeyboardInterrupt) as stop:
             if run.best == inf and (layout := run.queue.first_plan) is not None:
@@ -189,8 +189,3 @@ class _Run:
 def _moves(layout: Layout) -> bool:
     """Return whether what a device holds hangs on when passes run: then its memory takes longer than its path."""
     return SCHEDULES[layout.schedule].pairs is not no_pairs or layout.offload.in_passes
-
-
-def _usual(space: Space) -> Space:
-    """Return what an engineer tries first of a wide space, and communication beside products."""
-    return replace(space, wide=False, overlap_tensor=space.overlap_tensor or (False, True))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from strategies.layout import Layout
 from strategies.problem import Problem
-from strategies.search.space import Space, layouts
+from strategies.search.space import Space, listed
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert", "tensor_rows")
 """Decided first, in any order."""
@@ -73,7 +73,7 @@ class Decisions:
     def __init__(self, problem: Problem, space: Space) -> None:
         self.node = problem.cluster.first.devices
         self._members: dict[Layout, list[Layout]] = {}
-        for layout in layouts(problem, space):
+        for layout in listed(problem, space):
             self._members.setdefault(_family(layout), []).append(layout)
         self._partials: dict[tuple[bool, tuple[int, ...]], Partial] = {}
         self._left = {family: len(members) for family, members in self._members.items()}

@@ -25,7 +25,7 @@ from strategies.layout import Layout
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.search.driver import Proposals, Upcoming
-from strategies.search.space import Space, layouts
+from strategies.search.space import Space, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
             not layout.sequence_parallel,
         )
 
-    return sorted(layouts(problem, space), key=key)
+    return sorted(listed(problem, space), key=key)
 
 
 def _best(

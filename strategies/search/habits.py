@@ -2,7 +2,7 @@
 
 from strategies.layout import Layout
 from strategies.problem import Problem
-from strategies.search.space import Space, layouts
+from strategies.search.space import Space, listed
 
 
 def by_habit(problem: Problem, space: Space) -> list[Layout]:
@@ -18,4 +18,4 @@ def by_habit(problem: Problem, space: Space) -> list[Layout]:
         unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
         return unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
 
-    return sorted(layouts(problem, space), key=key)
+    return sorted(listed(problem, space), key=key)

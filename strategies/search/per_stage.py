@@ -16,15 +16,18 @@ from strategies.path_times import WALKED
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute
-from strategies.search.space import Space, layouts
+from strategies.search.space import Space, listed, usual
 from strategies.stages.critical_path import FloatArray
 from strategies.stages.division import DivisionProblem
 from strategies.stages.tables import WAYS
 
 
 def meshes(problem: Problem, space: Space) -> Iterator[Layout]:
-    """Yield every layout of ``space`` once that differs in more than recomputation: it stands for all divisions."""
-    yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in layouts(problem, space))
+    """Yield every layout once that differs in more than recomputation: it stands for all divisions.
+
+    Of a wide space the usual layouts.
+    """
+    yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in listed(problem, usual(space)))
 
 
 def dividable(layout: Layout) -> bool:
@@ -45,7 +48,7 @@ def whole_layers(space: Space) -> bool:
 def promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None:
     """Return the layout of ``space`` that fits whose bound is least; ``None`` where none fits."""
     least, found = inf, None
-    for layout in layouts(problem, space):
+    for layout in listed(problem, usual(space)):
         plan = complete(problem, layout)
         if costs.fits(plan) and (bound := costs.bound(plan)) < least:
             least, found = bound, layout

@@ -193,6 +193,32 @@ def groups(problem: Problem, space: Space = EVERYTHING) -> Iterator[Group]:
         yield from choices.groups(family)
 
 
+def usual(space: Space) -> Space:
+    """Return what an engineer tries first of a wide space, and communication beside products; others as they are."""
+    return replace(space, wide=False, overlap_tensor=space.overlap_tensor or (False, True)) if space.wide else space
+
+
+MOST_LISTED = 200_000
+"""Layouts that are listed at once: some seconds, and some hundreds of MB."""
+
+
+def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
+    """Return every legal layout of ``space``.
+
+    Raises
+    ------
+    ValueError
+        Where there are more than `MOST_LISTED`.
+    """
+    number = count(problem, space)
+    if number > MOST_LISTED:
+        raise ValueError(
+            f"search.space: an algorithm that lists all plans takes at most {MOST_LISTED:,}, met {number:,}; "
+            "nearest: limits, or best_first, auto and random, which list none"
+        )
+    return list(layouts(problem, space))
+
+
 def count(problem: Problem, space: Space = EVERYTHING) -> int:
     """Return how many legal layouts ``space`` has."""
     choices = choices_of(problem, space)
