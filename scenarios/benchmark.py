@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
-from typing import Any
 
 from scenarios.figure import Figure, best, seconds
 
@@ -225,13 +224,21 @@ def _plans() -> list[Figure]:
 
 
 def _best_first() -> list[Figure]:
-    from scenarios.loader import load
+    from scenarios.search_benchmark import best_first
 
-    scenario = load("gpt3-175b-1024-a100")
-    found: list[Any] = []
-    taken = seconds(lambda: found.append(scenario.search("best_first")))
-    what = f"the proven optimum of {found[0].considered:,} plans, {found[0].evaluations} of them simulated"
-    return [Figure("best-first search of GPT-3", taken, "s", None, what)]
+    return best_first()
+
+
+def _wide() -> list[Figure]:
+    from scenarios.search_benchmark import wide
+
+    return wide()
+
+
+def _auto() -> list[Figure]:
+    from scenarios.search_benchmark import auto
+
+    return auto()
 
 
 def _operators_cold() -> list[Figure]:
@@ -275,5 +282,5 @@ def _ring() -> list[Figure]:
 
 _STEPS = ("_gpt3_cold", "_gpt3", "_llama_cold", "_llama", "_straggler", "_unfolded")
 _ENGINE = ("_events", "_flows", "_longest_path", *_STEPS, "_ring", "_plans")
-_SEARCH = ("_best_first", "_operators_cold", "_operators")
+_SEARCH = ("_best_first", "_wide", "_auto", "_operators_cold", "_operators")
 _RUNS = [("engine", name) for name in _ENGINE] + [("search", name) for name in _SEARCH]
