@@ -260,11 +260,16 @@ def folder_name(step: int) -> str:
 def begin(place: Path, step: int) -> Path:
     """Return the folder into which the files of a checkpoint go; what a killed run left half written is removed."""
     place.mkdir(parents=True, exist_ok=True)
-    for left in place.glob(f"step-*{_PARTIAL}"):
-        shutil.rmtree(left)
+    sweep(place)
     partial = place / (folder_name(step) + _PARTIAL)
     partial.mkdir()
     return partial
+
+
+def sweep(place: Path) -> None:
+    """Remove what was left half written, or half removed, in a folder of checkpoints; nobody may be writing there."""
+    for left in place.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(left)
 
 
 def write_file(path: Path, chunks: Iterable[memoryview]) -> tuple[int, str]:

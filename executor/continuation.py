@@ -87,7 +87,7 @@ def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> t
     if isinstance(text, TextFiles):
         text.check(job.training.sequence)
     if not options.resume:
-        if options.checkpoint_every and names(place):
+        if names(place):
             raise ValueError(f"{place} has checkpoints already; --resume goes on from them, or choose another folder")
         return changed, ()
     checkpoint, damaged = last_good(place)
@@ -116,8 +116,12 @@ def continued(
 
 
 def _differences(key: str, saved: Any, expected: Any) -> list[str]:
+    """Return what differs; names of models and data do not count."""
     if not isinstance(saved, dict) or not isinstance(expected, dict):
         return [] if saved == expected else [f"its {key} is {saved!r:.60}, this run's {expected!r:.60}"]
-    fields = [field for field in {**expected, **saved} if key != "data" or field != "name"]
-    rows = ((field, saved.get(field), expected.get(field)) for field in fields)
-    return [f"its {key} has {field} {a!r:.60}, this run's {b!r:.60}" for field, a, b in rows if a != b]
+    rows = [(field, saved.get(field), expected.get(field)) for field in {**expected, **saved} if field != "name"]
+    different = [(field, a, b) for field, a, b in rows if a != b]
+    if different and key == "data":
+        a, b = (f"{each.get('name')!r:.60} of {each.get('bytes')!r:.20} bytes" for each in (saved, expected))
+        return [f"its data is {a}, this run's {b}, which are not the same text; --data names it"]
+    return [f"its {key} has {field} {a!r:.60}, this run's {b!r:.60}" for field, a, b in different]

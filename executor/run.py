@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from executor.checkpoint import sweep
 from executor.continuation import RunOptions, prepared
-from executor.job import Job, metrics_file
+from executor.job import Job, checkpoints_folder, metrics_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress, logged
@@ -102,7 +103,10 @@ def execute(
         warn(f"passed over: {text}")
     tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
     jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
-    run_jobs(jobs, tell)
+    try:
+        run_jobs(jobs, tell)
+    finally:
+        sweep(checkpoints_folder(folder))
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
