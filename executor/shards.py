@@ -75,6 +75,11 @@ def _piece(name: str, tensor: Tensor) -> Iterator[Piece]:
 def save(trainer: Trainer, step: int, place: Path) -> None:
     """Write a checkpoint of ``trainer`` after ``step`` steps into ``place``; every rank calls it.
 
+    Parameters
+    ----------
+    place
+        A folder that all hosts of the run share.
+
     Raises
     ------
     CheckpointError

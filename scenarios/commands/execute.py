@@ -114,9 +114,11 @@ def execute(
             options=options,
             warn=note,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as stopped:
         ticker.done()
         note(_what_is_left(target))
+        if isinstance(stopped, RuntimeError):
+            raise
         raise typer.Exit(INTERRUPTED) from None
     ticker.done()
     document = to_json(run, predicted)
@@ -147,13 +149,13 @@ def _options(
 
 
 def _what_is_left(target: Path | None) -> str:
-    """Return what an interrupted run has left in its folder."""
-    if target is None:
-        return "without --out DIR nothing is left of the run"
+    """Return what a run that was stopped has left in its folder."""
     from executor.checkpoint import names
     from executor.job import checkpoints_folder
     from executor.metrics_log import metrics_log
 
+    if target is None or not metrics_log(target).exists():
+        return "no steps of the run are left"
     newest = names(checkpoints_folder(target))[:1]
     checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"

@@ -52,7 +52,7 @@ TWO = {
     "pipeline": trained(pipeline=2, microbatch=2, stages=(3, 1)),
     "zero-1": trained(data=2, zero=1),
     "zero-3": trained(data=2, zero=3),
-    "server": trained(data=2, gradient_reduction="parameter_server"),
+    "server": trained(data=2, gradient_reduction="parameter_server", profile=True),
     "tied": trained(TIED, tensor=2, microbatch=4),
     "llama": scheduled(trained(LLAMA, tensor=2, microbatch=4, optimizer="sgd")),
 }
