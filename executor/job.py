@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.learning_rate import CONSTANT, LearningRate
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
 from strategies.training import Training
@@ -24,6 +25,13 @@ class Job:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
+    data
+        A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
+    checkpoint_every
+        Steps from one checkpoint to the next, and one after the last; 0 for none. They go into ``checkpoints``
+        beside the job, and the newest ``keep`` stay.
+    resume
+        The checkpoint from which the job goes on, which was made after ``first_step`` steps.
     """
 
     spec: Transformer
@@ -34,6 +42,12 @@ class Job:
     dump: bool = False
     profile: bool = True
     timeout: float = 600.0
+    data: str | None = None
+    learning_rate: LearningRate = CONSTANT
+    checkpoint_every: int = 0
+    keep: int = 2
+    resume: str | None = None
+    first_step: int = 0
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""
@@ -48,6 +62,12 @@ class Job:
             "dump": self.dump,
             "profile": self.profile,
             "timeout": self.timeout,
+            "data": self.data,
+            "learning_rate": asdict(self.learning_rate),
+            "checkpoint_every": self.checkpoint_every,
+            "keep": self.keep,
+            "resume": self.resume,
+            "first_step": self.first_step,
         }
         path = folder / "job.json"
         path.write_text(json.dumps(document, indent=1))
@@ -64,10 +84,16 @@ class Job:
                 spec=Transformer(**document.pop("spec")),
                 training=Training(**document.pop("training")),
                 plan=Plan.from_json(document.pop("plan")),
+                learning_rate=LearningRate(**document.pop("learning_rate")),
                 **document,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path}: a job states spec, training, plan and steps; met {error}") from error
+
+
+def checkpoints_folder(folder: Path) -> Path:
+    """Return where the job in ``folder`` keeps its checkpoints."""
+    return folder / "checkpoints"
 
 
 def metrics_file(folder: Path, rank: int) -> Path:

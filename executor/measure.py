@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from executor import trace
+from executor import shards, trace
 from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
-from executor.job import Job, metrics_file, result_file, tensors_file
+from executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
+from executor.optimizer import states
 from executor.private_torch import trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
@@ -36,23 +37,31 @@ def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
     heartbeat.step = -1
     heartbeat.beat("build")
     trainer = Trainer(job, Recorder(heartbeat))
-    _timed_steps(trainer, metrics_file(folder, rank))
+    if job.resume is not None:
+        heartbeat.beat("resume")
+        shards.load(trainer, Path(job.resume))
+    _timed_steps(trainer, folder, rank)
     if job.dump:
         _dump(trainer, tensors_file(folder, rank))
     if job.profile:
         result_file(folder, rank).write_text(json.dumps(_profiled_step(trainer)))
 
 
-def _timed_steps(trainer: Trainer, path: Path) -> None:
+def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
+    job, heartbeat = trainer.job, trainer.recorder.heartbeat
     dist.barrier()
-    with path.open("w") as metrics:
-        for step in range(trainer.job.steps):
-            trainer.recorder.heartbeat.step = step
+    with metrics_file(folder, rank).open("w") as metrics:
+        for step in range(job.first_step, job.steps):
+            heartbeat.step = step
             start = perf_counter_ns()
             loss = trainer.step(step)
             seconds = (perf_counter_ns() - start) / 1e9
             metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
             metrics.flush()
+            done = step + 1
+            if job.checkpoint_every and (done % job.checkpoint_every == 0 or done == job.steps):
+                heartbeat.beat("checkpoint")
+                shards.save(trainer, done, checkpoints_folder(folder))
 
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
@@ -118,12 +127,14 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets."""
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
-    state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
     return {
         Category.PARAMETERS: nbytes(p for n in networks.values() for p in n.parameters()),
         Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
         Category.OPTIMIZER: nbytes(
-            value for values in state.values() for value in values.values() if isinstance(value, Tensor)
+            value
+            for values in states(trainer.optimizer).values()
+            for value in values.values()
+            if isinstance(value, Tensor)
         ),
     }
 

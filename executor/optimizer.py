@@ -17,11 +17,12 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from executor.data_parallel import fill, flatten, local
+from executor.learning_rate import PEAKS
 from strategies.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "foreach": False}),
-    "sgd": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "foreach": False}),
+    "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"], "foreach": False}),
+    "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9, "foreach": False}),
 }
 
 
@@ -59,6 +60,11 @@ class PartitionedOptimizer:
         """Optimizer state of the owned parameters."""
         return self.optim.state if self.optim is not None else {}
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Options of the owned parameters."""
+        return self.optim.param_groups if self.optim is not None else []
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient."""
         for parameter in self.parameters:
@@ -90,3 +96,14 @@ def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist
     return ZeroRedundancyOptimizer(
         parameters, optimizer_class=kind, process_group=group, parameters_as_bucket_view=True, **options
     )
+
+
+def states(optimizer: Any) -> Any:
+    """Return the state tensors by name of every parameter whose states this rank keeps."""
+    return (optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer).state
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Make the next steps of an optimizer have a learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

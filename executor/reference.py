@@ -9,7 +9,8 @@ from executor import data
 from executor.clipping import MAX_NORM
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.optimizer import OPTIMIZERS
+from executor.optimizer import OPTIMIZERS, set_learning_rate
+from executor.text import text_of
 from executor.trainer import DTYPES
 
 
@@ -23,14 +24,16 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     initialize(network, job.seed)
     kind, options = OPTIMIZERS[job.training.optimizer]
     optimizer = kind(network.parameters(), **options)
+    text = text_of(job.data, job.seed)
     losses = []
     for step in range(job.steps):
-        tokens, targets = data.batch(step, job.training.global_batch, job.training.sequence)
+        tokens, targets = data.batch(step, job.training.global_batch, job.training.sequence, text)
         optimizer.zero_grad()
         loss = cross_entropy(network(torch.from_numpy(tokens.copy())), torch.from_numpy(targets.copy()))
         loss.backward()  # type: ignore[no-untyped-call]
         if job.training.gradient_clipping:
             nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+        set_learning_rate(optimizer, job.learning_rate.at(step, job.training.optimizer))
         optimizer.step()
         losses.append(loss.item())
     arrays: dict[str, Any] = {}

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from executor.job import Job, metrics_file
+from executor.checkpoint import sweep
+from executor.continuation import RunOptions, prepared
+from executor.job import Job, checkpoints_folder, metrics_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
+from executor.metrics_log import Progress, logged
 from executor.supported import BYTES, unsupported
 from executor.verification import Verification, verify
 from simulator.models.transformer import Transformer
@@ -19,7 +22,7 @@ from strategies.training import Training
 WARM_UP = 2
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
-Progress = Callable[[int, float, float], None]
+_NO_OPTIONS = RunOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Run:
 
     Parameters
     ----------
+    steps
+        Steps that were run: all, or those after the checkpoint that was resumed, which had done ``first_step``.
     losses
         Mean cross entropy over the global batch, per step.
     step_times
@@ -45,6 +50,7 @@ class Run:
     peak_memory: float
     timeline: Timeline
     verification: Verification | None
+    first_step: int = 0
 
 
 def execute(
@@ -55,46 +61,63 @@ def execute(
     steps: int,
     verify: bool,
     folder: Path,
-    seed: int = 0,
+    seed: int | None = None,
     timeout: float = 600.0,
     progress: Progress | None = None,
+    options: RunOptions = _NO_OPTIONS,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Return what was measured in ``steps`` steps of ``plan`` on this host, one process a rank.
 
     Parameters
     ----------
+    steps
+        Steps of the run in all: one that resumes does those that are left.
     verify
         Whether the same plan also runs a scaled-down model in fp64 against one process.
     folder
-        Where job and results are written.
+        Where job and results are written, ``metrics.jsonl`` with a line a step and checkpoints among them.
+    seed
+        Of the first parameters and the order of the data; ``None`` for that of the checkpoint, or 0.
     timeout
         Seconds without any sign of life of a rank after which the run ends.
     progress
         Called with (step, loss, seconds) after every step.
+    options
+        Data, learning rate, checkpoints, and whether the run goes on from one.
+    warn
+        Told of every checkpoint that is damaged and passed over.
 
     Raises
     ------
     ValueError
-        Where torch cannot run the plan; nothing was started.
+        Where torch cannot run the plan, or data or checkpoint do not fit; nothing was started.
     ExecutionError
         Where a rank fails.
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     refuse(spec, training, plan)
-    job = Job(spec, training, plan, steps, seed, timeout=timeout)
+    job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout), seed, options, folder)
+    for text in damaged:
+        warn(f"passed over: {text}")
+    tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
     jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
-    run_jobs(jobs, progress)
+    try:
+        run_jobs(jobs, tell)
+    finally:
+        sweep(checkpoints_folder(folder))
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
-        steps=steps,
-        losses=losses(plan, steps, folder),
+        steps=len(times),
+        losses=losses(plan, len(times), folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
         peak_memory=timeline.peak_memory,
         timeline=timeline,
         verification=compare(*jobs[1]) if verify else None,
+        first_step=job.first_step,
     )
 
 
@@ -109,12 +132,15 @@ def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> 
     """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     first, folder = jobs[0]
-    poll = progress_of(first.plan, folder, progress)
+    poll = progress_of(first.plan, folder, progress, first.first_step)
     timeout = max(job.timeout for job, _ in jobs)
-    launch("executor.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+    try:
+        launch("executor.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+    finally:
+        poll()
 
 
-def progress_of(plan: Plan, folder: Path, progress: Progress | None) -> Callable[[], None]:
+def progress_of(plan: Plan, folder: Path, progress: Progress | None, first_step: int = 0) -> Callable[[], None]:
     """Return what tells ``progress`` of the steps that all ranks have done since it was last called."""
     told = 0
 
@@ -123,7 +149,7 @@ def progress_of(plan: Plan, folder: Path, progress: Progress | None) -> Callable
         if progress is not None:
             rows = _metrics(plan, folder)
             for step in range(told, min(len(row) for row in rows)):
-                progress(step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
+                progress(first_step + step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
                 told = step + 1
 
     return poll
@@ -147,6 +173,9 @@ def verification_job(job: Job) -> Job:
         steps=VERIFIED_STEPS,
         dump=True,
         profile=False,
+        checkpoint_every=0,
+        resume=None,
+        first_step=0,
     )
 
 

@@ -16,6 +16,7 @@ from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
+from executor.text import text_of
 from simulator.program import TaskKind
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
@@ -54,6 +55,7 @@ class Trainer:
     def __init__(self, job: Job, recorder: Recorder) -> None:
         plan = job.plan
         self.job, self.recorder = job, recorder
+        self.text = text_of(job.data, job.seed)
         self.mesh = _device_mesh(plan)
         self.replicas = flattened(self.mesh, (REPLICA, DATA))
         self.data_rank = self.replicas.get_local_rank()
@@ -132,7 +134,7 @@ class Trainer:
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
-        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes)
+        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
@@ -148,6 +150,7 @@ class Trainer:
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
                 clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE)
+            optimizer.set_learning_rate(self.optimizer, self.job.learning_rate.at(index, training.optimizer))
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 

@@ -36,12 +36,15 @@ def error_file(folder: Path, rank: int) -> Path:
 
 def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
+    from executor.checkpoint import CheckpointError
+
     watch_parent()
     rank = int(os.environ.get("RANK", "0"))
     try:
         run(rank)
     except Exception as error:  # the boundary of the process: everything becomes one message
-        traceback.print_exc()
+        if not isinstance(error, CheckpointError):  # which says all there is to say
+            traceback.print_exc()
         message = " ".join(str(error).split())
         document = {"time": time.monotonic(), "error": f"{type(error).__name__}: {message}"[:2000]}
         error_file(folder, rank).write_text(json.dumps(document))

@@ -18,6 +18,7 @@ from strategies.problem import Problem
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from executor.continuation import RunOptions
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -204,14 +205,20 @@ class Scenario:
         steps: int = 5,
         verify: bool = False,
         folder: str | Path | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         module: str | None = None,
         progress: Callable[[int, float, float], None] | None = None,
+        options: "RunOptions | None" = None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> "Run":
         """Return what happened when the plan ran for real on this machine.
 
         Parameters
         ----------
+        steps
+            Steps of the run in all: one that resumes does those that are left.
+        seed
+            Of the first parameters and the order of the data; ``None`` for that of a checkpoint that is resumed, or 0.
         module
             ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
@@ -220,6 +227,10 @@ class Scenario:
             Called with step, loss and seconds after every step.
         folder
             Where the run leaves its files; a temporary folder by default.
+        options
+            Data, learning rate, checkpoints, and whether the run goes on from one.
+        warn
+            Told of every checkpoint that is damaged and passed over.
 
         Raises
         ------
@@ -228,6 +239,7 @@ class Scenario:
         """
         import tempfile
 
+        from executor.continuation import RunOptions
         from executor.operators.run import execute_module
         from executor.run import execute
 
@@ -236,6 +248,9 @@ class Scenario:
             self.check_executable(chosen)
         else:
             self._check_processes(chosen)
+            if options not in (None, RunOptions()):
+                held = "data, learning rate, checkpoints and resume are of the executor's own model"
+                raise ValueError(f"{held}, met --module: a module brings its inputs")
         with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
             if module is not None:
                 return execute_module(
@@ -246,7 +261,7 @@ class Scenario:
                     verify=verify,
                     folder=Path(temporary if folder is None else folder),
                     optimizer=self.problem.training.optimizer,
-                    seed=seed,
+                    seed=seed or 0,
                     progress=progress,
                 )
             return execute(
@@ -258,6 +273,8 @@ class Scenario:
                 folder=Path(temporary if folder is None else folder),
                 seed=seed,
                 progress=progress,
+                options=options or RunOptions(),
+                warn=warn,
             )
 
     def check_executable(self, plan: Plan | None = None) -> None:

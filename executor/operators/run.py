@@ -7,8 +7,9 @@ from statistics import median
 
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
+from executor.metrics_log import Progress
 from executor.operators.job import OperatorJob
-from executor.run import VERIFIED_STEPS, WARM_UP, Progress, Run, losses, progress_of, step_times
+from executor.run import VERIFIED_STEPS, WARM_UP, Run, losses, progress_of, step_times
 from executor.supported import OPTIMIZERS
 from executor.verification import Verification, distance
 from simulator.operator_graph import OperatorGraph

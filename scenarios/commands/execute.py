@@ -7,29 +7,88 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import FAILED, NOTHING_FITS, ClusterFile, Json, ScenarioName, Ticker, emit, note, show
+from scenarios.commands.output import (
+    FAILED,
+    INTERRUPTED,
+    NOTHING_FITS,
+    ClusterFile,
+    Json,
+    ScenarioName,
+    Ticker,
+    emit,
+    note,
+    show,
+)
 
 
 def execute(
     scenario: ScenarioName,
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
     cluster: ClusterFile = None,
-    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps, in all.")] = 5,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with one process.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters.")] = 0,
-    out: Annotated[str | None, typer.Option(help="Folder for the run, the plan and pictures.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Seed of the initial parameters and the order of the data.  [default: 0]"
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder for the run, its metrics and checkpoints, the plan and pictures.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="UTF-8 text to train on, one token a byte.  [default: the documentation topics of Python]",
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="The largest learning rate.  [default: 0.001 of adamw, 0.02 of sgd]"),
+    ] = None,
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises linearly to it.")] = 0,
+    decay_steps: Annotated[
+        int | None,
+        typer.Option(help="Step at which a cosine decay of the learning rate ends.  [default: no decay]"),
+    ] = None,
+    min_learning_rate: Annotated[float, typer.Option(help="What the decay ends at.")] = 0.0,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(min=0, metavar="STEPS", help="Write a checkpoint after so many steps each, and after the last."),
+    ] = 0,
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Newest checkpoints that stay.")] = 2,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest good checkpoint in the folder of --out, under this or any other plan.",
+        ),
+    ] = False,
     module: Annotated[
         str | None,
         typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a plan for real on this machine and set measurement against prediction."""
+    """Run a plan for real on this machine and set measurement against prediction.
+
+    A run with --checkpoint-every keeps its state in the folder of --out, and --resume goes on there: with the
+    same --data, and with the seed and learning rate of the checkpoint where none is given. A checkpoint that is
+    damaged is named, and the one before it taken.
+    """
     from scenarios.cluster_file import load_cluster
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
 
+    if (resume or checkpoint_every) and out is None:
+        raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
+    if resume and not Path(str(out)).is_dir():
+        raise ValueError(f"{out}: resuming needs the folder of a run, met none")
+    options = _options(
+        data, (learning_rate, warmup_steps, decay_steps, min_learning_rate), checkpoint_every, keep_checkpoints, resume
+    )
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
@@ -44,7 +103,23 @@ def execute(
         note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
     target = folder(out) if out is not None else None
     ticker = Ticker()
-    run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, module=module, progress=follow(ticker))
+    try:
+        run = value.execute(
+            steps=steps,
+            verify=verify,
+            folder=target,
+            seed=seed,
+            module=module,
+            progress=follow(ticker),
+            options=options,
+            warn=note,
+        )
+    except (KeyboardInterrupt, RuntimeError) as stopped:
+        ticker.done()
+        note(_what_is_left(target))
+        if isinstance(stopped, RuntimeError):
+            raise
+        raise typer.Exit(INTERRUPTED) from None
     ticker.done()
     document = to_json(run, predicted)
     if target is not None:
@@ -58,6 +133,34 @@ def execute(
         raise typer.Exit(FAILED)
 
 
+def _options(
+    data: str | None,
+    rate: tuple[float | None, int, int | None, float],
+    checkpoint_every: int,
+    keep: int,
+    resume: bool,
+) -> Any:
+    """Return the options of a run; a learning rate of which nothing was said is left to the checkpoint."""
+    from executor.continuation import RunOptions
+    from executor.learning_rate import LearningRate
+
+    schedule = LearningRate(*rate)
+    return RunOptions(data, schedule if schedule != LearningRate() else None, checkpoint_every, keep, resume)
+
+
+def _what_is_left(target: Path | None) -> str:
+    """Return what a run that was stopped has left in its folder."""
+    from executor.checkpoint import names
+    from executor.job import checkpoints_folder
+    from executor.metrics_log import metrics_log
+
+    if target is None or not metrics_log(target).exists():
+        return "no steps of the run are left"
+    newest = names(checkpoints_folder(target))[:1]
+    checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
+    return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
+
+
 def follow(ticker: Ticker) -> Any:
     """Return a callback that shows how far a run is: step, loss and seconds."""
     return lambda step, loss, seconds: ticker(f"step {step}, loss {loss:.4f}, {seconds * 1000:.1f} ms")
@@ -69,6 +172,7 @@ def to_json(run: Any, predicted: Any) -> dict[str, Any]:
     fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
     return {
         "steps": run.steps,
+        "first_step": run.first_step,
         "loss": list(run.losses),
         "step_time": run.step_time,
         "predicted_step_time": predicted.step_time,
