@@ -4,8 +4,10 @@ Jobs run one after the other in the same process group; results go beside each j
 Nothing is written to stdout.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,18 +17,29 @@ from pathlib import Path
 from typing import NoReturn
 
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
+"""Environment variable with the process id of the launcher of a rank."""
+_PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """End this process when stdin closes, which is when the launcher is gone, however it went."""
+    """End this process when the launcher is gone, however it went: its pipe to our stdin closes."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
         os._exit(1)
 
-    if os.environ.get(WATCH_PARENT):
+    if parent := os.environ.get(WATCH_PARENT):
+        _die_with(int(parent))
         threading.Thread(target=watch, daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    """Have Linux kill this process with its parent: a thread cannot where the process is stopped (prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
 
 
 def error_file(folder: Path, rank: int) -> Path:
