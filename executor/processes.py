@@ -43,6 +43,11 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
     return {place for inode, place in _listeners() if inode in own}
 
 
+def listeners() -> set[tuple[str, int]]:
+    """Return the addresses and TCP ports on which any process of this network namespace listens."""
+    return {place for _, place in _listeners()}
+
+
 def _pids() -> list[int]:
     return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()] if _PROC.is_dir() else []
 
