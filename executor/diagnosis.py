@@ -4,14 +4,13 @@ The first cause is told from its echoes: a rank that is killed or stopped says n
 it, and a wait that ended after its whole time says only that somebody else did not come.
 """
 
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from executor.heartbeat import operation, read
-from executor.worker import error_file
+from executor.rank_error import RankError, read_errors
 
 LOG_LINES = 12
 _WAITED = 0.9
@@ -50,7 +49,7 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
     timeout
         Seconds that a rank waits for another.
     """
-    errors = _errors(folder, endings)
+    errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
     rank, cause = _cause(endings, errors, timeout)
     others = ", ".join(
         f"rank {other} at {operation(read(folder, other))}" for other in range(len(endings)) if other != rank
@@ -59,14 +58,14 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
     return f"rank {rank} {cause} (at {where}{'; ' + others if others else ''}){_tail(folder, rank)}"
 
 
-def _cause(endings: Sequence[Ending], errors: Mapping[int, tuple[float, str]], timeout: float) -> tuple[int, str]:
+def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:
     """Return the rank that is to blame and what happened to it."""
     running = [rank for rank, ending in enumerate(endings) if ending.code is None]
     silent = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
     if silent:
         rank = min(silent, key=lambda rank: _rarity(endings[rank].code or 0))  # of equals the lowest
         return rank, _ended(endings[rank].code or 0)
-    first = min(errors, key=lambda rank: errors[rank][0], default=None)
+    first = min(errors, key=lambda rank: errors[rank].time, default=None)
     late = first is None or endings[first].quiet >= _WAITED * timeout
     if running and late:
         stopped = [rank for rank in running if endings[rank].stopped]
@@ -74,7 +73,7 @@ def _cause(endings: Sequence[Ending], errors: Mapping[int, tuple[float, str]], t
         how = "was stopped by a signal and has not moved" if stopped else "has not moved"
         return rank, f"{how} for {endings[rank].quiet:.0f} s"
     assert first is not None  # a run goes wrong where a rank ends badly or where one is late
-    return first, f"failed: {errors[first][1]}"
+    return first, f"failed: {errors[first].error}"
 
 
 def _rarity(code: int) -> int:
@@ -86,17 +85,6 @@ def _rarity(code: int) -> int:
 
 def _ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _errors(folder: Path, endings: Sequence[Ending]) -> dict[int, tuple[float, str]]:
-    """Return when, by the clock of this host, and how ranks failed that could say so."""
-    found = {}
-    for rank, ending in enumerate(endings):
-        path = error_file(folder, rank)
-        if ending.code and path.exists():
-            document = json.loads(path.read_text())
-            found[rank] = float(document["time"]), str(document["error"])
-    return found
 
 
 def _tail(folder: Path, rank: int) -> str:

@@ -5,16 +5,18 @@ Nothing is written to stdout.
 """
 
 import ctypes
-import json
 import os
 import signal
+import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+
+from executor.hosts import first_failure, place_file, several_hosts
+from executor.rank_error import RankError, error_file
 
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
 """Environment variable with the process id of the launcher of a rank."""
@@ -42,22 +44,22 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def error_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` leaves its exception as JSON."""
-    return folder / f"rank-{rank}.error"
-
-
 def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
     watch_parent()
     rank = int(os.environ.get("RANK", "0"))
+    if not folder.is_dir():
+        print(f"rank {rank} on {socket.gethostname()}: {folder} is not here; hosts of a run share it", file=sys.stderr)
+        return 2
+    for stale in (error_file(folder, rank), place_file(folder, rank)):
+        stale.unlink(missing_ok=True)
     try:
         run(rank)
     except Exception as error:  # the boundary of the process: everything becomes one message
         traceback.print_exc()
-        message = " ".join(str(error).split())
-        document = {"time": time.monotonic(), "error": f"{type(error).__name__}: {message}"[:2000]}
-        error_file(folder, rank).write_text(json.dumps(document))
+        RankError.of(error).write(folder, rank)
+        if several_hosts():
+            print(f"\n{first_failure(folder, int(os.environ['WORLD_SIZE']))}", file=sys.stderr)
         return 1
     return 0
 

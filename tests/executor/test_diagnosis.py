@@ -1,6 +1,5 @@
 """The first cause is named, whatever its echoes look like."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from executor.diagnosis import Ending, diagnose
 from executor.heartbeat import Heartbeat
-from executor.worker import error_file
+from executor.rank_error import RankError
 
 TIMEOUT = 10.0
 RUNNING, FAILED = Ending(None, False, 0.0), Ending(1, False, 0.0)
@@ -19,7 +18,7 @@ def killed(name: str) -> Ending:
 
 
 def said(folder: Path, rank: int, time: float) -> None:
-    error_file(folder, rank).write_text(json.dumps({"time": time, "error": f"RuntimeError: of rank {rank}"}))
+    RankError(time, f"RuntimeError: of rank {rank}").write(folder, rank)
 
 
 @pytest.mark.parametrize(
