@@ -53,8 +53,7 @@ def launch(
         stops the ranks before it leaves.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in (folder / "store", *folder.glob("rank-*")):
-        stale.unlink(missing_ok=True)
+    clear(folder)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(ranks):
@@ -62,6 +61,12 @@ def launch(
         _watch(processes, folder, timeout, poll or (lambda: None))
     finally:
         _stop(processes)
+
+
+def clear(folder: Path) -> None:
+    """Remove what the ranks of an earlier run left in ``folder``."""
+    for stale in (folder / "store", *folder.glob("rank-*")):
+        stale.unlink(missing_ok=True)
 
 
 def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from strategies.problem import Problem
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from executor.job import Job
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -206,6 +207,7 @@ class Scenario:
         folder: str | Path | None = None,
         seed: int = 0,
         module: str | None = None,
+        timeout: float = 600.0,
         progress: Callable[[int, float, float], None] | None = None,
     ) -> "Run":
         """Return what happened when the plan ran for real on this machine.
@@ -216,6 +218,8 @@ class Scenario:
             ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
             Whether losses, gradients and parameters are compared with one process.
+        timeout
+            Seconds without a sign of life of a rank after which the run ends.
         progress
             Called with step, loss and seconds after every step.
         folder
@@ -224,10 +228,11 @@ class Scenario:
         Raises
         ------
         ValueError
-            Where this machine cannot run the plan; nothing was started.
+            Where this machine cannot run the plan, or another run uses the folder; nothing was started.
         """
         import tempfile
 
+        from executor.folder_lock import locked
         from executor.operators.run import execute_module
         from executor.run import execute
 
@@ -236,7 +241,10 @@ class Scenario:
             self.check_executable(chosen)
         else:
             self._check_processes(chosen)
-        with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
+        with (
+            tempfile.TemporaryDirectory(prefix="meshwise-") as temporary,
+            locked(Path(temporary if folder is None else folder)) as place,
+        ):
             if module is not None:
                 return execute_module(
                     module,
@@ -244,9 +252,10 @@ class Scenario:
                     chosen,
                     steps=steps,
                     verify=verify,
-                    folder=Path(temporary if folder is None else folder),
+                    folder=place,
                     optimizer=self.problem.training.optimizer,
                     seed=seed,
+                    timeout=timeout,
                     progress=progress,
                 )
             return execute(
@@ -255,10 +264,24 @@ class Scenario:
                 chosen,
                 steps=steps,
                 verify=verify,
-                folder=Path(temporary if folder is None else folder),
+                folder=place,
                 seed=seed,
+                timeout=timeout,
                 progress=progress,
             )
+
+    def jobs(self, *, steps: int, verify: bool, folder: Path, seed: int, timeout: float) -> "list[tuple[Job, Path]]":
+        """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
+
+        Raises
+        ------
+        ValueError
+            Where the executor cannot run the plan.
+        """
+        from executor.run import jobs_of
+
+        spec, training, plan = self._executable_spec(), self.problem.training, self.chosen()
+        return jobs_of(spec, training, plan, steps=steps, verify=verify, folder=folder, seed=seed, timeout=timeout)
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""

@@ -22,10 +22,27 @@ def execute(
         str | None,
         typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes on a host, one a rank: here all ranks; fewer with --rendezvous."),
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that a silent rank is waited for.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Run a plan for real on this machine and set measurement against prediction."""
+    """Run a plan for real on this machine and set measurement against prediction.
+
+    On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
+    the end once with --collect.
+    """
     from scenarios.cluster_file import load_cluster
+    from scenarios.commands import hosts
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
@@ -33,19 +50,25 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
-    if module is None:
+    spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
+    if module is None and spread is None and not collect:
         value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
         note(reason(predicted))
         raise typer.Exit(NOTHING_FITS)
-    ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
-    if ranks > cores:
-        note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
-    target = folder(out) if out is not None else None
-    ticker = Ticker()
-    run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, module=module, progress=follow(ticker))
-    ticker.done()
+    if spread is not None and out is not None:
+        jobs = value.jobs(steps=steps, verify=verify, folder=folder(out), seed=seed, timeout=timeout)
+        hosts.prepare(jobs, spread, as_json=as_json)
+        return
+    target = None if out is None else Path(out) if collect else folder(out)
+    if collect and target is not None:
+        run = hosts.read(value, target)
+    else:
+        ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
+        if ranks > cores:
+            note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
+        run = _run(value, target, steps=steps, verify=verify, seed=seed, module=module, timeout=timeout)
     document = to_json(run, predicted)
     if target is not None:
         write_run(target, document, predicted, run)
@@ -56,6 +79,26 @@ def execute(
     if run.verification is not None and not run.verification.equal:
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
+
+
+def _run(value: Any, target: Path | None, **options: Any) -> Any:
+    """Return the run of a scenario, which the terminal shows as it goes on."""
+    ticker, done = Ticker(), 0
+    show_step = follow(ticker)
+
+    def progress(step: int, loss: float, seconds: float) -> None:
+        nonlocal done
+        done = step + 1
+        show_step(step, loss, seconds)
+
+    try:
+        return value.execute(folder=target, progress=progress, **options)
+    except KeyboardInterrupt:
+        if target is not None:
+            note(f"\n{done} steps are done; what their ranks wrote is in {target}")
+        raise
+    finally:
+        ticker.done()
 
 
 def follow(ticker: Ticker) -> Any:
