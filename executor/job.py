@@ -38,6 +38,12 @@ class Job:
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "job.json"
+        path.write_text(self.text())
+        return path
+
+    def text(self) -> str:
+        """Return the job as JSON, in ASCII."""
         document = {
             "version": JOB_VERSION,
             "spec": asdict(self.spec),
@@ -49,9 +55,7 @@ class Job:
             "profile": self.profile,
             "timeout": self.timeout,
         }
-        path = folder / "job.json"
-        path.write_text(json.dumps(document, indent=1))
-        return path
+        return json.dumps(document, indent=1)
 
     @classmethod
     def read(cls, path: Path) -> "Job":

@@ -12,7 +12,7 @@ from executor.launcher import ExecutionError, clear
 from executor.rank_error import read_errors
 from executor.rendezvous import Rendezvous
 from executor.run import VERIFY, Run, collect
-from executor.torchrun import ENVIRONMENT, shell, torchrun
+from executor.torchrun import ENVIRONMENT, Expanded, shell, torchrun
 
 SCRIPT = "host.sh"
 
@@ -62,7 +62,8 @@ def prepare(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
         clear(folder)
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     script = jobs[0][1] / SCRIPT
-    line = shell(torchrun(hosts.nodes, hosts.processes, hosts.rendezvous, paths), '"$1"')
+    meeting = hosts.rendezvous
+    line = shell(torchrun(hosts.nodes, hosts.processes, Expanded('"$1"'), meeting.host, meeting.port, paths))
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in ENVIRONMENT.items())
     script.write_text(
         f'#!/bin/sh\n: "${{1:?the number of this host, from 0 to {hosts.nodes - 1}}}"\n{exports}exec {line}\n'

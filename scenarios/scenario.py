@@ -259,7 +259,7 @@ class Scenario:
                     progress=progress,
                 )
             return execute(
-                self._executable_spec(),
+                self.executable_spec(),
                 self.problem.training,
                 chosen,
                 steps=steps,
@@ -280,7 +280,7 @@ class Scenario:
         """
         from executor.run import jobs_of
 
-        spec, training, plan = self._executable_spec(), self.problem.training, self.chosen()
+        spec, training, plan = self.executable_spec(), self.problem.training, self.chosen()
         return jobs_of(spec, training, plan, steps=steps, verify=verify, folder=folder, seed=seed, timeout=timeout)
 
     def check_executable(self, plan: Plan | None = None) -> None:
@@ -289,14 +289,15 @@ class Scenario:
 
         chosen = self.chosen(plan)
         self._check_processes(chosen)
-        refuse(self._executable_spec(), self.problem.training, chosen)
+        refuse(self.executable_spec(), self.problem.training, chosen)
 
     def _check_processes(self, plan: Plan) -> None:
         if plan.mesh.num_ranks > MAX_PROCESSES:
             met = f"the plan has {plan.mesh.num_ranks}"
             raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
 
-    def _executable_spec(self) -> Transformer:
+    def executable_spec(self) -> Transformer:
+        """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
         if not isinstance(self.spec, Transformer):
             met = f"met {self.spec.name}: {self.spec.summary}"
             raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")

@@ -33,7 +33,7 @@ def execute(
     collect: Annotated[
         bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that a silent rank is waited for.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction.
