@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.device import CPU
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
 from strategies.training import Training
@@ -24,6 +25,8 @@ class Job:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
+    device
+        A name of `executor.device.DEVICES`.
     """
 
     spec: Transformer
@@ -34,6 +37,7 @@ class Job:
     dump: bool = False
     profile: bool = True
     timeout: float = 600.0
+    device: str = CPU
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""
@@ -54,6 +58,7 @@ class Job:
             "dump": self.dump,
             "profile": self.profile,
             "timeout": self.timeout,
+            "device": self.device,
         }
         return json.dumps(document, indent=1)
 

@@ -81,6 +81,7 @@ def main(paths: list[Path]) -> int:
 
 
 def _run(paths: list[Path], rank: int) -> None:
+    from executor.device import require_device
     from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
     from executor.job import Job
     from executor.measure import measure
@@ -89,6 +90,8 @@ def _run(paths: list[Path], rank: int) -> None:
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
     jobs = [Job.read(path) for path in paths]
+    for job in jobs:
+        require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with joined(paths[0].parent, max(job.timeout for job in jobs)):
         for path, job in zip(paths, jobs, strict=True):
             measure(job, path.parent, heartbeat, rank)

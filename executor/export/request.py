@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from executor.device import CUDA
 from executor.job import Job
 
 
@@ -15,8 +16,6 @@ class Request:
         What the run is called; may hold any characters.
     processes
         Ranks on each host.
-    gpus
-        Whether each rank has a GPU, else a core.
     folder
         Where job and results are, seen by all hosts; for Kubernetes inside the volume.
     port
@@ -28,7 +27,6 @@ class Request:
     name: str
     job: Job
     processes: int
-    gpus: bool
     folder: str
     port: int
     image: str | None = None
@@ -38,6 +36,11 @@ class Request:
     def nodes(self) -> int:
         """Hosts of the run."""
         return self.job.plan.mesh.num_ranks // self.processes
+
+    @property
+    def gpus(self) -> bool:
+        """Whether each rank has a GPU, else a core."""
+        return self.job.device == CUDA
 
     @property
     def title(self) -> str:

@@ -34,6 +34,9 @@ def execute(
         bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = 600.0,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="What ranks train on: cores (gloo), GPUs (NCCL).")
+    ] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction.
@@ -41,6 +44,7 @@ def execute(
     On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
     the end once with --collect.
     """
+    from executor.device import require_device
     from scenarios.cluster_file import load_cluster
     from scenarios.commands import hosts
     from scenarios.files import folder
@@ -50,6 +54,7 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    require_device(device, value.chosen().mesh.num_ranks if processes is None else processes)
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
     if module is None and spread is None and not collect:
         value.check_executable()

@@ -35,6 +35,7 @@ def export(
     slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out FOLDER`
     reads what came of it.
     """
+    from executor.device import CPU, CUDA
     from executor.export.request import Request
     from executor.export.targets import TARGETS
     from executor.job import Job
@@ -45,16 +46,16 @@ def export(
         raise ValueError(f"--to is one of {', '.join(TARGETS)}, met {to[:60]!r}")
     value = _scenario(plan, scenario)
     chosen = value.chosen()
-    job = Job(value.executable_spec(), value.problem.training, chosen, steps, seed)
     node = value.problem.cluster.first
     each = min(node.devices, chosen.mesh.num_ranks) if processes is None else processes
-    gpus = not node.accelerator.computes_collectives
-    request = Request(value.name, job, each, gpus, folder, port, image, claim)
+    device = CPU if node.accelerator.computes_collectives else CUDA
+    job = Job(value.executable_spec(), value.problem.training, chosen, steps, seed, device=device)
+    request = Request(value.name, job, each, folder, port, image, claim)
     text = TARGETS[to](request)
     if out is not None:
         write(out, text)
     if as_json:
-        emit({"target": to, "nodes": request.nodes, "processes": each, "gpus": gpus, "file": out, "text": text})
+        emit({"target": to, "nodes": request.nodes, "processes": each, "device": device, "file": out, "text": text})
     elif out is None:
         print(text, end="")
     else:

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
         (["--rendezvous", "a", "--collect", "--out", "OUT"], "met both"),
         (["--rendezvous", "a", "--processes", "8", "--out", "OUT"], "met 8 processes of 4 ranks; nearest: 4"),
         (["--collect", "--out", "OUT"], "the folder of a run has a job.json"),
+        (["--device", "tpu"], "device is one of cpu, cuda, met 'tpu'"),
         (["--timeout", "0"], "greater than or equal to 1"),
         (["--timeout", "inf"], "less than or equal to 1000000"),
     ],
@@ -48,6 +49,16 @@ def test_microbatches_that_do_not_divide_the_batch(tmp_path: Path, capsys) -> No
     (tmp_path / "uneven.yaml").write_text(text.replace("microbatch: 8", "microbatch: 3"))
     assert run(["execute", str(tmp_path / "uneven.yaml")]) == 2
     assert "microbatch(3) * data(2) = 6 divides global_batch(16); nearest microbatch: 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [(0, "met 0 GPUs for 4 ranks; nearest: cpu"), (1, "met 1 GPU for 4"), (4, "train on cores, with gloo, met cuda")],
+)
+def test_nccl_without_gpus(gpus: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert run(["execute", "local/dp2-tp2", "--device", "cuda"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_port_folder_and_lock(tmp_path: Path, capsys) -> None:

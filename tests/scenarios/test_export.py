@@ -17,8 +17,18 @@ def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:
     document = json.loads(capsys.readouterr().out)
     cluster = load("local/dp2-tp2-pp2").problem.cluster
     assert (document["nodes"], document["processes"]) == (cluster.num_nodes, cluster.first.devices) == (1, 8)
-    assert document["gpus"] is False and out.read_text() == document["text"]
+    assert document["device"] == "cpu" and out.read_text() == document["text"]
     assert re.search(r"^#SBATCH --nodes=1$", document["text"], re.MULTILINE)
+
+
+def test_scenario_of_gpus_asks_for_gpus(tmp_path: Path, capsys) -> None:
+    text = (Path(__file__).parents[2] / "scenarios" / "local" / "dp2-tp2.yaml").read_text()
+    cluster = "preset: dgx-a100-80gb\n  nodes: 1\n  devices_per_node: 4"
+    text = re.sub(r"preset: local-cpu.*\n  nodes: 1\n  devices_per_node: 4", cluster, text)
+    (tmp_path / "gpus.yaml").write_text(text)
+    assert run(["export", str(tmp_path / "gpus.yaml"), "--to", "slurm", "--processes", "2"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --gpus-per-node=2\n" in script and '"device": "cuda"' in script
 
 
 def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:

@@ -33,7 +33,7 @@ def _expanded(words: list[str], node: int) -> list[str]:
 
 @pytest.mark.parametrize(("ranks", "processes", "gpus"), [(4, 2, False), (8, 8, True), (6, 1, True)])
 def test_numbers(ranks: int, processes: int, gpus: bool) -> None:
-    asked = request(ranks, processes, gpus=gpus)
+    asked = request(ranks, processes, device="cuda" if gpus else "cpu")
     config, service, job = _read(to_kubernetes(asked))
     spec, pod = job["spec"], _pod(job)
     nodes = ranks // processes

@@ -39,7 +39,7 @@ def _syntax(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ranks", "processes", "gpus"), [(4, 2, False), (8, 8, True), (6, 1, True)])
 def test_numbers(ranks: int, processes: int, gpus: bool, tmp_path: Path) -> None:
-    script = to_slurm(request(ranks, processes, gpus=gpus))
+    script = to_slurm(request(ranks, processes, device="cuda" if gpus else "cpu"))
     _syntax(script, tmp_path)
     options, words = _options(script), _torchrun(script)
     assert int(options["nodes"]) == ranks // processes

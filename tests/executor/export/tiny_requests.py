@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from executor.device import CPU
 from executor.export.request import Request
 from executor.fault_trials import small_job
 
@@ -19,7 +20,7 @@ HOSTILE = (
 )
 
 
-def request(ranks: int = 4, processes: int = 2, **changes: Any) -> Request:
-    job = replace(small_job(ranks, 60.0), profile=True, steps=2)
+def request(ranks: int = 4, processes: int = 2, device: str = CPU, **changes: Any) -> Request:
+    job = replace(small_job(ranks, 60.0), profile=True, steps=2, device=device)
     where: dict[str, Any] = {"folder": "run", "port": 29518, "image": "registry/meshwise:1", "claim": "runs"}
-    return Request(**{"name": "tiny", "job": job, "processes": processes, "gpus": False} | where | changes)
+    return Request(**{"name": "tiny", "job": job, "processes": processes} | where | changes)
