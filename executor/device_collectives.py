@@ -15,7 +15,7 @@ from torch import Tensor
 
 from executor.device_machine import Machine
 from executor.device_timer import Run, Timer
-from executor.process_group import loopback
+from executor.network_interface import loopback
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
 """The device's clock around many runs, which is what `simulator.calibration` takes from these words."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.device import CPU
 from executor.learning_rate import CONSTANT, LearningRate
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
@@ -25,6 +26,8 @@ class Job:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
+    device
+        A name of `executor.device.DEVICES`.
     data
         A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
     checkpoint_every
@@ -48,10 +51,17 @@ class Job:
     keep: int = 2
     resume: str | None = None
     first_step: int = 0
+    device: str = CPU
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "job.json"
+        path.write_text(self.text())
+        return path
+
+    def text(self) -> str:
+        """Return the job as JSON, in ASCII."""
         document = {
             "version": JOB_VERSION,
             "spec": asdict(self.spec),
@@ -68,10 +78,9 @@ class Job:
             "keep": self.keep,
             "resume": self.resume,
             "first_step": self.first_step,
+            "device": self.device,
         }
-        path = folder / "job.json"
-        path.write_text(json.dumps(document, indent=1))
-        return path
+        return json.dumps(document, indent=1)
 
     @classmethod
     def read(cls, path: Path) -> "Job":

@@ -1,35 +1,30 @@
 """Starts the ranks of a run on this host, watches them, and leaves none behind.
 
-A rank ends when its stdin closes, so ranks die with this process however it dies. Waits are
-bounded: a rank whose heartbeat does not change for ``timeout`` seconds ends the run.
+Ranks die with this process however it dies: Linux kills them, and anywhere a rank ends when its stdin closes. Waits
+are bounded: a rank whose heartbeat does not change for ``timeout`` seconds ends the run. Ranks meet through a file and
+listen on the loopback interface alone.
 """
 
 import importlib.util
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from executor.heartbeat import operation, read
-from executor.worker import WATCH_PARENT, error_file
+from executor.diagnosis import Ending, diagnose, log_file
+from executor.heartbeat import read
+from executor.processes import is_stopped
+from executor.worker import WATCH_PARENT
 
 POLL = 0.05
 GRACE = 1.0
 """Seconds that ranks get to end by themselves once one has failed, and again once they are told to."""
-LOG_LINES = 12
 
 
 class ExecutionError(RuntimeError):
     """A rank failed, was killed or hung; the message says which, where and why."""
-
-
-def log_file(folder: Path, rank: int) -> Path:
-    """Return where everything goes that ``rank`` prints."""
-    return folder / f"rank-{rank}.log"
 
 
 def require_torch() -> None:
@@ -58,8 +53,7 @@ def launch(
         stops the ranks before it leaves.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in (folder / "store", *folder.glob("rank-*")):
-        stale.unlink(missing_ok=True)
+    clear(folder)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(ranks):
@@ -67,6 +61,12 @@ def launch(
         _watch(processes, folder, timeout, poll or (lambda: None))
     finally:
         _stop(processes)
+
+
+def clear(folder: Path) -> None:
+    """Remove what the ranks of an earlier run left in ``folder``."""
+    for stale in (folder / "store", *folder.glob("rank-*")):
+        stale.unlink(missing_ok=True)
 
 
 def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": search_path,
-        WATCH_PARENT: "1",
+        WATCH_PARENT: str(os.getpid()),
     }
     with log_file(folder, rank).open("wb") as log:
         return subprocess.Popen(
@@ -94,25 +94,30 @@ def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, poll: Callable[[], None]) -> None:
-    ranks = range(len(processes))
-    beats = {rank: ("", time.monotonic()) for rank in ranks}
+    beats = [("", time.monotonic())] * len(processes)
     while True:
         codes = [process.poll() for process in processes]
         poll()
         if all(code == 0 for code in codes):
             return
-        if any(code not in (None, 0) for code in codes):
+        now = time.monotonic()
+        for rank, (beat, _) in enumerate(beats):
+            if codes[rank] is None and (fresh := read(folder, rank)) != beat:
+                beats[rank] = (fresh, now)
+        quiet = [now - moved for _, moved in beats]
+        failed = any(code not in (None, 0) for code in codes)
+        if failed:
             _wait(processes, GRACE)
-            raise ExecutionError(_failure([process.poll() for process in processes], folder))
-        for rank in ranks:
-            beat = read(folder, rank)
-            if beat != beats[rank][0]:
-                beats[rank] = (beat, time.monotonic())
-            elif codes[rank] is None and time.monotonic() - beats[rank][1] > timeout:
-                raise ExecutionError(
-                    f"rank {rank} has not moved for {timeout:g} s; {_whereabouts(folder, list(ranks))}"
-                )
+        if failed or any(code is None and seconds > timeout for code, seconds in zip(codes, quiet, strict=True)):
+            raise ExecutionError(diagnose(_endings(processes, quiet), folder, timeout))
         time.sleep(POLL)
+
+
+def _endings(processes: list[subprocess.Popen[bytes]], quiet: list[float]) -> list[Ending]:
+    return [
+        Ending(process.poll(), is_stopped(process.pid), seconds)
+        for process, seconds in zip(processes, quiet, strict=True)
+    ]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
@@ -130,28 +135,3 @@ def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
         if process.poll() is None:
             process.kill()
         process.wait()
-
-
-def _failure(codes: list[int | None], folder: Path) -> str:
-    """Return what went wrong first: a killed rank before a raised exception, the earliest one before its echoes."""
-    failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
-    errors = {}
-    for rank in failed:
-        if error_file(folder, rank).exists():
-            errors[rank] = json.loads(error_file(folder, rank).read_text())
-    silent = [rank for rank in failed if rank not in errors]
-    if silent:
-        rank, code = silent[0], codes[silent[0]] or 0
-        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    else:
-        rank = min(errors, key=lambda rank: float(errors[rank]["time"]))
-        cause = f"failed: {errors[rank]['error']}"
-    where = operation(read(folder, rank))
-    others = _whereabouts(folder, [other for other in range(len(codes)) if other != rank])
-    lines = log_file(folder, rank).read_text(errors="replace").splitlines()[-LOG_LINES:]
-    tail = "\n".join(["", f"end of {log_file(folder, rank)}:", *lines]) if lines else ""
-    return f"rank {rank} {cause} (at {where}{'; ' + others if others else ''}){tail}"
-
-
-def _whereabouts(folder: Path, ranks: list[int]) -> str:
-    return ", ".join(f"rank {rank} at {operation(read(folder, rank))}" for rank in ranks)

@@ -1,7 +1,6 @@
 """Joining and leaving the process group of a run."""
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,11 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from executor.hosts import note_place, several_hosts
+from executor.network_interface import address_towards, interface_towards, loopback
+from executor.shared_folder import require_shared
 
-def loopback() -> str:
-    """Return the name of the loopback interface: ``lo`` on Linux, ``lo0`` elsewhere."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), "lo")
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the network interface that gloo listens on and connects by."""
 
 
 @contextmanager
@@ -22,18 +22,30 @@ def joined(folder: Path, timeout: float) -> Iterator[None]:
     """Run the body inside a gloo group: rendezvous through ``folder``, or as torchrun says.
 
     Every wait for another rank ends after ``timeout`` seconds.
+
+    Raises
+    ------
+    ValueError
+        Where the ranks of several hosts do not see one folder, or this host is not to be reached by the name of the
+        first.
     """
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     wait = timedelta(seconds=timeout)
-    if "MASTER_ADDR" in os.environ:
-        if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) == ranks:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
-        dist.init_process_group("gloo", init_method="env://", timeout=wait)
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    master = os.environ.get("MASTER_ADDR")
+    if master is None:
+        os.environ[_INTERFACE] = loopback()
         store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+    else:
+        if several_hosts():
+            note_place(folder, rank, address_towards(master))
+        interface = interface_towards(master) if several_hosts() else loopback()
+        if interface:
+            os.environ.setdefault(_INTERFACE, interface)
+        dist.init_process_group("gloo", init_method="env://", timeout=wait)
+        if several_hosts():
+            require_shared(folder, rank)
     yield
     dist.barrier()
     dist.destroy_process_group()

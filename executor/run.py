@@ -1,7 +1,7 @@
 """Execute a plan on this host and return what was measured."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,8 @@ from strategies.training import Training
 WARM_UP = 2
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
+VERIFY = "verify"
+"""The folder of a run's verification, inside the run's own."""
 _NO_OPTIONS = RunOptions()
 
 
@@ -95,28 +97,69 @@ def execute(
     ExecutionError
         Where a rank fails.
     """
+    jobs = jobs_of(
+        spec,
+        training,
+        plan,
+        steps=steps,
+        verify=verify,
+        folder=folder,
+        seed=seed,
+        timeout=timeout,
+        options=options,
+        warn=warn,
+    )
+    job = jobs[0][0]
+    tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
+    try:
+        run_jobs(jobs, tell)
+    finally:
+        sweep(checkpoints_folder(folder))
+    return collect(jobs)
+
+
+def jobs_of(
+    spec: Transformer,
+    training: Training,
+    plan: Plan,
+    *,
+    steps: int,
+    verify: bool,
+    folder: Path,
+    seed: int | None = None,
+    timeout: float = 600.0,
+    options: RunOptions = _NO_OPTIONS,
+    warn: Callable[[str], None] = lambda text: None,
+) -> list[tuple[Job, Path]]:
+    """Return the job of a run, and where asked that of its verification, each with its folder.
+
+    Raises
+    ------
+    ValueError
+        Where torch cannot run the plan, or data or checkpoint do not fit.
+    """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     refuse(spec, training, plan)
     job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout), seed, options, folder)
     for text in damaged:
         warn(f"passed over: {text}")
-    tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
-    jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
-    try:
-        run_jobs(jobs, tell)
-    finally:
-        sweep(checkpoints_folder(folder))
-    times = step_times(plan, folder)
-    timeline = read_timeline(plan, folder)
+    return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if verify else [])
+
+
+def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
+    """Return what the ranks of jobs that have ended left in their folders; the second job is a verification."""
+    (job, folder), *checked = jobs
+    times = step_times(job.plan, folder)
+    timeline = read_timeline(job.plan, folder)
     return Run(
         steps=len(times),
-        losses=losses(plan, len(times), folder),
+        losses=losses(job.plan, len(times), folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
         peak_memory=timeline.peak_memory,
         timeline=timeline,
-        verification=compare(*jobs[1]) if verify else None,
+        verification=compare(*checked[0]) if checked else None,
         first_step=job.first_step,
     )
 

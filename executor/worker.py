@@ -4,34 +4,44 @@ Jobs run one after the other in the same process group; results go beside each j
 Nothing is written to stdout.
 """
 
-import json
+import ctypes
 import os
+import signal
+import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from executor.hosts import first_failure, place_file, several_hosts
+from executor.rank_error import RankError, error_file
+
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
+"""Environment variable with the process id of the launcher of a rank."""
+_PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """End this process when stdin closes, which is when the launcher is gone, however it went."""
+    """End this process when the launcher is gone, however it went: its pipe to our stdin closes."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
         os._exit(1)
 
-    if os.environ.get(WATCH_PARENT):
+    if parent := os.environ.get(WATCH_PARENT):
+        _die_with(int(parent))
         threading.Thread(target=watch, daemon=True).start()
 
 
-def error_file(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` leaves its exception as JSON."""
-    return folder / f"rank-{rank}.error"
+def _die_with(parent: int) -> None:
+    """Have Linux kill this process with its parent: a thread cannot where the process is stopped (prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
 
 
 def run_rank(folder: Path, run: Callable[[int], None]) -> int:
@@ -40,14 +50,19 @@ def run_rank(folder: Path, run: Callable[[int], None]) -> int:
 
     watch_parent()
     rank = int(os.environ.get("RANK", "0"))
+    if not folder.is_dir():
+        print(f"rank {rank} on {socket.gethostname()}: {folder} is not here; hosts of a run share it", file=sys.stderr)
+        return 2
+    for stale in (error_file(folder, rank), place_file(folder, rank)):
+        stale.unlink(missing_ok=True)
     try:
         run(rank)
     except Exception as error:  # the boundary of the process: everything becomes one message
         if not isinstance(error, CheckpointError):  # which says all there is to say
             traceback.print_exc()
-        message = " ".join(str(error).split())
-        document = {"time": time.monotonic(), "error": f"{type(error).__name__}: {message}"[:2000]}
-        error_file(folder, rank).write_text(json.dumps(document))
+        RankError.of(error).write(folder, rank)
+        if several_hosts():
+            print(f"\n{first_failure(folder, int(os.environ['WORLD_SIZE']))}", file=sys.stderr)
         return 1
     return 0
 
@@ -69,6 +84,7 @@ def main(paths: list[Path]) -> int:
 
 
 def _run(paths: list[Path], rank: int) -> None:
+    from executor.device import require_device
     from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
     from executor.job import Job
     from executor.measure import measure
@@ -77,6 +93,8 @@ def _run(paths: list[Path], rank: int) -> None:
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
     jobs = [Job.read(path) for path in paths]
+    for job in jobs:
+        require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with joined(paths[0].parent, max(job.timeout for job in jobs)):
         for path, job in zip(paths, jobs, strict=True):
             measure(job, path.parent, heartbeat, rank)

@@ -15,6 +15,7 @@ from scenarios.commands import (
     demo,
     execute,
     explain,
+    export,
     library,
     search,
     simulate,
@@ -40,6 +41,7 @@ def application() -> typer.Typer:
     app.command("compare")(search.compare)
     app.command("explain")(explain.explain)
     app.command("execute")(execute.execute)
+    app.command("export")(export.export)
     app.command("calibrate")(calibrate.calibrate)
     app.command("capture")(capture.capture)
     app.command("demo")(demo.demo)

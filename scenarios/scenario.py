@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from executor.continuation import RunOptions
+    from executor.job import Job
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -207,6 +208,7 @@ class Scenario:
         folder: str | Path | None = None,
         seed: int | None = None,
         module: str | None = None,
+        timeout: float = 600.0,
         progress: Callable[[int, float, float], None] | None = None,
         options: "RunOptions | None" = None,
         warn: Callable[[str], None] = lambda text: None,
@@ -223,6 +225,8 @@ class Scenario:
             ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
             Whether losses, gradients and parameters are compared with one process.
+        timeout
+            Seconds without a sign of life of a rank after which the run ends.
         progress
             Called with step, loss and seconds after every step.
         folder
@@ -235,11 +239,12 @@ class Scenario:
         Raises
         ------
         ValueError
-            Where this machine cannot run the plan; nothing was started.
+            Where this machine cannot run the plan, or another run uses the folder; nothing was started.
         """
         import tempfile
 
         from executor.continuation import RunOptions
+        from executor.folder_lock import locked
         from executor.operators.run import execute_module
         from executor.run import execute
 
@@ -251,7 +256,10 @@ class Scenario:
             if options not in (None, RunOptions()):
                 held = "data, learning rate, checkpoints and resume are of the executor's own model"
                 raise ValueError(f"{held}, met --module: a module brings its inputs")
-        with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
+        with (
+            tempfile.TemporaryDirectory(prefix="meshwise-") as temporary,
+            locked(Path(temporary if folder is None else folder)) as place,
+        ):
             if module is not None:
                 return execute_module(
                     module,
@@ -259,23 +267,58 @@ class Scenario:
                     chosen,
                     steps=steps,
                     verify=verify,
-                    folder=Path(temporary if folder is None else folder),
+                    folder=place,
                     optimizer=self.problem.training.optimizer,
                     seed=seed or 0,
+                    timeout=timeout,
                     progress=progress,
                 )
             return execute(
-                self._executable_spec(),
+                self.executable_spec(),
                 self.problem.training,
                 chosen,
                 steps=steps,
                 verify=verify,
-                folder=Path(temporary if folder is None else folder),
+                folder=place,
                 seed=seed,
+                timeout=timeout,
                 progress=progress,
                 options=options or RunOptions(),
                 warn=warn,
             )
+
+    def jobs(
+        self,
+        *,
+        steps: int,
+        verify: bool,
+        folder: Path,
+        seed: int | None,
+        timeout: float,
+        options: "RunOptions",
+        warn: Callable[[str], None],
+    ) -> "list[tuple[Job, Path]]":
+        """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
+
+        Raises
+        ------
+        ValueError
+            Where the executor cannot run the plan, or data or checkpoint do not fit.
+        """
+        from executor.run import jobs_of
+
+        return jobs_of(
+            self.executable_spec(),
+            self.problem.training,
+            self.chosen(),
+            steps=steps,
+            verify=verify,
+            folder=folder,
+            seed=seed,
+            timeout=timeout,
+            options=options,
+            warn=warn,
+        )
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
@@ -283,14 +326,15 @@ class Scenario:
 
         chosen = self.chosen(plan)
         self._check_processes(chosen)
-        refuse(self._executable_spec(), self.problem.training, chosen)
+        refuse(self.executable_spec(), self.problem.training, chosen)
 
     def _check_processes(self, plan: Plan) -> None:
         if plan.mesh.num_ranks > MAX_PROCESSES:
             met = f"the plan has {plan.mesh.num_ranks}"
             raise ValueError(f"{self.file}: plan: a run on one machine has at most {MAX_PROCESSES} processes, {met}")
 
-    def _executable_spec(self) -> Transformer:
+    def executable_spec(self) -> Transformer:
+        """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
         if not isinstance(self.spec, Transformer):
             met = f"met {self.spec.name}: {self.spec.summary}"
             raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")

@@ -9,7 +9,6 @@ import typer
 
 from scenarios.commands.output import (
     FAILED,
-    INTERRUPTED,
     NOTHING_FITS,
     ClusterFile,
     Json,
@@ -69,6 +68,21 @@ def execute(
         str | None,
         typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes on a host, one a rank: here all ranks; fewer with --rendezvous."),
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = 600.0,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="What ranks train on: cores (gloo), GPUs (NCCL).")
+    ] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction.
@@ -76,8 +90,13 @@ def execute(
     A run with --checkpoint-every keeps its state in the folder of --out, and --resume goes on there: with the
     same --data, and with the seed and learning rate of the checkpoint where none is given. A checkpoint that is
     damaged is named, and the one before it taken.
+
+    On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
+    the end once with --collect.
     """
+    from executor.device import require_device
     from scenarios.cluster_file import load_cluster
+    from scenarios.commands import hosts
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
@@ -92,35 +111,33 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
-    if module is None:
+    require_device(device, value.chosen().mesh.num_ranks if processes is None else processes)
+    spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
+    if module is None and spread is None and not collect:
         value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
         note(reason(predicted))
         raise typer.Exit(NOTHING_FITS)
-    ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
-    if ranks > cores:
-        note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
-    target = folder(out) if out is not None else None
-    ticker = Ticker()
-    try:
-        run = value.execute(
-            steps=steps,
-            verify=verify,
-            folder=target,
-            seed=seed,
-            module=module,
-            progress=follow(ticker),
-            options=options,
-            warn=note,
-        )
-    except (KeyboardInterrupt, RuntimeError) as stopped:
-        ticker.done()
-        note(_what_is_left(target))
-        if isinstance(stopped, RuntimeError):
-            raise
-        raise typer.Exit(INTERRUPTED) from None
-    ticker.done()
+    how: dict[str, Any] = {
+        "steps": steps,
+        "verify": verify,
+        "seed": seed,
+        "timeout": timeout,
+        "options": options,
+        "warn": note,
+    }
+    if spread is not None and out is not None:
+        hosts.prepare(value.jobs(folder=folder(out), **how), spread, as_json=as_json)
+        return
+    target = None if out is None else Path(out) if collect else folder(out)
+    if collect and target is not None:
+        run = hosts.read(value, target)
+    else:
+        ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
+        if ranks > cores:
+            note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
+        run = _run(value, target, module=module, **how)
     document = to_json(run, predicted)
     if target is not None:
         write_run(target, document, predicted, run)
@@ -159,6 +176,19 @@ def _what_is_left(target: Path | None) -> str:
     newest = names(checkpoints_folder(target))[:1]
     checkpoint = f"; --resume goes on from {newest[0]}" if newest else "; no checkpoint was written"
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
+
+
+def _run(value: Any, target: Path | None, **options: Any) -> Any:
+    """Return the run of a scenario, which the terminal shows as it goes on."""
+    ticker = Ticker()
+    try:
+        return value.execute(folder=target, progress=follow(ticker), **options)
+    except (KeyboardInterrupt, RuntimeError):
+        ticker.done()
+        note(_what_is_left(target))
+        raise
+    finally:
+        ticker.done()
 
 
 def follow(ticker: Ticker) -> Any:

@@ -1,0 +1,82 @@
+"""``meshwise export``: a plan in another system's words."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scenarios.commands.output import Json, emit
+
+if TYPE_CHECKING:
+    from scenarios.scenario import Scenario
+
+
+def export(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="A scenario that has a plan, or a plan file with --scenario.")
+    ],
+    to: Annotated[str, typer.Option(metavar="TARGET", help="slurm or kubernetes.")],
+    scenario: Annotated[
+        str | None, typer.Option(help="The scenario that a plan file is of: model and training.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters.")] = 0,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on a host; default: the devices of the scenario's nodes.")
+    ] = None,
+    folder: Annotated[str, typer.Option(help="Folder of the run, seen by all hosts.")] = "meshwise-run",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first host to meet on.")] = 29500,
+    image: Annotated[str | None, typer.Option(help="kubernetes: image with meshwise and torch.")] = None,
+    claim: Annotated[str | None, typer.Option(help="kubernetes: volume claim that all pods can write.")] = None,
+    out: Annotated[str | None, typer.Option(help="Write it here instead of stdout.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say a plan in another system's words; what that system cannot say is refused.
+
+    slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out FOLDER`
+    reads what came of it.
+    """
+    from executor.device import CPU, CUDA
+    from executor.export.request import Request
+    from executor.export.targets import TARGETS
+    from executor.job import Job
+    from scenarios.files import check_output, write
+
+    check_output(out)
+    if to not in TARGETS:
+        raise ValueError(f"--to is one of {', '.join(TARGETS)}, met {to[:60]!r}")
+    value = _scenario(plan, scenario)
+    chosen = value.chosen()
+    node = value.problem.cluster.first
+    each = min(node.devices, chosen.mesh.num_ranks) if processes is None else processes
+    device = CPU if node.accelerator.computes_collectives else CUDA
+    job = Job(value.executable_spec(), value.problem.training, chosen, steps, seed, device=device)
+    request = Request(value.name, job, each, folder, port, image, claim)
+    text = TARGETS[to](request)
+    if out is not None:
+        write(out, text)
+    if as_json:
+        emit({"target": to, "nodes": request.nodes, "processes": each, "device": device, "file": out, "text": text})
+    elif out is None:
+        print(text, end="")
+    else:
+        print(f"{out} is written: {request.nodes} hosts, {each} ranks on each")
+
+
+def _scenario(plan: str, scenario: str | None) -> "Scenario":
+    """Return the scenario whose plan is to be said.
+
+    Raises
+    ------
+    ValueError
+        Where a plan file is not given the scenario that it is of.
+    """
+    from scenarios.library import find
+    from scenarios.loader import load
+    from scenarios.reader import read
+
+    if scenario is not None:
+        return load(scenario, plan)
+    document = read(find(plan)).data
+    if isinstance(document, dict) and "model" not in document:
+        raise ValueError(f"{plan}: a plan says nothing of model and training; name what it is of: --scenario SCENARIO")
+    return load(plan)

@@ -1,0 +1,91 @@
+"""``meshwise execute`` on several hosts: what each of them runs, and what came of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scenarios.commands.output import emit
+from scenarios.scenario import Scenario
+
+if TYPE_CHECKING:
+    from executor.job import Job
+    from executor.run import Run
+    from executor.several_hosts import Hosts
+
+LISTED = 16
+"""Hosts whose commands are printed one by one at most."""
+
+
+def spread(
+    value: Scenario,
+    processes: int | None,
+    rendezvous: str | None,
+    *,
+    collect: bool,
+    out: str | None,
+    module: str | None,
+) -> "Hosts | None":
+    """Return how the ranks of a scenario's plan are spread over hosts; None where all are here.
+
+    Raises
+    ------
+    ValueError
+        Where options contradict each other or the plan.
+    """
+    from executor.rendezvous import Rendezvous
+    from executor.several_hosts import Hosts, require_processes
+
+    ranks = value.chosen().mesh.num_ranks
+    if (rendezvous is not None or collect) and (out is None or module is not None):
+        met = "no --out" if out is None else "--module"
+        raise ValueError(f"--rendezvous and --collect go with --out, a folder of all hosts, and no --module; met {met}")
+    if rendezvous is not None and collect:
+        raise ValueError("--rendezvous comes before a run and --collect after it, met both")
+    if rendezvous is not None:
+        each = min(value.problem.cluster.first.devices, ranks) if processes is None else processes
+        return Hosts.of(ranks, each, Rendezvous.parse(rendezvous))
+    if processes is not None:
+        require_processes(ranks, processes)
+        if processes < ranks and not collect:
+            raise ValueError(
+                f"processes: all {ranks} ranks are here, met {processes}; nearest: {ranks}, or --rendezvous HOST:PORT "
+                f"for {ranks // processes} hosts of {processes}"
+            )
+    return None
+
+
+def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool) -> None:
+    """Write jobs into their folders and print what each host runs."""
+    import shlex
+
+    from executor import several_hosts
+    from executor.folder_lock import locked
+
+    with locked(jobs[0][1]):
+        script = several_hosts.prepare(jobs, hosts)
+    commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
+    if as_json:
+        emit({"nodes": hosts.nodes, "processes": hosts.processes, "script": str(script), "commands": commands})
+        return
+    print(f"{hosts.nodes} hosts, {hosts.processes} ranks on each; host 0 is {hosts.rendezvous.host}")
+    for index, command in list(enumerate(commands))[:LISTED]:
+        print(f"host {index}: {command}")
+    if hosts.nodes > LISTED:
+        print(f"... and so on to host {hosts.nodes - 1}")
+
+
+def read(value: Scenario, folder: Path) -> "Run":
+    """Return what the ranks of a scenario's plan have left in a folder.
+
+    Raises
+    ------
+    ValueError
+        Where the folder has no run, or one of another plan.
+    """
+    from executor.several_hosts import read_run
+
+    job, run = read_run(folder)
+    if job.plan != value.chosen():
+        met = job.plan.describe()
+        raise ValueError(f"{folder}: a run of this plan is collected: {value.chosen().describe()}; met {met}")
+    return run

@@ -1,0 +1,52 @@
+"""Ranks that are killed at drawn moments: the whole of what `executor.fault_trials` looks at, in few trials."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from signal import SIGKILL, SIGSTOP
+
+import pytest
+
+pytest.importorskip("torch")
+
+from executor.fault import LIMIT, PHASES, Fault, Outcome
+from executor.fault_trials import main
+
+
+def test_killed_ranks_are_named_and_nothing_is_left(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "faults.json"
+    assert main(["--trials", "2", "--ranks", "2", "--seed", "1", "--out", str(out)]) == 0
+    assert "2 of 2 hold" in capsys.readouterr().out
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["holds"] for row in rows] == [True, True]
+    for row in rows:
+        assert row["message"].startswith(f"rank {row['rank']} was killed by SIGKILL (at ")
+        assert row["seconds"] < LIMIT
+
+
+def test_draws_reach_every_rank_phase_and_step() -> None:
+    random = Random(0)
+    drawn = [Fault.drawn(random, SIGKILL, 4, 3) for _ in range(400)]
+    assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
+    assert {fault.phase for fault in drawn} == set(PHASES)
+    assert {(fault.phase, fault.step) for fault in drawn} == {("start", -1), ("build", -1)} | {
+        (phase, step) for phase in PHASES[2:] for step in range(3)
+    }
+
+
+def test_what_does_not_hold() -> None:
+    good = Outcome(Fault(0, SIGSTOP, "build", -1, 0.0), "build", 9.9, True, True, (), (), (), "")
+    assert good.holds()
+    wrongs = ({"seconds": 10.0}, {"rank_named": False}, {"place_named": False}, {"orphans": (7,)}, {"ports": (80,)})
+    for wrong in (*wrongs, {"exposed": ("0.0.0.0",)}):
+        assert not replace(good, **wrong).holds()
+    assert replace(good, seconds=20.0).holds(25.0)
+
+
+@pytest.mark.parametrize("arguments", [["--ranks", "1"], ["--trials", "-1"], ["--ranks", "four"]])
+def test_bad_arguments(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""``meshwise export``: from a scenario or a plan file to another system's file, or one message."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scenarios import load
+from scenarios.command_line import run
+
+
+def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "job.sbatch"
+    assert run(["export", "local/dp2-tp2-pp2", "--to", "slurm", "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    cluster = load("local/dp2-tp2-pp2").problem.cluster
+    assert (document["nodes"], document["processes"]) == (cluster.num_nodes, cluster.first.devices) == (1, 8)
+    assert document["device"] == "cpu" and out.read_text() == document["text"]
+    assert re.search(r"^#SBATCH --nodes=1$", document["text"], re.MULTILINE)
+
+
+def test_scenario_of_gpus_asks_for_gpus(tmp_path: Path, capsys) -> None:
+    text = (Path(__file__).parents[2] / "scenarios" / "local" / "dp2-tp2.yaml").read_text()
+    cluster = "preset: dgx-a100-80gb\n  nodes: 1\n  devices_per_node: 4"
+    text = re.sub(r"preset: local-cpu.*\n  nodes: 1\n  devices_per_node: 4", cluster, text)
+    (tmp_path / "gpus.yaml").write_text(text)
+    assert run(["export", str(tmp_path / "gpus.yaml"), "--to", "slurm", "--processes", "2"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --gpus-per-node=2\n" in script and '"device": "cuda"' in script
+
+
+def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(load("local/dp2-tp2").chosen().to_json()))
+    options = ["--to", "kubernetes", "--image", "registry/meshwise:1", "--claim", "runs", "--processes", "1"]
+    assert run(["export", str(plan), *options]) == 2
+    assert "a plan says nothing of model and training; name what it is of: --scenario" in capsys.readouterr().err
+    assert run(["export", str(plan), "--scenario", "local/tp2", *options]) == 2  # of a machine with 2 devices
+    capsys.readouterr()
+    assert run(["export", str(plan), "--scenario", "local/dp2-tp2", *options]) == 0
+    *_, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["completions"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["local/dp2", "--to", "pbs"], "--to is one of slurm, kubernetes, met 'pbs'"),
+        (["local/dp2", "--to", "slurm", "--processes", "3"], "met 3 processes of 2 ranks; nearest: 2"),
+        (["local/dp2", "--to", "kubernetes"], "image: the name of a container image"),
+        (["local/dp2", "--to", "slurm", "--out", "/nowhere/x"], "there is no folder /nowhere"),
+        (["operators/mlp", "--to", "slurm"], "the executor's model is a decoder transformer"),
+        (["nothing", "--to", "slurm"], "there is no such file"),
+    ],
+)
+def test_one_message(arguments: list[str], words: str, capsys) -> None:
+    assert run(["export", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
