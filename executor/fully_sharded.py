@@ -44,7 +44,9 @@ def shard(network: Network, mesh: DeviceMesh, *, reshard: bool) -> None:
     reshard
         Whether gathered parameters are given up after forward and gathered again for backward.
     """
-    ends = [] if network.tied else [network.embedding, network.head]  # tied ones share a table: the root's unit
+    ends = [network.embedding, network.head]
+    if network.tied and None not in ends:
+        ends = []  # they share a table: the root's unit
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             kept = unit is network.head  # its backward comes next

@@ -6,7 +6,7 @@ same first value, whatever stage or process it lives on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -208,6 +208,11 @@ class Network(nn.Module):
         if self.tied and self.embedding is not None and self.head is not None:
             self.head.logits.weight = self.embedding.token.weight
 
+    def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield parameters with their names in the whole model: there a tied output weight is the token table."""
+        for name, parameter in self.named_parameters():
+            yield ("embedding.token.weight" if self.tied and name == "head.logits.weight" else name), parameter
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations that leave the blocks: logits where the head is one of them."""
         if self.embedding is not None:
@@ -228,7 +233,7 @@ def initialize(network: Network, seed: int) -> None:
     Values are drawn in fp64 and rounded to the parameter's dtype.
     """
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in network.model_parameters():
             generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
             value = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.02
             parameter.copy_(value + 1 if name.endswith("norm.weight") else value)

@@ -18,7 +18,7 @@ BYTES = 256
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
-    model = (*lacking(spec, training.sequence), *_model(spec, plan))
+    model = (*lacking(spec, training.sequence), *_model(spec))
     return (*model, *_training(training, plan), *_plan(spec, training, plan))
 
 
@@ -35,9 +35,7 @@ def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
         yield f"positions: rotary turns pairs of a head's values, met head_dim({spec.head_dim})"
 
 
-def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
-    if spec.tied_embeddings and plan.pipeline > 1:
-        yield f"tied_embeddings: both ends of the model are on one stage, met pipeline {plan.pipeline}; nearest: false"
+def _model(spec: Transformer) -> Iterator[str]:
     if spec.vocab < BYTES:
         yield f"vocab: the corpus is bytes, so vocab is at least {BYTES}, met {spec.vocab}"
 

@@ -16,6 +16,7 @@ from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
+from executor.tied import TiedTable
 from simulator.program import TaskKind
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
@@ -59,6 +60,7 @@ class Trainer:
         self.data_rank = self.replicas.get_local_rank()
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
+        self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
         self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
@@ -73,7 +75,7 @@ class Trainer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that this rank steps."""
-        return [parameter for network in self.networks.values() for parameter in network.parameters()]
+        return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
 
     def _network(self, stage: int) -> Network:
         job = self.job
@@ -93,7 +95,7 @@ class Trainer:
             fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
             return network if plan.splits_backward else fully_sharded.Whole(network)
         flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
-        if plan.data == 1 or flat or not plan.overlap_gradients:
+        if plan.data == 1 or flat or not plan.overlap_gradients or self._shared_table is not None:
             return network
         return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
 
@@ -126,8 +128,22 @@ class Trainer:
         plan = self.job.plan
         if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
-        if plan.zero < 2 or plan.shards == 1:
-            self.reducer.stage_done(self.modules[stage])
+        module = self.modules[stage]
+        if (plan.zero < 2 or plan.shards == 1) and not isinstance(module, DistributedDataParallel):
+            self.reducer.done([p for p in module.parameters() if p is not self._shared_table])
+
+    @property
+    def _shared_table(self) -> nn.Parameter | None:
+        """The token table where two stages of this rank have it as one parameter."""
+        return self.table.shared if self.table is not None else None
+
+    def _sum_gradients(self) -> None:
+        """Make every gradient the whole one; those of stages were launched as their passes ended."""
+        if self._shared_table is not None:
+            self.reducer.done([self._shared_table])
+        self.reducer.finish()
+        if self.table is not None and self.table.apart:
+            self.table.sum_gradients()
 
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
@@ -144,10 +160,11 @@ class Trainer:
                 return_outputs=False,
             )
         self.recorder.heartbeat.beat("gradients")
-        self.reducer.finish()
+        self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
-                clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE)
+                copies = self.table.copies if self.table is not None else ()
+                clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE, copies)
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 

@@ -73,6 +73,9 @@ TWO = {
     "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
     "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
     "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
+    "tied-1f1b": job(TIED, pipeline=2, microbatch=2, stages=(3, 1)),
+    "tied-zbv": clipped(job(TIED, pipeline=2, chunks=2, schedule="zbv")),
+    "tied-clipped-interleaved": clipped(job(TIED, pipeline=2, chunks=2, microbatch=2, schedule="interleaved")),
     "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
 FOUR = {
@@ -89,6 +92,13 @@ FOUR = {
     "zero-3-tensor": job(data=2, tensor=2, zero=3, microbatch=2),
     "zero-2-tensor-clipped": clipped(job(data=2, tensor=2, zero=2, sequence_parallel=True)),
     "zero-3-pipeline": job(data=2, pipeline=2, zero=3),
+    "tied-data-pipeline": job(TIED, data=2, pipeline=2),
+    "tied-data-zbv-zero": job(TIED, data=2, pipeline=2, zero=1, chunks=2, schedule="zbv"),
+    "tied-server-clipped": clipped(job(TIED, data=2, pipeline=2, gradient_reduction="parameter_server")),
+    "tied-zero-3-pipeline": clipped(job(TIED, data=2, pipeline=2, zero=3)),
+    "tied-zero-2-dualpipev": clipped(job(TIED, data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev")),
+    "tied-tensor-pipeline": clipped(job(TIED, tensor=2, pipeline=2, microbatch=2)),
+    "tied-four-stages": clipped(job(TIED, pipeline=4, schedule="gpipe")),
     "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
     "zero-2-dualpipev": job(data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev"),
     "zero-1-zb1p": job(data=2, pipeline=2, zero=1, schedule="zb1p"),

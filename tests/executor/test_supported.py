@@ -23,7 +23,6 @@ def test_a_plan_that_runs_has_no_reason_against_it() -> None:
         ({"window": 8}, "window: .* met 8 of 16"),
         ({"parallel_residual": True}, "parallel_residual: .* met True"),
         ({"dropout": True}, "dropout: .* met true"),
-        ({"tied_embeddings": True}, "tied_embeddings: .* met pipeline 2; nearest: false"),
         ({"vocab": 255}, "vocab: .* at least 256, met 255"),
     ],
 )
