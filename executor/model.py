@@ -22,6 +22,8 @@ from simulator.models.transformer import Transformer
 from strategies.recomputation import OfStage, Recompute
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+Core = Callable[..., Tensor]
+"""Attention of queries to keys and values; a fourth argument says which keys a query sees, in the place of causal."""
 
 
 ROTATION_BASE = 10000.0
@@ -33,7 +35,12 @@ _NORM = 1e-5
 
 
 class Embedding(nn.Module):
-    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``."""
+    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``.
+
+    ``own`` are the positions of the tokens that come; None for all of them.
+    """
+
+    own: Tensor | None = None
 
     def __init__(self, spec: Transformer, sequence: int) -> None:
         super().__init__()
@@ -44,21 +51,27 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embedded tokens."""
         embedded: Tensor = self.token(tokens)
-        return embedded if self.position is None else embedded + self.position
+        if self.position is None:
+            return embedded
+        return embedded + (self.position if self.own is None else self.position[self.own])
 
 
 class Layer(nn.Module):
     """One pre-norm layer.
 
     Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
-    cut is a cut over heads of keys, or over the width.
+    cut is a cut over heads of keys, or over the width. ``own`` are the positions of the tokens that come; None for all
+    of them. ``run`` runs the core of attention.
     """
+
+    own: Tensor | None = None
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
         hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
         width, biases = spec.heads * spec.head_dim, biases_of(spec)
-        self.core: Callable[..., Tensor] = unfused_attention if spec.attention == UNFUSED else flash_attention
+        self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
+        self.run: Callable[..., Tensor] = self.run_once
         self.rotary = spec.positions == "rotary"
         gates: dict[str, Callable[..., Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
         self.gate = gates.get(spec.ffn_kind)
@@ -92,9 +105,14 @@ class Layer(nn.Module):
         key, value = (parts[..., place, :].transpose(1, 2) for place in (-2, -1))
         query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary:
-            query, key = rotated(query), rotated(key)
-        context = self.core(query, key, value)
+            query, key = rotated(query, self.own), rotated(key, self.own)
+        context = self.run(self.core, query, key, value)
         return context.transpose(1, 2).reshape(batch, sequence, -1)
+
+    @staticmethod
+    def run_once(core: Core, *tensors: Tensor) -> Tensor:
+        """Return what a core makes; what backward needs of it is kept."""
+        return core(*tensors)
 
 
 def biases_of(spec: Transformer) -> str:
@@ -112,36 +130,40 @@ def _head_norm(spec: Transformer) -> nn.Module:
     return nn.RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
 
 
-def rotated(heads: Tensor) -> Tensor:
+def rotated(heads: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return ``(batch, heads, sequence, head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
 
-    Angles are reckoned in fp64 for values of fp64, else in fp32.
+    Positions are those from 0 on where none are given. Angles are reckoned in fp64 for values of fp64, else in fp32.
     """
     half, sequence = heads.shape[-1] // 2, heads.shape[-2]
     exact = torch.float64 if heads.dtype is torch.float64 else torch.float32
     turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=heads.device) / half)
-    angles = torch.arange(sequence, dtype=exact, device=heads.device)[:, None] * turns
+    places = torch.arange(sequence) if positions is None else positions
+    angles = places.to(heads.device, exact)[:, None] * turns
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     one, other = heads[..., :half], heads[..., half:]
     return torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
 
-    Several heads of queries may share one of keys and values.
+    Several heads of queries may share one of keys and values. Where ``visible``, ``(queries, keys)``, is given, it
+    says which keys a query sees.
     """
     grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped
+    )
 
 
-def unfused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention with scores and probabilities kept, operator by operator."""
+def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return causal attention with scores and probabilities kept, operator by operator; else as `flash_attention`."""
     sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1) if visible is None else ~visible
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
 
 
@@ -195,7 +217,7 @@ class Network(nn.Module):
         self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
         if recompute.layer is Recompute.SELECTIVE:
             for layer in first:
-                layer.core = partial(self.again, layer.core)
+                layer.run = self.again
         self.tied = spec.tied_embeddings
         self.tie()
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
-from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
-from strategies.parallelism import Parallelism, shardings
+from strategies.divisors import nearest_divisor
+from strategies.mesh import AXES, TENSOR_ROWS
+from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
 from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
@@ -12,6 +14,7 @@ from strategies.training import Training
 PRECISIONS = ("fp32", "fp64")
 OPTIMIZERS = ("adamw", "sgd")
 _ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
+_AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
@@ -66,13 +69,13 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
     if len(plan.stages) != plan.schedule.num_stages:
         yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
-    axes = [axis for axis in plan.mesh.axes if axis.name != REPLICA]
-    other = [axis.name for axis in axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
+    other = [axis.name for axis in plan.mesh.axes if axis.name not in _AXES and axis.size > 1]
     if other:
-        yield f"mesh: the executor has the axes {PIPELINE}, {DATA} and {TENSOR}, met {', '.join(other)}"
-    order = [axis.name for axis in axes]
-    if order != [PIPELINE, DATA, TENSOR]:
-        yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
+        yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other)}"
+    order = [axis.name for axis in plan.mesh.axes if axis.name in _AXES]
+    usual = [name for name in _AXES if name in order]
+    if order != usual:
+        yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
     if plan.rule.asynchronous:
         yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
     if plan.placement:
@@ -91,10 +94,37 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if operators is not None:
         met = f"met the operators {', '.join(operators.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
+    if plan.context > 1:
+        yield from _context(spec, training, plan)
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
-        if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):
-            yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+    by = Parallelism(
+        tensor=plan.tensor > 1,
+        sequence_parallel=plan.sequence_parallel,
+        expert=plan.expert > 1,
+        attention=plan.attention,
+    )
+    if plan.mesh.num_ranks > plan.pipeline * plan.data and plan.shardings != shardings(graph, by):
+        yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+
+
+def _context(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    parts = 2 * plan.context
+    if training.sequence % parts:
+        near = nearest_divisor(training.sequence // 2, plan.context) if training.sequence % 2 == 0 else 1
+        yield (
+            f"context: each rank has an early and a late part of a sequence, so that causal attention is equal work: "
+            f"2 * context({plan.context}) divides sequence({training.sequence}); nearest context: {near}"
+        )
+    if plan.attention is None:
+        yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
+    if plan.attention is Attention.RING and spec.attention == UNFUSED:
+        yield "attention: ring attention keeps no scores, the model's keeps them, met unfused; nearest: all_gather"
+    if plan.attention is Attention.ULYSSES and spec.kv_heads % (plan.tensor * plan.context):
+        yield (
+            f"attention: ulysses: tensor({plan.tensor}) * context({plan.context}) divides the heads of keys"
+            f"({spec.kv_heads}); nearest: all_gather"
+        )
 
 
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
@@ -102,7 +132,7 @@ def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield "qk_norm: torch's tensor parallelism leaves norms of heads' values unsummed, met true; nearest: false"
     sizes = {"kv_heads": spec.kv_heads, "ffn": spec.ffn, "vocab": spec.vocab}
     if plan.sequence_parallel:
-        sizes["sequence"] = training.sequence
+        sizes["sequence of a rank" if plan.context > 1 else "sequence"] = training.sequence // plan.context
     for dim, size in sizes.items():
         if size % plan.tensor:
             yield f"tensor: torch needs tensor to divide {dim}({size}), met {plan.tensor}"

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import clipping, data, fully_sharded, optimizer, tensor_parallel
+from executor import clipping, context_parallel, data, fully_sharded, optimizer, tensor_parallel
 from executor.data_parallel import GradientReducer, local
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
@@ -18,7 +18,8 @@ from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
 from executor.tied import TiedTable
 from simulator.program import TaskKind
-from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
+from strategies.local_batches import data_ranks
+from strategies.mesh import AXES, CONTEXT, DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
 
@@ -56,8 +57,9 @@ class Trainer:
         plan = job.plan
         self.job, self.recorder = job, recorder
         self.mesh = _device_mesh(plan)
-        self.replicas = flattened(self.mesh, (REPLICA, DATA))
-        self.data_rank = self.replicas.get_local_rank()
+        self.shards = flattened(self.mesh, GROUPS[DATA])
+        self.replicas = flattened(self.mesh, (REPLICA, *GROUPS[DATA])) if plan.replica > 1 else self.shards
+        self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
         self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
@@ -69,7 +71,7 @@ class Trainer:
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.mesh[DATA].get_group())
+        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.shards.get_group())
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
@@ -86,24 +88,28 @@ class Trainer:
         initialize(network, job.seed)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        if job.plan.attention is not None:
+            group = self.mesh[CONTEXT].get_group()
+            context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
         return network
 
     def _replicate(self, network: Network) -> nn.Module:
         plan = self.job.plan
         if plan.zero >= 2 and plan.shards > 1:
-            mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
+            mesh = self.mesh[REPLICA, self._shard_axis] if plan.replica > 1 else self.shards
             fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
             return network if plan.splits_backward else fully_sharded.Whole(network)
         flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
-        if plan.data == 1 or flat or not plan.overlap_gradients or self._shared_table is not None:
+        if plan.replicas == 1 or flat or not plan.overlap_gradients or self._shared_table is not None:
             return network
         return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
 
     def _stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
         dtype = DTYPES[training.precision]
-        length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(self.microbatch, training.sequence, dtype=torch.int64, device="meta")
+        held = training.sequence // plan.context
+        length = held // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(self.microbatch, held, dtype=torch.int64, device="meta")
         between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
         stage = MeasuredStage(
             self.modules[index],
@@ -132,6 +138,16 @@ class Trainer:
         if (plan.zero < 2 or plan.shards == 1) and not isinstance(module, DistributedDataParallel):
             self.reducer.done([p for p in module.parameters() if p is not self._shared_table])
 
+    def _own_tokens(self) -> Any:
+        """Return which tokens of a sequence this rank has, as an array indexes them."""
+        context, sequence = self.job.plan.context, self.job.training.sequence
+        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence).numpy()
+
+    @property
+    def _shard_axis(self) -> str:
+        """The name of the axis along which ranks share states."""
+        return str((self.shards.mesh_dim_names or (DATA,))[0])
+
     @property
     def _shared_table(self) -> nn.Parameter | None:
         """The token table where two stages of this rank have it as one parameter."""
@@ -149,7 +165,7 @@ class Trainer:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes)
-        tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
+        tokens, targets = (torch.from_numpy(array[:, self._own_tokens()]) for array in arrays)
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
@@ -164,12 +180,12 @@ class Trainer:
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
                 copies = self.table.copies if self.table is not None else ()
-                clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE, copies)
+                clipping.clip(self.parameters, self.mesh, (TENSOR, self._shard_axis), PIPELINE, copies)
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 
 
 def _device_mesh(plan: Plan) -> DeviceMesh:
-    axes = [(name, 1) for name in (PIPELINE, REPLICA, DATA, TENSOR) if name not in dict(plan.mesh.axes)]
-    axes += list(plan.mesh.axes)
-    return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
+    names = [name for name in AXES if name != TENSOR_ROWS]
+    sizes = tuple(plan.mesh.size(name) for name in names)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(names))

@@ -15,6 +15,7 @@ from executor.measured_timeline import read_timeline
 from executor.reference import train
 from executor.run import compare, losses
 from simulator.program import TaskKind
+from strategies.parallelism import Attention
 from strategies.plan import Recompute
 from strategies.recomputation import FirstLayers, PerStage
 from strategies.schedule import ActionKind
@@ -76,6 +77,19 @@ TWO = {
     "tied-1f1b": job(TIED, pipeline=2, microbatch=2, stages=(3, 1)),
     "tied-zbv": clipped(job(TIED, pipeline=2, chunks=2, schedule="zbv")),
     "tied-clipped-interleaved": clipped(job(TIED, pipeline=2, chunks=2, microbatch=2, schedule="interleaved")),
+    "context-ring": job(context=2, microbatch=2, profile=True),
+    "context-ring-llama-full": job(LLAMA, context=2, microbatch=4, recompute=Recompute.FULL),
+    "context-ring-selective": clipped(job(context=2, microbatch=2, recompute=Recompute.SELECTIVE)),
+    "context-gather": job(context=2, microbatch=4, attention=Attention.ALL_GATHER, profile=True),
+    "context-gather-unfused": job(
+        TIED, context=2, microbatch=4, attention=Attention.ALL_GATHER, recompute=Recompute.SELECTIVE
+    ),
+    "context-ulysses": job(context=2, microbatch=4, attention=Attention.ULYSSES, profile=True),
+    "context-ulysses-llama": job(
+        LLAMA, context=2, microbatch=4, attention=Attention.ULYSSES, recompute=Recompute.SELECTIVE
+    ),
+    "context-zero-3": clipped(job(context=2, zero=3, microbatch=4)),
+    "context-zero-1": job(context=2, zero=1, microbatch=4),
     "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
 FOUR = {
@@ -99,6 +113,14 @@ FOUR = {
     "tied-zero-2-dualpipev": clipped(job(TIED, data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev")),
     "tied-tensor-pipeline": clipped(job(TIED, tensor=2, pipeline=2, microbatch=2)),
     "tied-four-stages": clipped(job(TIED, pipeline=4, schedule="gpipe")),
+    "context-four": job(LLAMA, context=4, microbatch=2),
+    "context-data": job(data=2, context=2, microbatch=2),
+    "context-tensor-sequence": job(tensor=2, context=2, microbatch=4, sequence_parallel=True),
+    "context-tensor-ulysses": clipped(job(tensor=2, context=2, microbatch=4, attention=Attention.ULYSSES)),
+    "context-pipeline": job(LLAMA, pipeline=2, context=2, microbatch=2, profile=True),
+    "context-zbv": job(TIED, pipeline=2, context=2, chunks=2, schedule="zbv", attention=Attention.ALL_GATHER),
+    "context-zero-2-data": clipped(job(data=2, context=2, zero=2, microbatch=2)),
+    "context-zero-3-tensor": job(tensor=2, context=2, zero=3, microbatch=4),
     "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
     "zero-2-dualpipev": job(data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev"),
     "zero-1-zb1p": job(data=2, pipeline=2, zero=1, schedule="zb1p"),
@@ -107,6 +129,7 @@ FOUR = {
 EIGHT = {
     "data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2, steps=2),
     "zero-3-tensor-pipeline": job(data=2, tensor=2, pipeline=2, zero=3, microbatch=2, steps=2),
+    "context-hybrid-zero-3": job(data=4, context=2, zero=3, zero_shards=2, microbatch=2, steps=2),
 }
 
 

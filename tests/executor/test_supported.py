@@ -7,6 +7,8 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
+from strategies.mesh import Mesh
+from strategies.parallelism import Attention
 from strategies.plan import Stage
 from strategies.recomputation import PerStage, Recompute, SomeOperators
 
@@ -98,3 +100,34 @@ def test_only_the_megatron_cut() -> None:
     good = job(tensor=2)
     (reason,) = unsupported(good.spec, good.training, replace(good.plan, shardings=good.plan.shardings[1:]))
     assert reason.startswith("shardings:")
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "reason"),
+    [
+        ({"context": 2}, {"sequence": 18}, r"context: .* 2 \* context\(2\) divides sequence\(18\); nearest context: 1"),
+        ({"context": 2}, {"attention": None}, "attention: .* met none; nearest: ring"),
+        ({"context": 2}, {"attention": "unfused"}, "attention: ring .* met unfused; nearest: all_gather"),
+        (
+            {"context": 2, "attention": Attention.ULYSSES},
+            {"kv_heads": 1},
+            r"ulysses: .*keys\(1\); nearest: all_gather",
+        ),
+    ],
+)
+def test_contexts_that_cannot_be_cut(layout: dict[str, object], change: dict[str, object], reason: str) -> None:
+    good = job(**layout)
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    training = replace(good.training, **{k: v for k, v in change.items() if k == "sequence"})
+    spec = replace(good.spec, **{k: v for k, v in change.items() if k == "kv_heads" or v == "unfused"})
+    plan = replace(good.plan, attention=None) if None in change.values() else good.plan
+    assert any(re.search(reason, met) for met in unsupported(spec, training, plan))
+
+
+def test_axes_in_another_order() -> None:
+    good = job(data=2, context=2)
+    turned = replace(good.plan, mesh=Mesh(good.plan.mesh.axes[::-1]))
+    (reason,) = unsupported(good.spec, good.training, turned)
+    assert (
+        reason == "order: the executor's mesh is pipeline, data, context, tensor, met tensor, context, data, pipeline"
+    )
