@@ -13,11 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of ``tensor`` that lives on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def reduces_itself(module: nn.Module) -> bool:
+    """Return whether a module's gradients are averaged as backward makes them."""
+    return isinstance(module, DistributedDataParallel)
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor.activation import activated, width
+from executor.mixture import Mixture
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
 from strategies.recomputation import OfStage, Recompute
@@ -61,41 +63,41 @@ class Layer(nn.Module):
 
     Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
     cut is a cut over heads of keys, or over the width. ``own`` are the positions of the tokens that come; None for all
-    of them. ``run`` runs the core of attention.
+    of them. ``run`` runs the core of attention. Where tokens are ``routed``, a mixture of experts is in the place of
+    the feed-forward layer.
     """
 
     own: Tensor | None = None
 
-    def __init__(self, spec: Transformer) -> None:
+    def __init__(self, spec: Transformer, *, routed: bool = False) -> None:
         super().__init__()
         hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
-        width, biases = spec.heads * spec.head_dim, biases_of(spec)
+        biases = biases_of(spec)
         self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
         self.run: Callable[..., Tensor] = self.run_once
         self.rotary = spec.positions == "rotary"
-        gates: dict[str, Callable[..., Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
-        self.gate = gates.get(spec.ffn_kind)
+        self.ffn_kind = spec.ffn_kind
         self.input_norm = norm_of(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
         self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
-        self.projection = nn.Linear(width, hidden, bias=biases == "all")
+        self.projection = nn.Linear(spec.heads * spec.head_dim, hidden, bias=biases == "all")
         self.feed_forward_norm = norm_of(spec)
-        self.up = nn.Linear(hidden, spec.ffn * (2 if self.gate else 1), bias=biases == "all")
-        self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
+        self.mixture = Mixture(spec) if routed else None
+        if not routed:
+            self.up = nn.Linear(hidden, width(spec.ffn_kind, spec.ffn), bias=biases == "all")
+            self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` after attention and feed-forward, both with a residual."""
         x = x + self.projection(self.attention(self.qkv(self.input_norm(x))))
-        result: Tensor = x + self.down(self.activation(self.up(self.feed_forward_norm(x))))
+        result: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return result
 
-    def activation(self, wide: Tensor) -> Tensor:
-        """Return the activated middle of the feed-forward layer."""
-        if self.gate is None:
-            return functional.gelu(wide)
-        gate, value = wide.view(*wide.shape[:-1], -1, 2).unbind(-1)
-        active: Tensor = self.gate(gate) * value
-        return active
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Return what the feed-forward layer, or the mixture of experts, makes of ``x``."""
+        made = self.down(activated(self.ffn_kind, self.up(x))) if self.mixture is None else self.mixture(x)
+        result: Tensor = made
+        return result
 
     def attention(self, qkv: Tensor) -> Tensor:
         """Return the attention of however many heads ``qkv`` holds."""
@@ -210,8 +212,9 @@ class Network(nn.Module):
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **extra)
         self.again: Callable[..., Any] = again
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
-        indices = [layer_index(name) for name in blocks if name.startswith("layers")]
-        self.layers = nn.ModuleDict({str(index): Layer(spec) for index in indices})
+        dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
+        indices = [layer_index(name, spec) for name in blocks if "layers" in name]
+        self.layers = nn.ModuleDict({str(index): Layer(spec, routed=index >= dense) for index in indices})
         self.head = Head(spec) if "head" in blocks else None
         first = self.decoder_layers()[: recompute.layers]
         self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
@@ -244,9 +247,11 @@ class Network(nn.Module):
         return self.head(x) if self.head is not None else x
 
 
-def layer_index(name: str) -> int:
-    """Return the index in ``layers.3``; a model of one layer calls it ``layers``."""
-    return int(name.partition(".")[2] or 0)
+def layer_index(name: str, spec: Transformer) -> int:
+    """Return the index among all layers of ``layers.3``, which follow ``dense_layers``; one alone has no number."""
+    kind, _, number = name.partition(".")
+    dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
+    return dense + int(number or 0)
 
 
 def initialize(network: Network, seed: int) -> None:

@@ -13,7 +13,7 @@ from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
 OPTIMIZERS = ("adamw", "sgd")
-_ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
+_ABSENT = ("max_positions", "parallel_residual", "latent")
 _AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
@@ -34,6 +34,8 @@ def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
         yield f"window: the executor's model sees all tokens, met {spec.window} of {sequence}"
     if spec.dropout:
         yield "dropout: the executor trains without dropout, met true; a rank's random masks differ from one process's"
+    if spec.experts is not None and spec.experts.score_bias:
+        yield "experts: score_bias: nothing balances the load of the executor's experts, met true; nearest: false"
     if spec.positions == "rotary" and spec.head_dim % 2:
         yield f"positions: rotary turns pairs of a head's values, met head_dim({spec.head_dim})"
 
@@ -94,6 +96,10 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if operators is not None:
         met = f"met the operators {', '.join(operators.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
+    if plan.expert > 1 and (spec.experts is None or spec.experts.count % plan.expert):
+        count = spec.experts.count if spec.experts is not None else 1
+        near = nearest_divisor(count, plan.expert)
+        yield f"expert: expert divides the experts({count}), met {plan.expert}; nearest: {near}"
     if plan.context > 1:
         yield from _context(spec, training, plan)
     if plan.tensor > 1:
@@ -130,7 +136,11 @@ def _context(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if spec.qk_norm:
         yield "qk_norm: torch's tensor parallelism leaves norms of heads' values unsummed, met true; nearest: false"
-    sizes = {"kv_heads": spec.kv_heads, "ffn": spec.ffn, "vocab": spec.vocab}
+    sizes = {"kv_heads": spec.kv_heads, "vocab": spec.vocab}
+    if spec.experts is None or spec.experts.dense_layers:
+        sizes["ffn"] = spec.ffn
+    if spec.experts is not None:
+        sizes["ffn of an expert"] = spec.experts.ffn
     if plan.sequence_parallel:
         sizes["sequence of a rank" if plan.context > 1 else "sequence"] = training.sequence // plan.context
     for dim, size in sizes.items():

@@ -10,16 +10,18 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import clipping, context_parallel, data, fully_sharded, optimizer, tensor_parallel
-from executor.data_parallel import GradientReducer, local
+from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
+from executor.data_parallel import GradientReducer, local, reduces_itself
+from executor.expert_parallel import apart
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import flattened, runtime
+from executor.private_torch import runtime
 from executor.recorder import Recorder
+from executor.sharing import sharing
 from executor.tied import TiedTable
 from simulator.program import TaskKind
 from strategies.local_batches import data_ranks
-from strategies.mesh import AXES, CONTEXT, DATA, GROUPS, PIPELINE, REPLICA, TENSOR, TENSOR_ROWS
+from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
 
@@ -57,8 +59,8 @@ class Trainer:
         plan = job.plan
         self.job, self.recorder = job, recorder
         self.mesh = _device_mesh(plan)
-        self.shards = flattened(self.mesh, GROUPS[DATA])
-        self.replicas = flattened(self.mesh, (REPLICA, *GROUPS[DATA])) if plan.replica > 1 else self.shards
+        self.sharing = sharing(self.mesh, DATA)
+        self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
         self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
@@ -67,11 +69,16 @@ class Trainer:
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         server = plan.gradient_reduction == optimizer.SERVER
-        self.reducer = GradientReducer(self.replicas.get_group(), plan.overlap_gradients, server=server)
+        self.reducer, self.expert_reducer = (
+            GradientReducer(each.replicas.get_group(), plan.overlap_gradients, server=server)
+            for each in (self.sharing, self.expert_sharing)
+        )
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.shards.get_group())
+        dense, experts = apart(self.parameters)
+        families = [(dense, self.sharing.shards.get_group()), (experts, self.expert_sharing.shards.get_group())]
+        self.optimizer = optimizer.build(job.training.optimizer, plan, families)
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
@@ -88,6 +95,8 @@ class Trainer:
         initialize(network, job.seed)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        if job.spec.experts is not None:
+            expert_parallel.apply(network, self.mesh, sequence_parallel=job.plan.sequence_parallel)
         if job.plan.attention is not None:
             group = self.mesh[CONTEXT].get_group()
             context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
@@ -96,13 +105,22 @@ class Trainer:
     def _replicate(self, network: Network) -> nn.Module:
         plan = self.job.plan
         if plan.zero >= 2 and plan.shards > 1:
-            mesh = self.mesh[REPLICA, self._shard_axis] if plan.replica > 1 else self.shards
-            fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
+            experts = self.expert_sharing.states if plan.expert > 1 else None
+            reshard = plan.zero == 3 and plan.reshard_after_forward
+            fully_sharded.shard(network, self.sharing.states, experts=experts, reshard=reshard)
             return network if plan.splits_backward else fully_sharded.Whole(network)
-        flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
-        if plan.replicas == 1 or flat or not plan.overlap_gradients or self._shared_table is not None:
+        if plan.replicas == 1 or not self._in_buckets:
             return network
-        return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
+        group = self.sharing.replicas.get_group()
+        return DistributedDataParallel(network, process_group=group, gradient_as_bucket_view=True)
+
+    @property
+    def _in_buckets(self) -> bool:
+        """Whether torch can average gradients as backward makes them: of plain parameters that are used once."""
+        plan = self.job.plan
+        plain = plan.tensor == plan.expert == 1 and self._shared_table is None
+        decentral = plan.gradient_reduction != optimizer.SERVER
+        return plain and decentral and plan.overlap_gradients and not plan.splits_backward
 
     def _stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
@@ -135,18 +153,15 @@ class Trainer:
         if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
         module = self.modules[stage]
-        if (plan.zero < 2 or plan.shards == 1) and not isinstance(module, DistributedDataParallel):
-            self.reducer.done([p for p in module.parameters() if p is not self._shared_table])
+        if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
+            dense, experts = apart([p for p in module.parameters() if p is not self._shared_table])
+            self.reducer.done(dense)
+            self.expert_reducer.done(experts)
 
     def _own_tokens(self) -> Any:
         """Return which tokens of a sequence this rank has, as an array indexes them."""
         context, sequence = self.job.plan.context, self.job.training.sequence
         return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence).numpy()
-
-    @property
-    def _shard_axis(self) -> str:
-        """The name of the axis along which ranks share states."""
-        return str((self.shards.mesh_dim_names or (DATA,))[0])
 
     @property
     def _shared_table(self) -> nn.Parameter | None:
@@ -158,6 +173,7 @@ class Trainer:
         if self._shared_table is not None:
             self.reducer.done([self._shared_table])
         self.reducer.finish()
+        self.expert_reducer.finish()
         if self.table is not None and self.table.apart:
             self.table.sum_gradients()
 
@@ -180,7 +196,8 @@ class Trainer:
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
                 copies = self.table.copies if self.table is not None else ()
-                clipping.clip(self.parameters, self.mesh, (TENSOR, self._shard_axis), PIPELINE, copies)
+                cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
+                clipping.clip(self.parameters, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 

@@ -14,6 +14,7 @@ from executor.job import Job, tensors_file
 from executor.measured_timeline import read_timeline
 from executor.reference import train
 from executor.run import compare, losses
+from simulator.models.experts import Experts
 from simulator.program import TaskKind
 from strategies.parallelism import Attention
 from strategies.plan import Recompute
@@ -23,6 +24,10 @@ from strategies.schedule import ActionKind
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
 
 LLAMA = replace(TINY, kv_heads=2, ffn_kind="swiglu", positions="rotary")
+
+
+MIXED = replace(LLAMA, experts=Experts(count=4, top_k=2, ffn=16))
+SWITCH = replace(TINY, experts=Experts(count=8, top_k=1, ffn=16, shared=1, dense_layers=2))
 
 
 def clipped(plain: Job) -> Job:
@@ -90,6 +95,17 @@ TWO = {
     ),
     "context-zero-3": clipped(job(context=2, zero=3, microbatch=4)),
     "context-zero-1": job(context=2, zero=1, microbatch=4),
+    "experts-data": job(MIXED, data=2),
+    "experts-zero-3": clipped(job(SWITCH, data=2, zero=3, recompute=Recompute.FULL)),
+    "experts-tensor": job(MIXED, tensor=2, microbatch=4),
+    "experts-sequence-shared": job(SWITCH, tensor=2, microbatch=4, sequence_parallel=True),
+    "experts-spread": job(MIXED, data=2, expert=2, microbatch=2, profile=True),
+    "experts-spread-shared-full": clipped(job(SWITCH, data=2, expert=2, recompute=Recompute.FULL)),
+    "experts-spread-zero-1": job(MIXED, data=2, expert=2, zero=1, overlap_gradients=False),
+    "experts-spread-zero-2": clipped(job(SWITCH, data=2, expert=2, zero=2)),
+    "experts-pipeline": job(SWITCH, pipeline=2, microbatch=2),
+    "experts-zbv": job(MIXED, pipeline=2, chunks=2, schedule="zbv"),
+    "experts-context": job(MIXED, context=2, microbatch=4),
     "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
 FOUR = {
@@ -121,6 +137,20 @@ FOUR = {
     "context-zbv": job(TIED, pipeline=2, context=2, chunks=2, schedule="zbv", attention=Attention.ALL_GATHER),
     "context-zero-2-data": clipped(job(data=2, context=2, zero=2, microbatch=2)),
     "context-zero-3-tensor": job(tensor=2, context=2, zero=3, microbatch=4),
+    "experts-four": job(SWITCH, data=4, expert=4),
+    "experts-spread-data": clipped(job(MIXED, data=4, expert=2)),
+    "experts-spread-zero-3": clipped(job(MIXED, data=4, expert=2, zero=3)),
+    "experts-spread-data-zero-1": job(MIXED, data=4, expert=2, zero=1),
+    "experts-spread-hybrid": job(MIXED, data=4, expert=2, zero=3, zero_shards=2),
+    "experts-spread-tensor": clipped(job(MIXED, data=2, expert=2, tensor=2, microbatch=2)),
+    "experts-spread-sequence": job(
+        SWITCH, data=2, expert=2, tensor=2, microbatch=2, sequence_parallel=True, profile=True
+    ),
+    "experts-spread-tensor-zero-3": clipped(job(MIXED, data=2, expert=2, tensor=2, zero=3, sequence_parallel=True)),
+    "experts-spread-pipeline": job(MIXED, data=2, expert=2, pipeline=2, zero=2),
+    "experts-spread-zb1p": job(SWITCH, data=2, expert=2, pipeline=2, schedule="zb1p"),
+    "experts-spread-context": job(MIXED, data=2, expert=2, context=2, zero=3),
+    "experts-server": job(MIXED, data=4, expert=2, gradient_reduction="parameter_server"),
     "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
     "zero-2-dualpipev": job(data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev"),
     "zero-1-zb1p": job(data=2, pipeline=2, zero=1, schedule="zb1p"),

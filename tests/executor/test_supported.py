@@ -7,6 +7,7 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
+from simulator.models.experts import Experts
 from strategies.mesh import Mesh
 from strategies.parallelism import Attention
 from strategies.plan import Stage
@@ -131,3 +132,20 @@ def test_axes_in_another_order() -> None:
     assert (
         reason == "order: the executor's mesh is pipeline, data, context, tensor, met tensor, context, data, pipeline"
     )
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts", "reason"),
+    [
+        ({"data": 2}, {"score_bias": True}, "experts: score_bias: .* met true; nearest: false"),
+        ({"data": 4, "expert": 4}, {"count": 6}, r"expert: expert divides the experts\(6\), met 4; nearest: 3"),
+        ({"tensor": 2}, {"ffn": 15}, r"tensor: torch needs tensor to divide ffn of an expert\(15\), met 2"),
+    ],
+)
+def test_experts_that_it_does_not_run(layout: dict[str, int], experts: dict[str, int], reason: str) -> None:
+    mixed = replace(TINY, experts=Experts(count=4, top_k=2, ffn=16))
+    good = job(mixed, **layout)
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    changed = replace(mixed, experts=replace(mixed.experts, **experts))
+    (met,) = (each for each in unsupported(changed, good.training, good.plan) if not each.startswith("shardings"))
+    assert re.search(reason, met)
