@@ -88,7 +88,7 @@ def spread(experts: Compute, rows: Tensor, counts: Tensor, *, group: dist.Proces
     """
     sent = counts.view(group.size(), -1)
     received = torch.empty_like(sent)
-    with moving(EXPERT, "all_to_all"):
+    with moving(EXPERT, "all_to_all counts"):
         dist.all_to_all_single(received, sent.contiguous(), group=group)
     there, back = sent.sum(1).tolist(), received.sum(1).tolist()
     arrived = Exchange.apply(rows, group, EXPERT, there, back)  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ def gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: S
     """Return what experts make of this rank's ``rows``, each tensor rank with a part of the width and of the tokens."""
     ranks, own = group.size(), torch.tensor(counts)
     every = own.new_empty(ranks * len(own))
-    with moving(TENSOR, "all_gather"):
+    with moving(TENSOR, "all_gather counts"):
         dist.all_gather_into_tensor(every, own, group=group)
     every = every.view(ranks, -1)
     mine, theirs = [len(rows)] * ranks, every.sum(1).tolist()

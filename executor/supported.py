@@ -108,9 +108,9 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         tensor=plan.tensor > 1,
         sequence_parallel=plan.sequence_parallel,
         expert=plan.expert > 1,
-        attention=plan.attention,
+        attention=plan.attention if plan.context > 1 else None,
     )
-    if plan.mesh.num_ranks > plan.pipeline * plan.data and plan.shardings != shardings(graph, by):
+    if by and plan.shardings != shardings(graph, by):
         yield "shardings: the executor runs the Megatron cut of every operator, met another one"
 
 

@@ -97,7 +97,7 @@ class Trainer:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
         if job.spec.experts is not None:
             expert_parallel.apply(network, self.mesh, sequence_parallel=job.plan.sequence_parallel)
-        if job.plan.attention is not None:
+        if job.plan.attention is not None and job.plan.context > 1:
             group = self.mesh[CONTEXT].get_group()
             context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
         return network
