@@ -7,6 +7,7 @@ from typing import Any
 
 from executor.device import CPU
 from executor.learning_rate import CONSTANT, LearningRate
+from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
 from strategies.training import Training
@@ -90,7 +91,7 @@ class Job:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
         try:
             return cls(
-                spec=Transformer(**document.pop("spec")),
+                spec=_spec(**document.pop("spec")),
                 training=Training(**document.pop("training")),
                 plan=Plan.from_json(document.pop("plan")),
                 learning_rate=LearningRate(**document.pop("learning_rate")),
@@ -98,6 +99,10 @@ class Job:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path}: a job states spec, training, plan and steps; met {error}") from error
+
+
+def _spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
+    return Transformer(experts=Experts(**experts) if experts else None, **sizes)
 
 
 def checkpoints_folder(folder: Path) -> Path:

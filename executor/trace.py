@@ -3,8 +3,9 @@
 The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
 pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
 launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
-the others are data parallelism. A tensor collective belongs to the pass that launches it, whenever
-gloo's threads come to it.
+those in a region that `executor.exchange` marks run along the axis that it names (context, expert
+and tensor), the others are data parallelism. A tensor collective belongs to the pass that launches
+it, whenever gloo's threads come to it. What goes round a ring runs beside a pass.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
+from strategies.lowering.step import COMMUNICATION
 
 _TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 _GLOO = "gloo:"
@@ -31,6 +33,11 @@ _STREAMS = {
     ("RECV", "B"): StreamKind.RECEIVE_BACKWARD,
 }
 
+
+MOVING = "meshwise moving "
+"""Begins the names of regions in which ranks along an axis communicate: then come the axis and the collective."""
+SHIFT = "shift"
+"""The collective of a region that posts sends and receives, which end later."""
 
 _PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
 
@@ -73,7 +80,7 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     communication = list(_communication(records, events))
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
-        TaskKind.RECOMPUTE: [r for r in communication if r.kind is TaskKind.TENSOR_COMMUNICATION],
+        TaskKind.RECOMPUTE: [r for r in communication if r.stream is StreamKind.TENSOR],
     }
     tensor = blocking[TaskKind.RECOMPUTE]
     recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
@@ -106,12 +113,17 @@ def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> I
     passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
     actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
     moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    for name, start, end in _tensor_collectives(events):
-        where = _pass_at(passes, passing, start)
-        yield Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, *where, name, start, end)
-    for event in _outside_tensor_collectives(events):
+    shifts = [event for event in events if event.name.startswith(MOVING) and _moved(event)[1] == SHIFT]
+    posting = _Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
+    for kind, name, start, end in _blocking_collectives(events):
+        yield Row(StreamKind.TENSOR, kind, *_pass_at(passes, passing, start), name, start, end)
+    for event in _outside_blocking_collectives(events):
         name = event.name.removeprefix(_GLOO)
-        if name in ("send", "recv") and (action := moving.at(event.start)) is not None:
+        if name in ("send", "recv") and (region := posting.at(event.start)) is not None:
+            where, posted = _pass_at(passes, passing, event.start), shifts[region].start
+            kind = COMMUNICATION[_moved(shifts[region])[0]]
+            yield Row(StreamKind.CONTEXT, kind, *where, f"{SHIFT} {name}", posted, event.end)
+        elif name in ("send", "recv") and (action := moving.at(event.start)) is not None:
             posted, (stage, way, direction, microbatch) = actions[action][0].start, actions[action][1].groups()
             kind, stream = TaskKind.PIPELINE_COMMUNICATION, _STREAMS[way, direction]
             yield Row(stream, kind, int(stage), int(microbatch), name, posted, event.end)
@@ -126,22 +138,31 @@ def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> tup
     return (-1, -1) if origin is None else (passes[origin].stage, passes[origin].microbatch)
 
 
-def _tensor_collectives(events: Sequence[TraceEvent]) -> list[tuple[str, int, int]]:
-    """Return (name, launch, end of wait) of every functional collective."""
+def _moved(region: TraceEvent) -> tuple[str, str]:
+    """Return the axis and the collective that a region names."""
+    axis, _, collective = region.name.removeprefix(MOVING).partition(" ")
+    return axis, collective
+
+
+def _blocking_collectives(events: Sequence[TraceEvent]) -> list[tuple[TaskKind, str, int, int]]:
+    """Return (kind, name, launch, end of wait) of every functional collective, and of those that regions name."""
     functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
+    regions = [(*_moved(event), event) for event in events if event.name.startswith(MOVING)]
     return [
-        (_SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)), event.start, waits[index].end)
+        (TaskKind.TENSOR_COMMUNICATION, _SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)), event.start, end)
         for event in functional
-        if not event.name.endswith(("wait_tensor", _WRAP)) and (index := bisect_left(starts, event.start)) < len(waits)
-    ]
+        if not event.name.endswith(("wait_tensor", _WRAP))
+        and (index := bisect_left(starts, event.start)) < len(waits)
+        and (end := waits[index].end)
+    ] + [(COMMUNICATION[axis], name, event.start, event.end) for axis, name, event in regions if name != SHIFT]
 
 
-def _outside_tensor_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Return gloo's events but one for each tensor collective: of those inside it, the one it ends with."""
+def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Return gloo's events but one for each blocking collective: of those inside it, the one it ends with."""
     left = [event for event in events if event.name.startswith(_GLOO)]
-    for _, start, end in _tensor_collectives(events):
+    for _, _, start, end in _blocking_collectives(events):
         inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
         ended = [event for event in inside if event.end <= end]
         if inside:

@@ -105,3 +105,32 @@ def test_memory_keeps_the_turning_points() -> None:
     events = [TraceEvent("[memory]", 10 * i, 10 * i, size) for i, size in enumerate(sizes, 1)]
     early = TraceEvent("[memory]", 1, 1, 1000)
     assert memory([early, *events], 5) == [(5, 0), (20, 12), (40, 7), (50, 17)]
+
+
+def test_a_collective_in_a_region_is_of_the_axis_that_it_names() -> None:
+    records = [Record(FORWARD, 0, 1, "", 100, 200)]
+    events = [
+        TraceEvent("meshwise moving expert all_to_all", 120, 140, 0),
+        TraceEvent("gloo:all_to_all", 125, 138, 0),
+        TraceEvent("gloo:all_reduce", 130, 170, 0),  # a bucket of gradients beside it
+    ]
+    assert rows(records, events) == [
+        Row(COMPUTE, FORWARD, 0, 1, "", 100, 120),
+        Row(StreamKind.TENSOR, TaskKind.EXPERT_COMMUNICATION, 0, 1, "all_to_all", 120, 140),
+        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 0, 1, "all_reduce", 130, 170),
+        Row(COMPUTE, FORWARD, 0, 1, "", 140, 200),
+    ]
+
+
+def test_what_goes_round_a_ring_runs_beside_a_pass() -> None:
+    records = [Record(FORWARD, 0, 1, "", 100, 200)]
+    events = [
+        TraceEvent("meshwise moving context shift", 120, 130, 0),  # posts it
+        TraceEvent("gloo:send", 122, 160, 0),
+        TraceEvent("gloo:recv", 124, 170, 0),
+    ]
+    assert rows(records, events) == [
+        Row(COMPUTE, FORWARD, 0, 1, "", 100, 200),
+        Row(StreamKind.CONTEXT, TaskKind.CONTEXT_COMMUNICATION, 0, 1, "shift send", 120, 160),
+        Row(StreamKind.CONTEXT, TaskKind.CONTEXT_COMMUNICATION, 0, 1, "shift recv", 120, 170),
+    ]
