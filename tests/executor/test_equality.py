@@ -72,6 +72,7 @@ TWO = {
     "zb2p": job(pipeline=2, schedule="zb2p"),
     "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
     "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
+    "zb1p-full": job(pipeline=2, schedule="zb1p", recompute=Recompute.FULL),
     "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
     "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
