@@ -19,6 +19,7 @@ from executor import trace
 from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
 from executor.job import Job, metrics_file, result_file, tensors_file
+from executor.optimizer import own_states
 from executor.private_torch import trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
@@ -57,7 +58,7 @@ def _timed_steps(trainer: Trainer, path: Path) -> None:
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
     recorder = trainer.recorder
-    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.zero_gradients()
     resident = _resident(trainer)
     records: list[Record] = []
     recorder.records = records
@@ -118,7 +119,7 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets."""
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
-    state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
+    state = own_states(trainer.optimizer)
     return {
         Category.PARAMETERS: nbytes(p for n in networks.values() for p in n.parameters()),
         Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),

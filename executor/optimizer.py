@@ -77,6 +77,14 @@ class PartitionedOptimizer:
                 fill(parts, flat)
 
 
+def own_states(optimizer: Any) -> dict[Any, dict[str, Any]]:
+    """Return the states that this rank keeps, by parameter; one that shares them has an optimizer of its own part."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer = optimizer.optim
+    state: dict[Any, dict[str, Any]] = optimizer.state
+    return state
+
+
 def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
     """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states."""
     kind, options = OPTIMIZERS[name]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from simulator.models.transformer import Transformer, build
+from strategies.lowering.pipeline import slices
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
 from strategies.plan import Plan
@@ -81,6 +82,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
         yield f"offload: the executor keeps everything on devices, met {plan.offload}"
+    if slices(plan):
+        yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:

@@ -39,6 +39,8 @@ class MeasuredStage(PipelineStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record one backward pass."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
@@ -90,8 +92,9 @@ class Trainer:
         plan = self.job.plan
         if plan.zero >= 2 and plan.shards > 1:
             mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
-            fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
-            return network if plan.splits_backward else fully_sharded.Whole(network)
+            reshard = plan.zero == 3 and plan.reshard_after_forward
+            fully_sharded.shard(network, mesh, reshard=reshard)
+            return network if plan.splits_backward else fully_sharded.Whole(network, reshard=reshard)
         flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
         if plan.data == 1 or flat or not plan.overlap_gradients:
             return network
@@ -129,12 +132,21 @@ class Trainer:
         if plan.zero < 2 or plan.shards == 1:
             self.reducer.stage_done(self.modules[stage])
 
+    @property
+    def in_buckets(self) -> bool:
+        """Whether DistributedDataParallel sums gradients, in buckets that it keeps."""
+        return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
+
+    def zero_gradients(self) -> None:
+        """Drop all gradients; parts of buckets stay there as zeros, else microbatches would have others besides."""
+        self.optimizer.zero_grad(set_to_none=not self.in_buckets)
+
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes)
         tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
             self.runtime.step(

@@ -18,6 +18,7 @@ from strategies.problem import Problem
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from executor.oracle_check import Check
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -259,6 +260,20 @@ class Scenario:
                 seed=seed,
                 progress=progress,
             )
+
+    def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
+        """Return what the simulator says of memory and collectives beside what the executor's own model does.
+
+        Nothing runs but one rank of every kind, on tensors without data; the plan may have any number of ranks.
+
+        Raises
+        ------
+        ValueError
+            Where the executor cannot build the plan, or torch is missing.
+        """
+        from executor.oracle_check import check
+
+        return check(self._executable_spec(), self.problem, self.chosen(plan), progress)
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
