@@ -1,8 +1,9 @@
 """ZeRO 2 and 3: parameters, gradients and optimizer states of a stage as shards, by torch's ``fully_shard``.
 
 A unit is a block of the network: it is gathered before its forward, and its gradients are reduced as its
-backward ends, for every microbatch. ZeRO 2 keeps gathered parameters from a forward to its backward; torch
-keeps only shards of them between steps, which ZeRO 2 as published need not.
+backward ends, for every microbatch; where groups of ranks share states, their sums are summed once a step. ZeRO 2
+keeps gathered parameters from the first forward of a step to the last backward; torch keeps only shards of them
+between steps, which ZeRO 2 as published need not.
 
 References
 ----------
@@ -25,11 +26,22 @@ class Whole(nn.Module):
 
     The runtime would gather all of a sharded stage before its first pass and keep it to the last, and reduce its
     gradients once, after that.
+
+    Parameters
+    ----------
+    reshard
+        Whether parameters are given up after every pass; else they stay to the last backward of a step.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, reshard: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.reshard = network, reshard
+
+    def prepare_backward(self, *, last: bool) -> None:
+        """Say what follows the next backward: the last one of a step sums over replicas and gives parameters up."""
+        sharded: Any = self.network
+        sharded.set_requires_all_reduce(last)
+        sharded.set_reshard_after_backward(last or self.reshard)
 
     def forward(self, x: Any) -> Any:
         """Return what the stage returns."""

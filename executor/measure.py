@@ -66,7 +66,7 @@ def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
     recorder = trainer.recorder
-    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.zero_gradients()
     resident = _resident(trainer)
     records: list[Record] = []
     recorder.records = records

@@ -95,6 +95,11 @@ class Several:
         parts = (getattr(each, "optim", each).state for each in self.optimizers)
         return {parameter: values for part in parts for parameter, values in part.items()}
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters of all, with their learning rates."""
+        return [group for each in self.optimizers for group in each.param_groups]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient."""
         for each in self.optimizers:

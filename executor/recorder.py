@@ -48,16 +48,25 @@ class Recorder:
         if self.records:
             self.records[-1] = self.records[-1]._replace(end=perf_counter_ns())
 
-    @contextmanager
-    def _recomputing(self) -> Iterator[None]:
-        start = perf_counter_ns()
-        try:
-            yield
-        finally:  # recomputation stops early, by an exception, when it has what it needs
-            if self.records is not None:
-                end = perf_counter_ns()
-                self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
+    def recomputed(self, start: int) -> None:
+        """Record what has been recomputed since ``start`` ns for the pass at hand."""
+        if self.records is not None:
+            end = perf_counter_ns()
+            self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return contexts for a checkpointed forward pass and for its recomputation."""
-        return nullcontext(), self._recomputing()
+        return nullcontext(), _Recomputing(self)
+
+
+class _Recomputing(AbstractContextManager[None]):
+    """Records a recomputation: twice where backward is split, once for each of its passes."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._start = recorder, 0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.recomputed(self._start)  # it may end early, by an exception, when it has what it needs

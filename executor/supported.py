@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
 from strategies.divisors import nearest_divisor
+from strategies.lowering.pipeline import slices
 from strategies.mesh import AXES, TENSOR_ROWS
 from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
@@ -84,6 +85,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if plan.offload:
         yield f"offload: the executor keeps everything on devices, met {plan.offload}"
+    if slices(plan):
+        yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:

@@ -1,5 +1,8 @@
 """Tensor parallelism: the Megatron cut of a network, applied with DTensor."""
 
+from typing import Any
+
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -12,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from executor.data_parallel import fill, flatten
 from executor.model import Network
 
 
@@ -61,14 +65,33 @@ def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
     parallelize_module(embedding, mesh, {"token": table})
+    weight: Any = embedding.get_parameter("token.weight")
+    weight.register_post_accumulate_grad_hook(_own_rows)
     if sequence_parallel:
         scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         parallelize_module(embedding, mesh, scatter)
 
 
+def _own_rows(table: nn.Parameter) -> None:
+    """Keep the gradient of this rank's rows: torch makes one of all rows, the same on every rank, and leaves it so."""
+    gradient = table.grad
+    if isinstance(table, DTensor) and isinstance(gradient, DTensor) and gradient.placements != table.placements:
+        rows = gradient.redistribute(placements=table.placements).to_local().clone()
+        table.grad = DTensor.from_local(rows, table.device_mesh, table.placements, run_check=False)
+
+
 def complete_gradients(network: nn.Module) -> None:
-    """Sum gradients that are partial over the tensor axis, as those of sequence-parallel norms are."""
-    for parameter in network.parameters():
-        gradient = parameter.grad
-        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
-            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    """Sum gradients that are partial over the tensor axis, as those of sequence-parallel norms are, in one piece."""
+    partial = [(p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
+    if not partial:
+        return
+    parts, mesh = [gradient.to_local() for _, gradient in partial], partial[0][1].device_mesh
+    flat = flatten(parts)
+    dist.all_reduce(flat, group=mesh.get_group())
+    fill(parts, flat)
+    for (parameter, _), part in zip(partial, parts, strict=True):
+        parameter.grad = DTensor.from_local(part, mesh, [Replicate()], run_check=False)
+
+
+def _is_partial(gradient: DTensor) -> bool:
+    return any(placement.is_partial() for placement in gradient.placements)

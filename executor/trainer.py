@@ -44,6 +44,8 @@ class MeasuredStage(PipelineStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record one backward pass."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
@@ -110,7 +112,7 @@ class Trainer:
             experts = self.expert_sharing.states if plan.expert > 1 else None
             reshard = plan.zero == 3 and plan.reshard_after_forward
             fully_sharded.shard(network, self.sharing.states, experts=experts, reshard=reshard)
-            return network if plan.splits_backward else fully_sharded.Whole(network)
+            return network if plan.splits_backward else fully_sharded.Whole(network, reshard=reshard)
         if plan.replicas == 1 or not self._in_buckets:
             return network
         group = self.sharing.replicas.get_group()
@@ -179,12 +181,21 @@ class Trainer:
         if self.table is not None and self.table.apart:
             self.table.sum_gradients()
 
+    @property
+    def in_buckets(self) -> bool:
+        """Whether DistributedDataParallel sums gradients, in buckets that it keeps."""
+        return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
+
+    def zero_gradients(self) -> None:
+        """Drop all gradients; parts of buckets stay there as zeros, else microbatches would have others besides."""
+        self.optimizer.zero_grad(set_to_none=not self.in_buckets)
+
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         tokens, targets = (torch.from_numpy(array[:, self._own_tokens()]) for array in arrays)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
             self.runtime.step(

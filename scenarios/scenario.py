@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from executor.continuation import RunOptions
     from executor.job import Job
+    from executor.oracle_check import Check
     from executor.run import Run
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
@@ -287,6 +288,20 @@ class Scenario:
                 warn=warn,
             )
 
+    def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
+        """Return what the simulator says of memory and collectives beside what the executor's own model does.
+
+        Nothing runs but one rank of every kind, on tensors without data; the plan may have any number of ranks.
+
+        Raises
+        ------
+        ValueError
+            Where the executor cannot build the plan, or torch is missing.
+        """
+        from executor.oracle_check import check
+
+        return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
+
     def jobs(
         self,
         *,
@@ -299,6 +314,7 @@ class Scenario:
         warn: Callable[[str], None],
     ) -> "list[tuple[Job, Path]]":
         """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
+
 
         Raises
         ------

@@ -39,7 +39,7 @@ def _hidden(cuts: Cuts, plan: Plan, position: int, rank: Rank) -> Counter[Run]:
     found = Counter[Run]()
     for stage in plan.stages_at(position):
         collectives = cuts.costs.stage(plan, stage, rank).collectives
-        for variant, count in _passes_of(plan, stage):
+        for variant, count in passes_of(plan, stage):
             if cuts.cut(stage, variant).every:
                 continue
             for run, times in collectives[kind_of(variant)].items():
@@ -50,7 +50,7 @@ def _hidden(cuts: Cuts, plan: Plan, position: int, rank: Rank) -> Counter[Run]:
     return found
 
 
-def _passes_of(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
+def passes_of(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
     """Return how often a step runs each variant of a stage's passes."""
     every = plan.num_microbatches
     if not plan.splits_backward:

@@ -19,12 +19,12 @@ from math import ceil
 
 import torch
 import torch.distributed as dist
-from fake_rank import FakeTrainer, RankMemory, measured_rank
 from torch import Tensor, nn
 
 from executor import optimizer
 from executor.job import Job
 from executor.model import Network, cross_entropy
+from executor.oracle import FakeTrainer, RankMemory, rank_oracle
 from strategies.lowering.data import BUCKET_BYTES
 from strategies.mesh import DATA
 
@@ -94,10 +94,15 @@ class ZeroTwoTrainer(FakeTrainer):
             gradients = bucket.reduce()
             self.reduced = gradients if self.job.plan.overlap_gradients else None
 
-    def run(self) -> None:
+    def step(self, index: int) -> None:
         """Run one step; gradients are reduced after every microbatch."""
         size = self.job.plan.microbatch
-        for tokens, targets in zip(*(share.split(size) for share in self.batch()), strict=True):
+        shape = (size * self.job.plan.num_microbatches, self.job.training.sequence)
+        batch = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+        if self.buckets[0].shard.grad is None:
+            for bucket in self.buckets:
+                bucket.shard.grad = torch.zeros_like(bucket.shard)
+        for tokens, targets in zip(*(share.split(size) for share in batch), strict=True):
             (cross_entropy(self.network(tokens), targets) / self.job.plan.num_microbatches).backward()
             self.reduced = None
         self.optimizer.step()
@@ -118,4 +123,4 @@ def _filled(network: Network) -> list[list[nn.Module]]:
 
 def zero_two_memory(job: Job, rank: int) -> RankMemory:
     """Return the memory of ``rank`` with ZeRO 2, of a plan of data parallelism alone."""
-    return measured_rank(job, rank, ZeroTwoTrainer)
+    return rank_oracle(job, rank, ZeroTwoTrainer).memory

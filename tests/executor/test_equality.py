@@ -83,6 +83,7 @@ TWO = {
     "zb2p": job(pipeline=2, schedule="zb2p"),
     "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
     "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
+    "zb1p-full": job(pipeline=2, schedule="zb1p", recompute=Recompute.FULL),
     "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
     "tied-1f1b": job(TIED, pipeline=2, microbatch=2, stages=(3, 1)),
     "tied-zbv": clipped(job(TIED, pipeline=2, chunks=2, schedule="zbv")),

@@ -1,0 +1,220 @@
+"""The simulator against the executor's own model: memory and communications of one rank of every kind.
+
+Both are of the same plan with torch's conventions. The oracle is `executor.oracle`, which knows nothing of the
+simulator.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from executor.job import Job
+from executor.supported import unsupported
+from simulator.engine import simulate
+from simulator.models.transformer import Transformer
+from simulator.program import Category, Program
+from strategies.local_batches import data_ranks
+from strategies.lowering import lower
+from strategies.lowering.collectives import Communication, communications
+from strategies.mesh import DATA, PIPELINE, REPLICA
+from strategies.plan import Plan
+from strategies.problem import Problem
+
+PEAK_TOLERANCE = 0.03
+"""How far peaks may be apart, of the oracle's: the simulator counts no norms' statistics and no scalars."""
+SCALAR = 8
+"""Communications of so many bytes are left out: sums of the squares of a norm, which ranks may sum axis by axis."""
+FRAMEWORK = "torch"
+"""The conventions that the executor follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """Bytes of a category on one rank; ``allowed`` is how far they may be apart."""
+
+    category: str
+    simulated: float
+    oracle: float
+    allowed: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are as near as allowed."""
+        return abs(self.simulated - self.oracle) <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficLine:
+    """Communications of a kind among ranks along some axes: how many, and the bytes of all of them.
+
+    ``counted`` is false where gradients and parameters move among data ranks in pieces of torch's choice: of stages, or
+    of buckets that DistributedDataParallel fills in the order in which gradients came in its first step.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    simulated: int
+    oracle: int
+    simulated_bytes: float
+    oracle_bytes: float
+    counted: bool = True
+
+    @property
+    def equal(self) -> bool:
+        """Whether bytes are the same, and where they are counted how many there are."""
+        same = self.simulated == self.oracle or not self.counted
+        return same and self.simulated_bytes == self.oracle_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankCheck:
+    """One rank for all that do the same."""
+
+    rank: int
+    stages: tuple[int, ...]
+    memory: tuple[MemoryLine, ...]
+    traffic: tuple[TrafficLine, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every line is."""
+        return all(line.equal for line in self.memory) and all(line.equal for line in self.traffic)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the check as JSON-ready data."""
+        return {
+            "rank": self.rank,
+            "stages": list(self.stages),
+            "memory": [asdict(line) | {"equal": line.equal} for line in self.memory],
+            "collectives": [asdict(line) | {"axes": list(line.axes), "equal": line.equal} for line in self.traffic],
+            "equal": self.equal,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """All kinds of ranks of a plan."""
+
+    ranks: tuple[RankCheck, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every rank is."""
+        return all(rank.equal for rank in self.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the check as JSON-ready data."""
+        return {
+            "equal": self.equal,
+            "peak_tolerance": PEAK_TOLERANCE,
+            "framework": FRAMEWORK,
+            "ranks": [rank.to_json() for rank in self.ranks],
+        }
+
+
+def check(
+    spec: Transformer, problem: Problem, plan: Plan, progress: Callable[[str], None] = lambda text: None
+) -> Check:
+    """Return the simulator beside the oracle, for the first rank of every kind.
+
+    Parameters
+    ----------
+    progress
+        Told which rank comes next.
+
+    Raises
+    ------
+    ValueError
+        Where the executor cannot build the plan, with every reason, or torch is missing.
+    """
+    if find_spec("torch") is None:
+        raise ValueError("a check needs torch, which is not installed; pip install 'meshwise[exec]'")
+    if reasons := unsupported(spec, problem.training, plan):
+        raise ValueError("the executor cannot build this plan: " + "; ".join(reasons))
+    problem = replace(problem, training=replace(problem.training, framework=FRAMEWORK))
+    job, chosen = Job(spec, problem.training, plan, steps=1), roles(plan)
+    program = lower(problem, plan)
+    told = communications(problem, plan, chosen)
+    peaks = _peaks(program)
+    found = []
+    for number, rank in enumerate(chosen, 1):
+        progress(f"rank {rank}, {number} of {len(chosen)}")
+        found.append(_rank_check(job, program, rank, peaks[rank], told[rank]))
+    return Check(tuple(found))
+
+
+def roles(plan: Plan) -> tuple[int, ...]:
+    """Return the first rank of every kind: of each pipeline position, size of microbatches, and a server's first rank.
+
+    What ranks do depends on nothing else.
+    """
+    batches = data_ranks(plan.mesh)
+    first: dict[tuple[int, int, bool], int] = {}
+    for rank in range(plan.mesh.num_ranks):
+        batch = int(batches[rank])
+        size = plan.microbatch[batch] if isinstance(plan.microbatch, tuple) else plan.microbatch
+        serves = plan.gradient_reduction != "all_reduce" and batch == 0
+        first.setdefault((plan.mesh.coordinate(rank, PIPELINE), size, serves), rank)
+    return tuple(sorted(first.values()))
+
+
+def _peaks(program: Program) -> dict[int, float]:
+    timeline = simulate(program, "longest_path")
+    return {r: timeline.memory[i].peak for i, each in enumerate(timeline.rank_classes) for r in each.ranks}
+
+
+def _rank_check(job: Job, program: Program, rank: int, peak: float, told: Counter[Communication]) -> RankCheck:
+    from executor.oracle import rank_oracle
+
+    found = rank_oracle(job, rank)
+    index, members = next((i, c) for i, c in enumerate(program.rank_classes) if rank in c.ranks)
+    kept = {change.category: change.size for change in program.resident if change.rank_class == index}
+    # torch gives whole parameters to the ranks that share an optimizer, so one has up to one parameter more
+    whole = found.largest_state if job.plan.zero == 1 and job.plan.shards > 1 else 0
+    memory = found.memory
+    lines = (
+        MemoryLine("parameters", kept.get(Category.PARAMETERS, 0), memory.parameters, 0.0),
+        MemoryLine("gradients", kept.get(Category.GRADIENTS, 0), memory.gradients, 0.0),
+        MemoryLine("optimizer", kept.get(Category.OPTIMIZER, 0), memory.optimizer, whole),
+        MemoryLine("peak", peak, memory.kept_peak, PEAK_TOLERANCE * memory.kept_peak),
+        MemoryLine("peak, gradients dropped between steps", peak, memory.peak, _below(peak, memory.peak)),
+    )
+    measured = Counter(
+        Communication(each.kind, along(job.plan, each.ranks), float(each.size)) for each in found.messages
+    )
+    return RankCheck(rank, members.stages, lines, tuple(_traffic(told, measured, by_unit=job.plan.zero == 3)))
+
+
+def _below(simulated: float, oracle: float) -> float:
+    """Return how far peaks may be apart of which the simulator's is with gradients that are there all the time."""
+    return max(PEAK_TOLERANCE * oracle, simulated - oracle)
+
+
+def along(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return the axes of the mesh along which some ranks differ."""
+    members = list(ranks)
+    names = (axis.name for axis in plan.mesh.axes)
+    return tuple(name for name in names if len({plan.mesh.coordinate(rank, name) for rank in members}) > 1)
+
+
+def _traffic(
+    simulated: Mapping[Communication, int], oracle: Mapping[Communication, int], *, by_unit: bool
+) -> Iterator[TrafficLine]:
+    """Yield a line for every kind and group; groups of one rank move nothing."""
+    told, found = _totals(simulated), _totals(oracle)
+    for kind, axes in sorted({*told, *found}):
+        (number, size), (made, moved) = (each.get((kind, axes), (0, 0.0)) for each in (told, found))
+        counted = by_unit or not {DATA, REPLICA} & set(axes)
+        yield TrafficLine(kind, axes, number, made, size, moved, counted)
+
+
+def _totals(found: Mapping[Communication, int]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
+    """Return how many communications of every kind and group there are, and the bytes of all of them."""
+    totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
+    for each, count in found.items():
+        if each.axes and each.size > SCALAR:
+            before, size = totals.get((each.kind, each.axes), (0, 0.0))
+            totals[each.kind, each.axes] = before + count, size + count * each.size
+    return totals
