@@ -85,7 +85,8 @@ def save(trainer: Trainer, step: int, place: Path) -> None:
     CheckpointError
         On every rank, where one could not write. The checkpoints before are as they were.
     """
-    rank, held = dist.get_rank(), list(pieces(trainer))
+    rank = dist.get_rank()
+    held = list({(piece.name, piece.box): piece for piece in pieces(trainer)}.values())  # a tied table may come twice
     partial: Path = _agreed(lambda: begin(place, step) if rank == 0 else None, place / "none")[0]
     own = _share([(piece.name, piece.box) for piece in held], [piece.values.nbytes for piece in held])
     mine = [piece for piece in held if own[piece.name, piece.box] == rank]
