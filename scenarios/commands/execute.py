@@ -73,7 +73,17 @@ def execute(
         ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
         if ranks > cores:
             note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
-        run = _run(value, target, steps=steps, verify=verify, seed=seed, module=module, timeout=timeout)
+        ticker = Ticker()
+        run = value.execute(
+            steps=steps,
+            verify=verify,
+            folder=target,
+            seed=seed,
+            module=module,
+            timeout=timeout,
+            progress=follow(ticker),
+        )
+        ticker.done()
     document = to_json(run, predicted)
     if target is not None:
         write_run(target, document, predicted, run)
@@ -84,26 +94,6 @@ def execute(
     if run.verification is not None and not run.verification.equal:
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
-
-
-def _run(value: Any, target: Path | None, **options: Any) -> Any:
-    """Return the run of a scenario, which the terminal shows as it goes on."""
-    ticker, done = Ticker(), 0
-    show_step = follow(ticker)
-
-    def progress(step: int, loss: float, seconds: float) -> None:
-        nonlocal done
-        done = step + 1
-        show_step(step, loss, seconds)
-
-    try:
-        return value.execute(folder=target, progress=progress, **options)
-    except KeyboardInterrupt:
-        if target is not None:
-            note(f"\n{done} steps are done; what their ranks wrote is in {target}")
-        raise
-    finally:
-        ticker.done()
 
 
 def follow(ticker: Ticker) -> Any:

@@ -133,7 +133,7 @@ def test_stopped_rank_is_told_from_those_that_wait_for_it(rank_module: str, tmp_
             os.kill(stopped[1], signal.SIGSTOP)
 
     with pytest.raises(ExecutionError, match=r"rank 1 was stopped by a signal and has not moved for \d s \(at step 3"):
-        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=2.0, poll=stop_one)
+        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=4.0, poll=stop_one)
     _assert_gone(stopped)
 
 
