@@ -123,12 +123,9 @@ class _Culprit(Thread):
 
 
 def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
-    """Return what came of a fault in a run of ``job`` in an empty folder.
+    """Return what came of a fault in a run of ``job`` in an empty folder, which keeps what the run left.
 
-    Raises
-    ------
-    RuntimeError
-        Where the run ended before the fault came.
+    A fault that never came, because the run ended before, does not hold.
     """
     path = job.write(folder).resolve()
     culprit = _Culprit(fault, folder)
@@ -141,19 +138,17 @@ def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
     gone = time.monotonic()
     culprit.over = True
     culprit.join()
-    if not culprit.sent:
-        raise RuntimeError(f"the run ended before the fault came: {message or 'all ranks ended well'}")
     headline, place = message.partition("\n")[0], operation(read(folder, fault.rank))
     return Outcome(
         fault,
         place,
-        gone - culprit.sent,
-        rank_named=headline.startswith(f"rank {fault.rank} {WORDS[fault.signal]}"),
+        gone - culprit.sent if culprit.sent else 0.0,
+        rank_named=bool(culprit.sent) and headline.startswith(f"rank {fault.rank} {WORDS[fault.signal]}"),
         place_named=any(f"(at {seen}; rank " in headline for seen in {place, culprit.before}),
         orphans=tuple(pid for pid in culprit.pids if is_alive(pid)),
         ports=tuple(sorted(port for _, port in culprit.places & listeners())),
         exposed=tuple(sorted(address for address, _ in culprit.places if not is_loopback(address))),
-        message=headline,
+        message=headline or "all ranks ended well",
     )
 
 

@@ -26,21 +26,31 @@ def locked(folder: Path) -> Iterator[Path]:
     path = lock_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _acquired(path)
+    except BlockingIOError:
+        holder = path.read_text(errors="replace") if path.exists() else ""
+        met = f"met process {holder or 'unknown'}"
+        raise ValueError(f"{folder}: a run is in progress in this folder, {met}; name another") from None
     except OSError as error:
         raise ValueError(f"{folder}: the folder cannot be written: {error.strerror}") from None
     try:
-        _acquire(descriptor, folder)
         yield folder
     finally:
+        path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
-        raise ValueError(f"{folder}: a run is in progress in this folder, met process {holder}; name another") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+def _acquired(path: Path) -> int:
+    """Return a descriptor that holds the lock; ``BlockingIOError`` where another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last holder removed this file before it was locked: there may be another by now

@@ -20,11 +20,13 @@ from executor.rank_error import RankError, error_file
 
 WATCH_PARENT = "MESHWISE_WATCH_PARENT"
 """Environment variable with the process id of the launcher of a rank."""
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Environment variable that torchrun gives its ranks."""
 _PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """End this process when the launcher is gone, however it went: its pipe to our stdin closes."""
+    """End this process when the launcher or torchrun is gone, however it went; our launcher's pipe to stdin closes."""
 
     def watch() -> None:
         while os.read(0, 1):
@@ -34,6 +36,8 @@ def watch_parent() -> None:
     if parent := os.environ.get(WATCH_PARENT):
         _die_with(int(parent))
         threading.Thread(target=watch, daemon=True).start()
+    elif _TORCHRUN in os.environ:
+        _die_with(os.getppid())
 
 
 def _die_with(parent: int) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.fault import LIMIT, PHASES, Fault, Outcome
-from executor.fault_trials import main
+from executor.fault import LIMIT, PHASES, Fault, Outcome, suffer
+from executor.fault_trials import main, small_job
 
 
 def test_killed_ranks_are_named_and_nothing_is_left(tmp_path: Path, capsys) -> None:
@@ -23,6 +23,12 @@ def test_killed_ranks_are_named_and_nothing_is_left(tmp_path: Path, capsys) -> N
     for row in rows:
         assert row["message"].startswith(f"rank {row['rank']} was killed by SIGKILL (at ")
         assert row["seconds"] < LIMIT
+
+
+def test_fault_that_never_came_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.fault.launch", lambda *arguments, **options: None)
+    outcome = suffer(Fault(1, SIGKILL, "forward", 5, 0.0), small_job(2, 60.0), tmp_path)
+    assert not outcome.holds() and outcome.message == "all ranks ended well"
 
 
 def test_draws_reach_every_rank_phase_and_step() -> None:
@@ -44,7 +50,9 @@ def test_what_does_not_hold() -> None:
     assert replace(good, seconds=20.0).holds(25.0)
 
 
-@pytest.mark.parametrize("arguments", [["--ranks", "1"], ["--trials", "-1"], ["--ranks", "four"]])
+@pytest.mark.parametrize(
+    "arguments", [["--ranks", "1"], ["--trials", "-1"], ["--ranks", "four"], ["--out", "/nowhere/x.json"]]
+)
 def test_bad_arguments(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -22,6 +22,7 @@ def test_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
             pass
     with locked(folder):
         pass
+    assert list(folder.iterdir()) == []
 
 
 def test_killed_run_gives_its_folder_up(tmp_path: Path) -> None:

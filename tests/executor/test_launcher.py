@@ -50,7 +50,7 @@ def rank_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _pids(folder: Path) -> list[int]:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         texts = [path.read_text() for path in sorted(folder.glob("pid-*"))]
         if len(texts) == RANKS and all(texts):
@@ -133,7 +133,7 @@ def test_stopped_rank_is_told_from_those_that_wait_for_it(rank_module: str, tmp_
             os.kill(stopped[1], signal.SIGSTOP)
 
     with pytest.raises(ExecutionError, match=r"rank 1 was stopped by a signal and has not moved for \d s \(at step 3"):
-        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=2.0, poll=stop_one)
+        launch(rank_module, [str(folder / "job.json"), "sleep"], folder, RANKS, timeout=4.0, poll=stop_one)
     _assert_gone(stopped)
 
 
@@ -154,6 +154,26 @@ def test_killed_parent_leaves_no_ranks(stopped: bool, rank_module: str, tmp_path
             os.kill(pids[0], signal.SIGSTOP)
             while not is_stopped(pids[0]):
                 time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+    _assert_gone(pids)
+
+
+def test_killed_torchrun_leaves_no_ranks(rank_module: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder, root = tmp_path / "run", Path(__file__).parent.parent.parent
+    folder.mkdir()
+    search_path = os.pathsep.join([str(root), str(tmp_path)])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    parent = subprocess.Popen(
+        [*command, "-m", rank_module, str(folder / "job.json"), "sleep"],
+        env=os.environ | {"PYTHONPATH": search_path},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        pids = _pids(folder)
+        assert all(is_alive(pid) for pid in pids)
     finally:
         parent.kill()
         parent.wait()

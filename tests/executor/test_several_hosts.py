@@ -34,7 +34,7 @@ def _two_hosts(*arguments: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": str(ROOT),
     }
     command = [*NAMESPACES, str(TWO_HOSTS), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def namespaces() -> None:
 
 
 def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path: Path) -> None:
-    run = replace(job(precision="fp32", data=2), steps=2, dump=False, profile=True)
+    run = replace(job(precision="fp32", data=2, timeout=200.0), steps=2, dump=False, profile=True)
     jobs = [(run, tmp_path), (verification_job(run), tmp_path / VERIFY)]
     script = prepare(jobs, Hosts.of(2, 1, Rendezvous("a", 29517)))
     done = _two_hosts(script)
@@ -61,7 +61,7 @@ def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path:
 
 
 def test_lost_host_is_named(namespaces: None, tmp_path: Path) -> None:
-    run = replace(job(data=2), steps=100_000)
+    run = replace(job(data=2, timeout=200.0), steps=100_000)
     script = prepare([(run, tmp_path)], Hosts.of(2, 1, Rendezvous("a", 29517)))
     assert _two_hosts(script, tmp_path / "rank-1.jsonl").returncode != 0
     named = "rank 0 on host a failed first: "

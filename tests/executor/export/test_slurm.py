@@ -95,7 +95,7 @@ def test_script_runs_the_plan(tmp_path: Path) -> None:
     search = os.pathsep.join([str(fakes), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": search, "SLURM_JOB_NODELIST": "n[0-1]", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-c", to_slurm(asked)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "-c", to_slurm(asked)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
     job, run = read_run(tmp_path / "run")

@@ -21,6 +21,6 @@ HOSTILE = (
 
 
 def request(ranks: int = 4, processes: int = 2, device: str = CPU, **changes: Any) -> Request:
-    job = replace(small_job(ranks, 60.0), profile=True, steps=2, device=device)
+    job = replace(small_job(ranks, 200.0), profile=True, steps=2, device=device)
     where: dict[str, Any] = {"folder": "run", "port": 29518, "image": "registry/meshwise:1", "claim": "runs"}
     return Request(**{"name": "tiny", "job": job, "processes": processes} | where | changes)
