@@ -128,7 +128,7 @@ FOUR = {
     "experts-spread-sequence": job(
         SWITCH, data=2, expert=2, tensor=2, microbatch=2, sequence_parallel=True, profile=True
     ),
-    "experts-spread-tensor-zero-3": clipped(job(MIXED, data=2, expert=2, tensor=2, zero=3, sequence_parallel=True)),
+    "experts-spread-tensor-zero-3": clipped(job(MIXED, data=2, expert=2, tensor=2, zero=3)),
     "experts-spread-pipeline": job(MIXED, data=2, expert=2, pipeline=2, zero=2),
     "experts-spread-context": job(MIXED, data=2, expert=2, context=2, zero=3),
     "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
