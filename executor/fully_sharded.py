@@ -13,10 +13,14 @@ hybrid sharding).
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+from executor.data_parallel import local
+from executor.host_memory import HostMemory
 from executor.model import Network
 
 
@@ -36,17 +40,68 @@ class Whole(nn.Module):
         return self.network(x)
 
 
-def shard(network: Network, mesh: DeviceMesh, *, reshard: bool) -> None:
+def shard(
+    network: Network,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    precision: MixedPrecisionPolicy | None = None,
+    away: int = 0,
+    host: HostMemory | None = None,
+) -> None:
     """Share the states of a stage over ``mesh`` in place: its last axis, and replicas along the one before it.
 
     Parameters
     ----------
     reshard
         Whether gathered parameters are given up after forward and gathered again for backward.
+    precision
+        In what parameters are gathered and gradients reduced, if not in that of the shards.
+    away
+        Of how many blocks, the first ones, the shards and their gradients are on ``host``.
     """
+    policy = precision or MixedPrecisionPolicy()
     ends = [] if network.tied else [network.embedding, network.head]  # tied ones share a table: the root's unit
+    blocks = [block for block in (network.embedding, *network.decoder_layers(), network.head) if block is not None]
+    distant = blocks[:away]
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             kept = unit is network.head  # its backward comes next
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard and not kept)
-    fully_shard(network, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(
+                unit,
+                mesh=mesh,
+                reshard_after_forward=reshard and not kept,
+                mp_policy=policy,
+                offload_policy=_policy(unit in distant),
+            )
+    tied_away = network.tied and network.embedding in distant
+    fully_shard(
+        network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=_policy(tied_away)
+    )
+    for block in distant:
+        for parameter in block.parameters():
+            if host is not None:
+                _move(parameter, host)
+
+
+def _policy(away: bool) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=False) if away else OffloadPolicy()
+
+
+def _move(parameter: nn.Parameter, host: HostMemory) -> None:
+    """Move a shard to the host, with a gradient there: reductions add to one that they find."""
+    with torch.no_grad():
+        shard = local(parameter)
+        if host.holds(shard):  # tied
+            return
+        shard.data = host.copy(shard)
+        gradient = host.zeros(shard.numel(), shard.dtype).view(shard.shape)
+        assert isinstance(parameter, DTensor)
+        parameter.grad = DTensor.from_local(
+            gradient,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )

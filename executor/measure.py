@@ -66,7 +66,7 @@ def _profiled_step(trainer: Trainer) -> dict[str, Any]:
         recorder.records = None
         return trace.rows(records, events)
 
-    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident)
+    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident) | {"host": trainer.host.peak}
 
 
 def profiled(
@@ -120,7 +120,9 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
     state = getattr(trainer.optimizer, "optim", trainer.optimizer).state
     return {
-        Category.PARAMETERS: nbytes(p for n in networks.values() for p in n.parameters()),
+        Category.PARAMETERS: nbytes(
+            p for n in networks.values() for p in n.parameters() if not trainer.host.holds(local(p.detach()))
+        ),
         Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
         Category.OPTIMIZER: nbytes(
             value for values in state.values() for value in values.values() if isinstance(value, Tensor)

@@ -7,7 +7,7 @@ same first value, whatever stage or process it lives on.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -173,6 +173,8 @@ class Network(nn.Module):
         What is dropped in the forward pass: nothing, the attention core, or whole layers; of all or of the first.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
+
+    ``keeping(number, layer)`` makes the context under which a layer runs forward, its recomputation left out.
     """
 
     def __init__(
@@ -196,6 +198,7 @@ class Network(nn.Module):
         if recompute.layer is Recompute.SELECTIVE:
             for layer in first:
                 layer.core = partial(self.again, layer.core)
+        self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
         self.tied = spec.tied_embeddings
         self.tie()
 
@@ -213,7 +216,8 @@ class Network(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for number, layer in enumerate(self.decoder_layers()):
-            x = self.again(layer, x) if number < self.num_again else layer(x)
+            with self.keeping(number, layer):
+                x = self.again(layer, x) if number < self.num_again else layer(x)
         return self.head(x) if self.head is not None else x
 
 

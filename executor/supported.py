@@ -79,8 +79,11 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
-    if plan.offload:
-        yield f"offload: the executor keeps everything on devices, met {plan.offload}"
+    if any(plan.offload.parameters) and plan.splits_backward:
+        yield (
+            "offload.parameters: torch's pipeline runtime gathers a stage for the whole step where backward is split, "
+            f"met {plan.rule.name}; nearest: 1f1b"
+        )
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:

@@ -1,6 +1,7 @@
 """One rank's share of a plan, built on torch.distributed and stepped."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from executor import clipping, data, fully_sharded, optimizer, tensor_parallel
+from executor.activation_offload import ActivationOffload, layers_away
 from executor.data_parallel import GradientReducer, local
+from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
 from simulator.program import TaskKind
+from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
@@ -56,10 +60,13 @@ class Trainer:
         self.job, self.recorder = job, recorder
         self.mesh = _device_mesh(plan)
         self.replicas = flattened(self.mesh, (REPLICA, DATA))
+        self.host = HostMemory(recorder)
+        self.position = self.mesh[PIPELINE].get_local_rank()
+        self.activations = ActivationOffload(plan, self.position, self.host)
         self.data_rank = self.replicas.get_local_rank()
-        stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
+        stages = plan.schedule.stages_of(self.position)
         self.networks = {stage: self._network(stage) for stage in stages}
-        self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
+        self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         server = plan.gradient_reduction == optimizer.SERVER
@@ -67,7 +74,8 @@ class Trainer:
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.mesh[DATA].get_group())
+        shards = self.mesh[DATA].get_group()
+        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, shards, self._states())
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
@@ -82,15 +90,33 @@ class Trainer:
         network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
         network.to(DTYPES[job.training.precision])
         initialize(network, job.seed)
+        network.keeping = partial(self._keeping, network)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
         return network
 
-    def _replicate(self, network: Network) -> nn.Module:
+    def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
+        """Return the context under which a layer runs forward: its activations may go to the host."""
+        away = layers_away(self.job.plan, self.position, len(network.layers))
+        if number >= away:
+            return nullcontext()
+        name = list(network.layers)[number]
+        return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
+
+    def _states(self) -> optimizer.States | None:
+        """Return where optimizer states are; None where they are with the parameters."""
+        offload = self.job.plan.offload
+        if not (on_host := offload.at("optimizer", self.position)):
+            return None
+        return optimizer.States(self.host, on_host, offload.step)
+
+    def _replicate(self, stage: int, network: Network) -> nn.Module:
         plan = self.job.plan
-        if plan.zero >= 2 and plan.shards > 1:
+        away = blocks_on_host(plan, stage)
+        if (plan.zero >= 2 and plan.shards > 1) or away:
             mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
-            fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
+            reshard = plan.reshard_after_forward and (plan.zero == 3 or away > 0)
+            fully_sharded.shard(network, mesh, reshard=reshard, away=away, host=self.host)
             return network if plan.splits_backward else fully_sharded.Whole(network)
         flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
         if plan.data == 1 or flat or not plan.overlap_gradients:
