@@ -39,7 +39,7 @@ class _Storage:
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
         whole = tensor.untyped_storage()
-        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)  # type: ignore[call-overload]
+        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)
         self.host: Tensor | None = None
 
 
@@ -115,7 +115,7 @@ class ActivationOffload:
         cut = None
         if isinstance(tensor, DTensor):
             cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
-        return _Kept(storage, part.size(), part.stride(), part.storage_offset(), cut)
+        return _Kept(storage, part.size(), part.stride(), int(part.storage_offset()), cut)
 
     def _unpack(self, kept: _Kept | Tensor) -> Tensor:
         if isinstance(kept, Tensor):

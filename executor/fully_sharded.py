@@ -11,15 +11,17 @@ Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel",
 hybrid sharding).
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from executor.data_parallel import local
 from executor.host_memory import HostMemory
 from executor.model import Network
 
@@ -75,33 +77,39 @@ def shard(
                 offload_policy=_policy(unit in distant),
             )
     tied_away = network.tied and network.embedding in distant
-    fully_shard(
-        network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=_policy(tied_away)
-    )
-    for block in distant:
-        for parameter in block.parameters():
-            if host is not None:
-                _move(parameter, host)
+    fully_shard(network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=_policy(tied_away))
+    if host is not None:
+        _move(distant, host)
 
 
 def _policy(away: bool) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=False) if away else OffloadPolicy()
 
 
-def _move(parameter: nn.Parameter, host: HostMemory) -> None:
-    """Move a shard to the host, with a gradient there: reductions add to one that they find."""
+def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
+    """Put shards on the host; gradients follow as soon as they are reduced."""
+    moved: dict[DTensor, nn.Parameter] = {}  # tied ones once
     with torch.no_grad():
-        shard = local(parameter)
-        if host.holds(shard):  # tied
-            return
-        shard.data = host.copy(shard)
-        gradient = host.zeros(shard.numel(), shard.dtype).view(shard.shape)
-        assert isinstance(parameter, DTensor)
-        parameter.grad = DTensor.from_local(
-            gradient,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        for module in chain.from_iterable(block.modules() for block in blocks):
+            for name, parameter in module.named_parameters(recurse=False):
+                assert isinstance(parameter, DTensor)
+                if parameter not in moved:
+                    moved[parameter] = nn.Parameter(_like(parameter, host.copy(parameter.to_local())))
+                    follow: Callable[..., Any] = moved[parameter].register_post_accumulate_grad_hook
+                    follow(partial(_follow, host))
+                setattr(module, name, moved[parameter])
+
+
+def _follow(host: HostMemory, parameter: Tensor) -> None:
+    """Move a gradient to the host; later ones are added to it there."""
+    gradient = parameter.grad
+    assert isinstance(gradient, DTensor)
+    with host.moving("gradients to host", *host.recorder.current):
+        if not host.holds(gradient.to_local()):
+            parameter.grad = _like(gradient, host.copy(gradient.to_local()))
+
+
+def _like(whole: DTensor, part: Tensor) -> DTensor:
+    """Return a tensor cut as another one, whose part on this rank is ``part``."""
+    size, stride = whole.shape, whole.stride()
+    return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False, shape=size, stride=stride)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from executor.job import Job, metrics_file
+from executor.job import Job, metrics_file, result_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.supported import BYTES, unsupported
@@ -36,6 +36,8 @@ class Run:
         Their median without the first two steps.
     peak_memory
         Largest bytes of tensors held at once by any rank, as torch's allocator reports them.
+    host_memory
+        Largest bytes that any rank held at once on its host.
     """
 
     steps: int
@@ -45,6 +47,7 @@ class Run:
     peak_memory: float
     timeline: Timeline
     verification: Verification | None
+    host_memory: float = 0.0
 
 
 def execute(
@@ -95,7 +98,14 @@ def execute(
         peak_memory=timeline.peak_memory,
         timeline=timeline,
         verification=compare(*jobs[1]) if verify else None,
+        host_memory=host_memory(plan, folder),
     )
+
+
+def host_memory(plan: Plan, folder: Path) -> float:
+    """Return the most bytes that any rank of a profiled job held at once on its host."""
+    ranks = range(plan.mesh.num_ranks)
+    return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
 
 
 def refuse(spec: Transformer, training: Training, plan: Plan) -> None:

@@ -200,12 +200,9 @@ class SplitOptimizer:
         return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient; those on the host stay there, and become zero."""
+        """Drop every gradient."""
         for parameter in self.parameters:
-            if parameter.grad is not None and self.host.holds(local(parameter.grad)):
-                local(parameter.grad).zero_()
-            else:
-                parameter.grad = None
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
