@@ -82,6 +82,11 @@ def shard(
         _move(distant, host)
 
 
+def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Return how fp32 shards are trained in 16 bits: gathered in ``dtype``, gradients reduced in fp32."""
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
 def _policy(away: bool) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=False) if away else OffloadPolicy()
 

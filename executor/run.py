@@ -153,7 +153,7 @@ def verification_job(job: Job) -> Job:
     return replace(
         job,
         spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab),
-        training=replace(job.training, precision="fp64", sequence=sequence),
+        training=replace(job.training, precision="fp64", gradient_precision=None, sequence=sequence),
         steps=VERIFIED_STEPS,
         dump=True,
         profile=False,

@@ -9,7 +9,7 @@ from strategies.plan import Plan
 from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
 
-PRECISIONS = ("fp32", "fp64")
+PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 _ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
 BYTES = 256
@@ -43,12 +43,9 @@ def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
 
 
 def _training(training: Training, plan: Plan) -> Iterator[str]:
-    if training.precision not in PRECISIONS:
-        yield f"precision: the executor on gloo trains in {' or '.join(PRECISIONS)}, met {training.precision}"
+    yield from _precision(training, plan)
     if training.optimizer not in OPTIMIZERS:
         yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
-    if training.gradient_precision and training.gradient_bytes != training.parameter_bytes:
-        yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
@@ -58,6 +55,19 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
             f"global_batch: sequences({sum(sizes)}) of a microbatch on all data ranks * microbatches"
             f"({plan.num_microbatches}) = {batch}, met {training.global_batch}"
         )
+
+
+def _precision(training: Training, plan: Plan) -> Iterator[str]:
+    met = training.gradient_precision
+    if training.precision not in PRECISIONS:
+        near = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
+        known = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        yield f"precision: the executor trains in {known}, met {training.precision}{near}; nearest: bf16"
+    elif training.precision != "bf16":
+        if met and training.gradient_bytes != training.parameter_bytes:
+            yield f"gradient_precision: the executor's gradients are as its parameters, met {met}; nearest: same"
+    elif met == "same" and (plan.zero >= 2 or any(plan.offload.parameters)):
+        yield "gradient_precision: torch's shards have gradients as precise as main weights, met same; nearest: fp32"
 
 
 def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:

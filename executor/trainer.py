@@ -19,13 +19,14 @@ from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import flattened, runtime
 from executor.recorder import Recorder
+from executor.split_optimizer import main_type
 from simulator.program import TaskKind
 from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
 class MeasuredStage(PipelineStage):
@@ -88,12 +89,21 @@ class Trainer:
         blocks = job.plan.stages[stage].blocks
         contexts = self.recorder.checkpoint_contexts
         network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
-        network.to(DTYPES[job.training.precision])
+        dtype = DTYPES[job.training.precision]
+        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
         initialize(network, job.seed)
         network.keeping = partial(self._keeping, network)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        if dtype.itemsize == 2 and job.training.gradient_bytes == 4 and not self._fully_sharded(stage):
+            for parameter in network.parameters():
+                parameter.grad_dtype = torch.float32
         return network
+
+    def _fully_sharded(self, stage: int) -> bool:
+        """Return whether torch's ``fully_shard`` keeps the parameters of a stage."""
+        plan = self.job.plan
+        return (plan.zero >= 2 and plan.shards > 1) or blocks_on_host(plan, stage) > 0
 
     def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
         """Return the context under which a layer runs forward: its activations may go to the host."""
@@ -104,21 +114,25 @@ class Trainer:
         return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
 
     def _states(self) -> optimizer.States | None:
-        """Return where optimizer states are; None where they are with the parameters."""
+        """Return where optimizer states are; None where they are with the parameters, and as precise as these."""
         offload = self.job.plan.offload
-        if not (on_host := offload.at("optimizer", self.position)):
+        on_host = offload.at("optimizer", self.position)
+        if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
             return None
         return optimizer.States(self.host, on_host, offload.step)
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
-        plan = self.job.plan
-        away = blocks_on_host(plan, stage)
-        if (plan.zero >= 2 and plan.shards > 1) or away:
+        plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
+        half = dtype.itemsize == 2
+        if self._fully_sharded(stage):
+            away = blocks_on_host(plan, stage)
             mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
             reshard = plan.reshard_after_forward and (plan.zero == 3 or away > 0)
-            fully_sharded.shard(network, mesh, reshard=reshard, away=away, host=self.host)
+            mixed = fully_sharded.mixed(dtype) if half else None
+            fully_sharded.shard(network, mesh, reshard=reshard, precision=mixed, away=away, host=self.host)
             return network if plan.splits_backward else fully_sharded.Whole(network)
-        flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
+        # DistributedDataParallel reduces gradients in the precision of parameters
+        flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER or half
         if plan.data == 1 or flat or not plan.overlap_gradients:
             return network
         return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
@@ -146,7 +160,7 @@ class Trainer:
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
             share = self.microbatch * len(self.sizes) / sum(self.sizes)  # of a mean over ranks
-            return cross_entropy(logits, targets) * (share / self.job.plan.num_microbatches)
+            return cross_entropy(logits.to(main_type(logits.dtype)), targets) * (share / self.job.plan.num_microbatches)
 
     def _reduce_gradients(self, stage: int) -> None:
         plan = self.job.plan
