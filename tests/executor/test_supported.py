@@ -40,7 +40,7 @@ def test_every_reason_at_once() -> None:
     stages = (Stage(("embedding", "head")),)
     reasons = unsupported(
         replace(TINY, dropout=True),
-        replace(good.training, precision="bf16"),
+        replace(good.training, precision="fp8"),
         replace(good.plan, stages=stages, overlap_tensor=True),
     )
     assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "overlap_tensor"]
