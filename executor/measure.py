@@ -23,6 +23,7 @@ from executor.private_torch import trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
 from executor.trainer import Trainer
+from executor.unflushed import UnflushedTrainer
 from simulator.program import Category
 from strategies.mesh import TENSOR
 
@@ -35,7 +36,8 @@ def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     heartbeat.step = -1
     heartbeat.beat("build")
-    trainer = Trainer(job, Recorder(heartbeat))
+    kind = UnflushedTrainer if job.plan.asynchronous else Trainer
+    trainer = kind(job, Recorder(heartbeat))
     _timed_steps(trainer, metrics_file(folder, rank))
     if job.dump:
         _dump(trainer, tensors_file(folder, rank))
@@ -57,7 +59,8 @@ def _timed_steps(trainer: Trainer, path: Path) -> None:
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
     recorder = trainer.recorder
-    trainer.optimizer.zero_grad(set_to_none=True)
+    if not trainer.job.plan.asynchronous:  # then gradients are there between steps
+        trainer.optimizer.zero_grad(set_to_none=True)
     resident = _resident(trainer)
     records: list[Record] = []
     recorder.records = records

@@ -204,6 +204,12 @@ class SplitOptimizer:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
+        """Go on with copies of the parameters."""
+        self.parameters = [renewed[parameter] for parameter in self.parameters]
+        for chunk in (*self.here, *self.away):
+            chunk.pieces = [piece._replace(parameter=renewed[piece.parameter]) for piece in chunk.pieces]
+
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters."""

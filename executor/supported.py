@@ -12,6 +12,7 @@ from strategies.training import Training
 PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 _ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
+ALL_REDUCE = "all_reduce"
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
@@ -86,7 +87,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if order != [PIPELINE, DATA, TENSOR]:
         yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
     if plan.rule.asynchronous:
-        yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
+        yield from _unflushed(training, plan)
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
     if any(plan.offload.parameters) and plan.splits_backward:
@@ -110,6 +111,17 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield from _tensor(spec, training, plan)
         if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):
             yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+
+
+def _unflushed(training: Training, plan: Plan) -> Iterator[str]:
+    name = plan.rule.name
+    if training.gradient_clipping:
+        yield f"gradient_clipping: the stages of {name} update at different times, met true; nearest: false"
+    if plan.zero:
+        yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {plan.zero}; nearest: 0"
+    if plan.gradient_reduction != ALL_REDUCE:
+        met = plan.gradient_reduction
+        yield f"gradient_reduction: all ranks update versions of weights with {name}, met {met}; nearest: {ALL_REDUCE}"
 
 
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:

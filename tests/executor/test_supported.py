@@ -54,10 +54,14 @@ def test_shards_that_torch_would_keep_whole() -> None:
     assert unsupported(kept.spec, kept.training, kept.plan) == ()
 
 
-def test_a_schedule_without_a_flush() -> None:
-    good = job(pipeline=2)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, schedule_name="pipedream"))
-    assert reason == "schedule: the executor runs schedules with a flush, met pipedream; nearest: 1f1b"
+def test_schedules_without_a_flush() -> None:
+    good = job(pipeline=2, schedule="pipedream")
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    training = replace(good.training, gradient_clipping=True)
+    plan = replace(good.plan, zero=1, gradient_reduction="parameter_server")
+    reasons = unsupported(good.spec, training, plan)
+    assert [reason.partition(":")[0] for reason in reasons] == ["gradient_clipping", "zero", "gradient_reduction"]
+    assert reasons[1].endswith("met 1; nearest: 0")
 
 
 def test_batch_that_would_hang_torch() -> None:
