@@ -1,4 +1,4 @@
-"""bf16 with fp32 main weights and gradients: near fp32, the same wherever states are, and as much memory as simulated."""
+"""bf16 with fp32 main weights and gradients: near fp32, the same wherever states are, in the memory simulated."""
 
 from dataclasses import replace
 from pathlib import Path
