@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor import operator_recompute
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
-from strategies.recomputation import OfStage, Recompute
+from strategies.recomputation import OfStage, Recompute, SomeOperators
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -170,7 +171,8 @@ class Network(nn.Module):
     Parameters
     ----------
     recompute
-        What is dropped in the forward pass: nothing, the attention core, or whole layers; of all or of the first.
+        What is dropped in the forward pass: nothing, the attention core, operators by name, or whole layers; of all or
+        of the first.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
 
@@ -198,6 +200,9 @@ class Network(nn.Module):
         if recompute.layer is Recompute.SELECTIVE:
             for layer in first:
                 layer.core = partial(self.again, layer.core)
+        if isinstance(recompute.layer, SomeOperators):
+            for layer in first:
+                operator_recompute.apply(layer, recompute.layer.names, self.again, contexts)
         self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
         self.tied = spec.tied_embeddings
         self.tie()

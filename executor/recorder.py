@@ -49,16 +49,6 @@ class Recorder:
             self.records[-1] = self.records[-1]._replace(end=perf_counter_ns())
 
     @contextmanager
-    def _recomputing(self) -> Iterator[None]:
-        start = perf_counter_ns()
-        try:
-            yield
-        finally:  # recomputation stops early, by an exception, when it has what it needs
-            if self.records is not None:
-                end = perf_counter_ns()
-                self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
-
-    @contextmanager
     def host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
         """Record the body as a copy to, on or from the host: inside a pass, which waits for it, or outside of all."""
         self.heartbeat.beat(name)
@@ -74,4 +64,20 @@ class Recorder:
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return contexts for a checkpointed forward pass and for its recomputation."""
-        return nullcontext(), self._recomputing()
+        return nullcontext(), _Recomputing(self)
+
+
+class _Recomputing:
+    """Records a recomputation as a span; a backward that is split enters it twice."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.start = recorder, 0
+
+    def __enter__(self) -> None:
+        self.start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        """End the span: recomputation stops early, by an exception, when it has what it needs."""
+        if self.recorder.records is not None:
+            row = Record(TaskKind.RECOMPUTE, *self.recorder.current, "", self.start, perf_counter_ns())
+            self.recorder.records.append(row)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
 from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
 from strategies.parallelism import Parallelism, shardings
@@ -15,6 +16,16 @@ _ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
 ALL_REDUCE = "all_reduce"
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
+
+
+UNFUSED_CORE = ("scores", "softmax", "context")
+"""The operators of unfused attention, which run as one here."""
+
+
+def recomputable(spec: Transformer) -> tuple[str, ...]:
+    """Return the operators of a layer that the executor computes again one by one."""
+    core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
+    return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
 
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
@@ -102,15 +113,30 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
             "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
             f"split, met true with {plan.rule.name}; nearest: false"
         )
-    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
-    operators = next((how for how in hows if isinstance(how, SomeOperators)), None)
-    if operators is not None:
-        met = f"met the operators {', '.join(operators.names)}"
-        yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
+    yield from _operators(spec, plan)
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
         if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):
             yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+
+
+def _operators(spec: Transformer, plan: Plan) -> Iterator[str]:
+    """Yield what does not hold where single operators are recomputed."""
+    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
+    how = next((how for how in hows if isinstance(how, SomeOperators)), None)
+    if how is None:
+        return
+    here = recomputable(spec)
+    met = f"met the operators {', '.join(how.names)}"
+    if not set(how.names) <= set(here):
+        yield f"recompute: of a layer the executor recomputes {', '.join(here)}, {met}; nearest: selective"
+    core = set(UNFUSED_CORE) & set(how.names)
+    if core and len(core) < len(UNFUSED_CORE):
+        yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met}; nearest: all three"
+    if plan.tensor > 1:
+        yield f"recompute: operators that tensor ranks share run as torch's own, {met}; nearest: selective"
+    if any(plan.offload.activations):
+        yield f"recompute: activations that go to hosts are not recomputed by operator, {met}; nearest: selective"
 
 
 def _unflushed(training: Training, plan: Plan) -> Iterator[str]:

@@ -17,7 +17,7 @@ from executor.run import compare, losses
 from simulator.program import TaskKind
 from strategies.offloading import OFFLOADS, offloading
 from strategies.plan import Recompute
-from strategies.recomputation import FirstLayers, PerStage
+from strategies.recomputation import FirstLayers, PerStage, SomeOperators
 from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
@@ -85,6 +85,20 @@ TWO = {
     "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
     "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
     "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
+    "zb1p-full": job(pipeline=2, microbatch=2, schedule="zb1p", recompute=Recompute.FULL),
+    "operators": job(LLAMA, data=2, recompute=SomeOperators(("attention", "qkv", "up", "activation", "input_norm"))),
+    "operators-unfused-zero-3": job(
+        TIED, data=2, zero=3, recompute=SomeOperators(("scores", "softmax", "context", "activation"))
+    ),
+    "operators-zb1p": job(
+        pipeline=2,
+        microbatch=2,
+        schedule="zb1p",
+        recompute=PerStage((SomeOperators(("feed_forward_norm", "up", "activation", "down")), Recompute.SELECTIVE)),
+    ),
+    "operators-pipedream": job(
+        pipeline=2, microbatch=2, schedule="pipedream", recompute=SomeOperators(("feed_forward_norm", "activation"))
+    ),
     "pipedream": job(pipeline=2, microbatch=2, schedule="pipedream", profile=True),
     "pipedream-host-full": job(
         pipeline=2, schedule="pipedream", optimizer="sgd", recompute=Recompute.FULL, offload=offloading(["optimizer"])

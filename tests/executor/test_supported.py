@@ -7,6 +7,7 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
+from strategies.offloading import offloading
 from strategies.plan import Stage
 from strategies.recomputation import PerStage, Recompute, SomeOperators
 
@@ -90,13 +91,30 @@ def test_communication_is_not_run_beside_products() -> None:
     assert reason == expected
 
 
-def test_single_operators_are_not_recomputed() -> None:
-    good = job(data=2)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, recompute=SomeOperators(("activation",))))
-    assert reason.startswith("recompute:") and "met the operators activation; nearest: selective" in reason
-    one = PerStage((Recompute.FULL, SomeOperators(("activation",))))
-    two = replace(good.plan, stages=good.plan.stages * 2, recompute=one)
-    assert reason in set(unsupported(good.spec, good.training, two))
+@pytest.mark.parametrize(
+    ("names", "layout", "reason"),
+    [
+        (("activation", "up"), {"data": 2}, None),
+        (("rotary",), {"data": 2}, "recomputes input_norm, qkv, .* met the operators rotary; nearest: selective"),
+        (("activation",), {"tensor": 2}, "met the operators activation; nearest: selective"),
+        (("activation",), {"offload": offloading(["activations"])}, "hosts .* nearest: selective"),
+    ],
+)
+def test_single_operators(names: tuple[str, ...], layout: dict[str, object], reason: str | None) -> None:
+    good = job(**layout)
+    one = SomeOperators(names)
+    plan = replace(good.plan, recompute=PerStage((one, *[Recompute.FULL] * (len(good.plan.stages) - 1))))
+    reasons = unsupported(good.spec, good.training, plan)
+    assert reasons == unsupported(good.spec, good.training, replace(good.plan, recompute=one))
+    assert len(reasons) == (reason is not None)
+    assert reason is None or (reasons[0].startswith("recompute: ") and re.search(reason, reasons[0]))
+
+
+def test_unfused_attention_is_recomputed_as_one() -> None:
+    good = job(replace(TINY, attention="unfused"), data=2)
+    for names, holds in ((("scores", "softmax", "context"), True), (("softmax",), False)):
+        plan = replace(good.plan, recompute=SomeOperators(names))
+        assert (unsupported(replace(TINY, attention="unfused"), good.training, plan) == ()) is holds
 
 
 def test_only_the_megatron_cut() -> None:
