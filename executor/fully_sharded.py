@@ -12,12 +12,18 @@ Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel",
 hybrid sharding).
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+from executor.host_memory import HostMemory
 from executor.model import Network
 
 
@@ -48,7 +54,16 @@ class Whole(nn.Module):
         return self.network(x)
 
 
-def shard(network: Network, mesh: DeviceMesh, *, experts: DeviceMesh | None, reshard: bool) -> None:
+def shard(
+    network: Network,
+    mesh: DeviceMesh,
+    *,
+    experts: DeviceMesh | None,
+    reshard: bool,
+    precision: MixedPrecisionPolicy | None = None,
+    away: int = 0,
+    host: HostMemory | None = None,
+) -> None:
     """Share the states of a stage over ``mesh`` in place: its last axis, and replicas along the one before it.
 
     Parameters
@@ -57,15 +72,75 @@ def shard(network: Network, mesh: DeviceMesh, *, experts: DeviceMesh | None, res
         What the states of experts are shared over, where ranks have different ones.
     reshard
         Whether gathered parameters are given up after forward and gathered again for backward.
+    precision
+        In what parameters are gathered and gradients reduced, if not in that of the shards.
+    away
+        Of how many blocks, the first ones, the shards and their gradients are on ``host``.
     """
+    policy = precision or MixedPrecisionPolicy()
+    blocks = [block for block in (network.embedding, *network.decoder_layers(), network.head) if block is not None]
+    distant = blocks[:away]
     for layer in network.decoder_layers():
         if experts is not None and layer.mixture is not None:
-            fully_shard(layer.mixture.experts, mesh=experts, reshard_after_forward=reshard)
+            fully_shard(
+                layer.mixture.experts,
+                mesh=experts,
+                reshard_after_forward=reshard,
+                mp_policy=policy,
+                offload_policy=_policy(layer in distant),
+            )
     ends = [network.embedding, network.head]
     if network.tied and None not in ends:
         ends = []  # they share a table: the root's unit
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             kept = unit is network.head  # its backward comes next
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard and not kept)
-    fully_shard(network, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(
+                unit,
+                mesh=mesh,
+                reshard_after_forward=reshard and not kept,
+                mp_policy=policy,
+                offload_policy=_policy(unit in distant),
+            )
+    tied_away = network.tied and network.embedding in distant
+    fully_shard(network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=_policy(tied_away))
+    if host is not None:
+        _move(distant, host)
+
+
+def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Return how fp32 shards are trained in 16 bits: gathered in ``dtype``, gradients reduced in fp32."""
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def _policy(away: bool) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=False) if away else OffloadPolicy()
+
+
+def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
+    """Put shards on the host; gradients follow as soon as they are reduced."""
+    moved: dict[DTensor, nn.Parameter] = {}  # tied ones once
+    with torch.no_grad():
+        for module in chain.from_iterable(block.modules() for block in blocks):
+            for name, parameter in module.named_parameters(recurse=False):
+                assert isinstance(parameter, DTensor)
+                if parameter not in moved:
+                    moved[parameter] = nn.Parameter(_like(parameter, host.copy(parameter.to_local())))
+                    follow: Callable[..., Any] = moved[parameter].register_post_accumulate_grad_hook
+                    follow(partial(_follow, host))
+                setattr(module, name, moved[parameter])
+
+
+def _follow(host: HostMemory, parameter: Tensor) -> None:
+    """Move a gradient to the host; later ones are added to it there."""
+    gradient = parameter.grad
+    assert isinstance(gradient, DTensor)
+    with host.moving("gradients to host", *host.recorder.current):
+        if not host.holds(gradient.to_local()):
+            parameter.grad = _like(gradient, host.copy(gradient.to_local()))
+
+
+def _like(whole: DTensor, part: Tensor) -> DTensor:
+    """Return a tensor cut as another one, whose part on this rank is ``part``."""
+    size, stride = whole.shape, whole.stride()
+    return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False, shape=size, stride=stride)

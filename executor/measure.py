@@ -24,6 +24,7 @@ from executor.private_torch import trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
 from executor.trainer import Trainer
+from executor.unflushed import UnflushedTrainer
 from simulator.program import Category
 from strategies.mesh import TENSOR
 
@@ -36,7 +37,8 @@ def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     heartbeat.step = -1
     heartbeat.beat("build")
-    trainer = Trainer(job, Recorder(heartbeat))
+    kind = UnflushedTrainer if job.plan.asynchronous else Trainer
+    trainer = kind(job, Recorder(heartbeat))
     if job.resume is not None:
         heartbeat.beat("resume")
         shards.load(trainer, Path(job.resume))
@@ -66,7 +68,8 @@ def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
     recorder = trainer.recorder
-    trainer.zero_gradients()
+    if not trainer.job.plan.asynchronous:  # then gradients are there between steps
+        trainer.zero_gradients()
     resident = _resident(trainer)
     records: list[Record] = []
     recorder.records = records
@@ -75,7 +78,7 @@ def _profiled_step(trainer: Trainer) -> dict[str, Any]:
         recorder.records = None
         return trace.rows(records, events)
 
-    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident)
+    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident) | {"host": trainer.host.peak}
 
 
 def profiled(
@@ -128,7 +131,9 @@ def _resident(trainer: Trainer) -> dict[str, int]:
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
     return {
-        Category.PARAMETERS: nbytes(p for n in networks.values() for p in n.parameters()),
+        Category.PARAMETERS: nbytes(
+            p for n in networks.values() for p in n.parameters() if not trainer.host.holds(local(p.detach()))
+        ),
         Category.GRADIENTS: sum(local(p).numel() * p.element_size() for module in buckets for p in module.parameters()),
         Category.OPTIMIZER: nbytes(
             value

@@ -7,7 +7,7 @@ same first value, whatever stage or process it lives on.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor import operator_recompute
 from executor.activation import activated, width
 from executor.mixture import Mixture
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
-from strategies.recomputation import OfStage, Recompute
+from strategies.recomputation import OfStage, Recompute, SomeOperators
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Core = Callable[..., Tensor]
@@ -76,7 +77,7 @@ class Layer(nn.Module):
         self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
         self.run: Callable[..., Tensor] = self.run_once
         self.rotary = spec.positions == "rotary"
-        self.ffn_kind = spec.ffn_kind
+        self.activation: Callable[[Tensor], Tensor] = partial(activated, spec.ffn_kind)
         self.input_norm = norm_of(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
         self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
@@ -95,7 +96,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Return what the feed-forward layer, or the mixture of experts, makes of ``x``."""
-        made = self.down(activated(self.ffn_kind, self.up(x))) if self.mixture is None else self.mixture(x)
+        made = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
         result: Tensor = made
         return result
 
@@ -194,9 +195,12 @@ class Network(nn.Module):
     Parameters
     ----------
     recompute
-        What is dropped in the forward pass: nothing, the attention core, or whole layers; of all or of the first.
+        What is dropped in the forward pass: nothing, the attention core, operators by name, or whole layers; of all or
+        of the first.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
+
+    ``keeping(number, layer)`` makes the context under which a layer runs forward, its recomputation left out.
     """
 
     def __init__(
@@ -221,6 +225,10 @@ class Network(nn.Module):
         if recompute.layer is Recompute.SELECTIVE:
             for layer in first:
                 layer.run = self.again
+        if isinstance(recompute.layer, SomeOperators):
+            for layer in first:
+                operator_recompute.apply(layer, recompute.layer.names, self.again, contexts)
+        self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
         self.tied = spec.tied_embeddings
         self.tie()
 
@@ -243,7 +251,8 @@ class Network(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for number, layer in enumerate(self.decoder_layers()):
-            x = self.again(layer, x) if number < self.num_again else layer(x)
+            with self.keeping(number, layer):
+                x = self.again(layer, x) if number < self.num_again else layer(x)
         return self.head(x) if self.head is not None else x
 
 

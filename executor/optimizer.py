@@ -9,7 +9,7 @@ Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,24 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from executor.data_parallel import fill, flatten, local
+from executor.host_memory import HostMemory
 from executor.learning_rate import PEAKS
+from executor.split_optimizer import Kind, SplitOptimizer
+from strategies.offloading import StepPlace
 from strategies.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"], "foreach": False}),
     "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9, "foreach": False}),
 }
+
+
+class States(NamedTuple):
+    """Where optimizer states are: a fraction of them on the host, updated there or on the device."""
+
+    host: HostMemory
+    on_host: float = 0.0
+    place: StepPlace = StepPlace.HOST
 
 
 SERVER = "parameter_server"
@@ -44,6 +55,7 @@ class PartitionedOptimizer:
         group: dist.ProcessGroup,
         options: dict[str, Any],
         owners: int | None = None,
+        states: States | None = None,
     ) -> None:
         self.parameters, self.group = parameters, group
         self.owned: list[list[nn.Parameter]] = [[] for _ in range(group.size())]
@@ -53,7 +65,7 @@ class PartitionedOptimizer:
             self.owned[owner].append(parameter)
             load[owner] += local(parameter).numel()
         mine = self.owned[group.rank()]
-        self.optim = kind(mine, **options) if mine else None
+        self.optim = _stepped(mine, kind, options, states) if mine else None
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
@@ -111,20 +123,41 @@ class Several:
             each.step()
 
 
-def build(name: str, plan: Plan, families: Sequence[tuple[Sequence[nn.Parameter], dist.ProcessGroup]]) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters, and the ranks that share the states of each family."""
-    built = [_build(name, plan, parameters, group) for parameters, group in families if parameters]
+def _stepped(
+    parameters: Sequence[nn.Parameter],
+    kind: type[torch.optim.Optimizer],
+    options: dict[str, Any],
+    states: States | None,
+) -> Any:
+    if states is None:
+        return kind(parameters, **options)
+    return SplitOptimizer(parameters, Kind(kind, options), states.host, states.on_host, states.place)
+
+
+def build(
+    name: str,
+    plan: Plan,
+    families: Sequence[tuple[Sequence[nn.Parameter], dist.ProcessGroup]],
+    states: States | None = None,
+) -> Any:
+    """Return the optimizer ``name`` for one rank's parameters, and the ranks that share the states of each family.
+
+    ``states`` says where they are, if not with the parameters, and as precise as these.
+    """
+    built = [_build(name, plan, parameters, group, states) for parameters, group in families if parameters]
     return built[0] if len(built) == 1 else Several(built)
 
 
-def _build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
+def _build(
+    name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, states: States | None
+) -> Any:
     kind, options = OPTIMIZERS[name]
     if plan.gradient_reduction == SERVER and group.size() > 1:
-        return PartitionedOptimizer(parameters, kind, group, options, owners=1)
+        return PartitionedOptimizer(parameters, kind, group, options, owners=1, states=states)
     if plan.zero != 1 or group.size() == 1:  # nothing is shared, or parameters are shards already
-        return kind(parameters, **options)
-    if plan.tensor > 1 or plan.expert > 1:
-        return PartitionedOptimizer(parameters, kind, group, options)
+        return _stepped(parameters, kind, options, states)
+    if plan.tensor > 1 or plan.expert > 1 or states is not None:
+        return PartitionedOptimizer(parameters, kind, group, options, states=states)
     # parameters as views of one bucket a rank: one broadcast a rank instead of one a parameter
     return ZeroRedundancyOptimizer(
         parameters, optimizer_class=kind, process_group=group, parameters_as_bucket_view=True, **options

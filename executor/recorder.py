@@ -54,6 +54,20 @@ class Recorder:
             end = perf_counter_ns()
             self.records.append(Record(TaskKind.RECOMPUTE, self._stage, self._microbatch, "", start, end))
 
+    @contextmanager
+    def host_copy(self, name: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Record the body as a copy to, on or from the host: inside a pass, which waits for it, or outside of all."""
+        self.heartbeat.beat(name)
+        start = perf_counter_ns()
+        yield
+        if self.records is not None:
+            self.records.append(Record(TaskKind.HOST_COPY, stage, microbatch, name, start, perf_counter_ns()))
+
+    @property
+    def current(self) -> tuple[int, int]:
+        """Stage and microbatch of the pass that runs."""
+        return self._stage, self._microbatch
+
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return contexts for a checkpointed forward pass and for its recomputation."""
         return nullcontext(), _Recomputing(self)

@@ -8,7 +8,7 @@ from statistics import median
 
 from executor.checkpoint import sweep
 from executor.continuation import RunOptions, prepared
-from executor.job import Job, checkpoints_folder, metrics_file
+from executor.job import Job, checkpoints_folder, metrics_file, result_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress, logged
@@ -43,6 +43,8 @@ class Run:
         Their median without the first two steps.
     peak_memory
         Largest bytes of tensors held at once by any rank, as torch's allocator reports them.
+    host_memory
+        Largest bytes that any rank held at once on its host.
     """
 
     steps: int
@@ -53,6 +55,7 @@ class Run:
     timeline: Timeline
     verification: Verification | None
     first_step: int = 0
+    host_memory: float = 0.0
 
 
 def execute(
@@ -161,7 +164,14 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
         timeline=timeline,
         verification=compare(*checked[0]) if checked else None,
         first_step=job.first_step,
+        host_memory=host_memory(job.plan, folder),
     )
+
+
+def host_memory(plan: Plan, folder: Path) -> float:
+    """Return the most bytes that any rank of a profiled job held at once on its host."""
+    ranks = range(plan.mesh.num_ranks)
+    return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
 
 
 def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
@@ -214,7 +224,7 @@ def verification_job(job: Job) -> Job:
     return replace(
         job,
         spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab, experts=experts),
-        training=replace(job.training, precision="fp64", sequence=sequence),
+        training=replace(job.training, precision="fp64", gradient_precision=None, sequence=sequence),
         steps=VERIFIED_STEPS,
         dump=True,
         profile=False,

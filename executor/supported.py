@@ -6,18 +6,29 @@ from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
 from strategies.divisors import nearest_divisor
 from strategies.lowering.pipeline import slices
-from strategies.mesh import AXES, TENSOR_ROWS
+from strategies.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS
 from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
 from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
 
-PRECISIONS = ("fp32", "fp64")
+PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 _ABSENT = ("max_positions", "parallel_residual", "latent")
 _AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
+ALL_REDUCE = "all_reduce"
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
+
+
+UNFUSED_CORE = ("scores", "softmax", "context")
+"""The operators of unfused attention, which run as one here."""
+
+
+def recomputable(spec: Transformer) -> tuple[str, ...]:
+    """Return the operators of a layer that the executor computes again one by one."""
+    core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
+    return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
 
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
@@ -47,12 +58,9 @@ def _model(spec: Transformer) -> Iterator[str]:
 
 
 def _training(training: Training, plan: Plan) -> Iterator[str]:
-    if training.precision not in PRECISIONS:
-        yield f"precision: the executor on gloo trains in {' or '.join(PRECISIONS)}, met {training.precision}"
+    yield from _precision(training, plan)
     if training.optimizer not in OPTIMIZERS:
         yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
-    if training.gradient_precision and training.gradient_bytes != training.parameter_bytes:
-        yield f"gradient_precision: the executor's gradients are as its parameters, met {training.gradient_precision}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
@@ -62,6 +70,19 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
             f"global_batch: sequences({sum(sizes)}) of a microbatch on all data ranks * microbatches"
             f"({plan.num_microbatches}) = {batch}, met {training.global_batch}"
         )
+
+
+def _precision(training: Training, plan: Plan) -> Iterator[str]:
+    met = training.gradient_precision
+    if training.precision not in PRECISIONS:
+        near = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
+        known = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        yield f"precision: the executor trains in {known}, met {training.precision}{near}; nearest: bf16"
+    elif training.precision != "bf16":
+        if met and training.gradient_bytes != training.parameter_bytes:
+            yield f"gradient_precision: the executor's gradients are as its parameters, met {met}; nearest: same"
+    elif met == "same" and (plan.zero >= 2 or any(plan.offload.parameters)):
+        yield "gradient_precision: torch's shards have gradients as precise as main weights, met same; nearest: fp32"
 
 
 def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
@@ -80,13 +101,16 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if order != usual:
         yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
     if plan.rule.asynchronous:
-        yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
+        yield from _unflushed(spec, training, plan)
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
-    if plan.offload:
-        yield f"offload: the executor keeps everything on devices, met {plan.offload}"
     if slices(plan):
         yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
+    if any(plan.offload.parameters) and plan.splits_backward:
+        yield (
+            "offload.parameters: torch's pipeline runtime gathers a stage for the whole step where backward is split, "
+            f"met {plan.rule.name}; nearest: 1f1b"
+        )
     if plan.overlap_tensor:
         yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
     if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:
@@ -94,11 +118,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
             "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
             f"split, met true with {plan.rule.name}; nearest: false"
         )
-    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
-    operators = next((how for how in hows if isinstance(how, SomeOperators)), None)
-    if operators is not None:
-        met = f"met the operators {', '.join(operators.names)}"
-        yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
+    yield from _operators(spec, plan)
     if plan.expert > 1 and (spec.experts is None or spec.experts.count % plan.expert):
         count = spec.experts.count if spec.experts is not None else 1
         near = nearest_divisor(count, plan.expert)
@@ -134,6 +154,41 @@ def _context(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]
             f"attention: ulysses: tensor({plan.tensor}) * context({plan.context}) divides the heads of keys"
             f"({spec.kv_heads}); nearest: all_gather"
         )
+
+
+def _operators(spec: Transformer, plan: Plan) -> Iterator[str]:
+    """Yield what does not hold where single operators are recomputed."""
+    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
+    how = next((how for how in hows if isinstance(how, SomeOperators)), None)
+    if how is None:
+        return
+    here = recomputable(spec)
+    met = f"met the operators {', '.join(how.names)}"
+    if not set(how.names) <= set(here):
+        yield f"recompute: of a layer the executor recomputes {', '.join(here)}, {met}; nearest: selective"
+    core = set(UNFUSED_CORE) & set(how.names)
+    if core and len(core) < len(UNFUSED_CORE):
+        yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met}; nearest: all three"
+    if plan.tensor > 1:
+        yield f"recompute: operators that tensor ranks share run as torch's own, {met}; nearest: selective"
+    if any(plan.offload.activations):
+        yield f"recompute: activations that go to hosts are not recomputed by operator, {met}; nearest: selective"
+
+
+def _unflushed(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    name = plan.rule.name
+    if spec.tied_embeddings and plan.pipeline > 1:
+        yield f"tied_embeddings: both ends have versions of their own with {name}, met true; nearest: false"
+    for axis, size in ((CONTEXT, plan.context), (EXPERT, plan.expert)):
+        if size > 1:
+            yield f"{axis}: stages of {name} are cut by tensor ranks alone here, met {size}; nearest: 1"
+    if training.gradient_clipping:
+        yield f"gradient_clipping: the stages of {name} update at different times, met true; nearest: false"
+    if plan.zero:
+        yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {plan.zero}; nearest: 0"
+    if plan.gradient_reduction != ALL_REDUCE:
+        met = plan.gradient_reduction
+        yield f"gradient_reduction: all ranks update versions of weights with {name}, met {met}; nearest: {ALL_REDUCE}"
 
 
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:

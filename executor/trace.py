@@ -78,6 +78,7 @@ class _Intervals:
 def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes without the communication they wait for, and that communication."""
     communication = list(_communication(records, events))
+    copies = [_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
         TaskKind.RECOMPUTE: [r for r in communication if r.stream is StreamKind.TENSOR],
@@ -86,12 +87,24 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
     again = sorted(tensor + recomputed, key=lambda r: r.start)
     blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
-    result = communication + [piece for r in records for piece in without(_row(r), blocking[r.kind])]
+    passes = [record for record in records if record.kind is not TaskKind.HOST_COPY]
+    holes = {kind: sorted(blocking[kind] + copies, key=lambda r: r.start) for kind in blocking} if copies else blocking
+    result = communication + copies + [piece for r in passes for piece in without(_row(r), holes[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
 
 def _row(record: Record) -> Row:
-    return Row(StreamKind.COMPUTE, *record)
+    return Row(_host_stream(record.operators) if record.kind is TaskKind.HOST_COPY else StreamKind.COMPUTE, *record)
+
+
+def _host_stream(name: str) -> StreamKind:
+    """Return the stream of a host copy, whose name ends in ``to host``, ``from host`` or ``on host``.
+
+    >>> _host_stream("activations of layers.0 to host")
+    <StreamKind.TO_HOST: 'to host'>
+    """
+    words = " ".join(name.split()[-2:])
+    return StreamKind.HOST if words == "on host" else StreamKind(words)
 
 
 def without(row: Row, holes: Sequence[Row]) -> list[Row]:

@@ -1,6 +1,7 @@
 """One rank's share of a plan, built on torch.distributed and stepped."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,22 +12,26 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
+from executor.activation_offload import ActivationOffload, layers_away
 from executor.data_parallel import GradientReducer, local, reduces_itself
 from executor.expert_parallel import apart
+from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import runtime
 from executor.recorder import Recorder
 from executor.sharing import sharing
+from executor.split_optimizer import main_type
 from executor.text import text_of
 from executor.tied import TiedTable
 from simulator.program import TaskKind
 from strategies.local_batches import data_ranks
+from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
 class MeasuredStage(PipelineStage):
@@ -63,13 +68,16 @@ class Trainer:
         self.job, self.recorder = job, recorder
         self.text = text_of(job.data, job.seed)
         self.mesh = _device_mesh(plan)
+        self.host = HostMemory(recorder)
+        self.position = self.mesh[PIPELINE].get_local_rank()
+        self.activations = ActivationOffload(plan, self.position, self.host)
         self.sharing = sharing(self.mesh, DATA)
         self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
         self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
-        stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
+        stages = plan.schedule.stages_of(self.position)
         self.networks = {stage: self._network(stage) for stage in stages}
         self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
-        self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
+        self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         server = plan.gradient_reduction == optimizer.SERVER
@@ -82,7 +90,7 @@ class Trainer:
         )
         dense, experts = apart(self.parameters)
         families = [(dense, self.sharing.shards.get_group()), (experts, self.expert_sharing.shards.get_group())]
-        self.optimizer = optimizer.build(job.training.optimizer, plan, families)
+        self.optimizer = optimizer.build(job.training.optimizer, plan, families, self._states())
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
@@ -95,8 +103,10 @@ class Trainer:
         blocks = job.plan.stages[stage].blocks
         contexts = self.recorder.checkpoint_contexts
         network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
-        network.to(DTYPES[job.training.precision])
+        dtype = DTYPES[job.training.precision]
+        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
         initialize(network, job.seed)
+        network.keeping = partial(self._keeping, network)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
         if job.spec.experts is not None:
@@ -104,14 +114,43 @@ class Trainer:
         if job.plan.attention is not None and job.plan.context > 1:
             group = self.mesh[CONTEXT].get_group()
             context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
+        if dtype.itemsize == 2 and job.training.gradient_bytes == 4 and not self._fully_sharded(stage):
+            for parameter in network.parameters():
+                parameter.grad_dtype = torch.float32
         return network
 
-    def _replicate(self, network: Network) -> nn.Module:
+    def _fully_sharded(self, stage: int) -> bool:
+        """Return whether torch's ``fully_shard`` keeps the parameters of a stage."""
         plan = self.job.plan
-        if plan.zero >= 2 and plan.shards > 1:
+        return (plan.zero >= 2 and plan.shards > 1) or blocks_on_host(plan, stage) > 0
+
+    def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
+        """Return the context under which a layer runs forward: its activations may go to the host."""
+        away = layers_away(self.job.plan, self.position, len(network.layers))
+        if number >= away:
+            return nullcontext()
+        name = list(network.layers)[number]
+        return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
+
+    def _states(self) -> optimizer.States | None:
+        """Return where optimizer states are; None where they are with the parameters, and as precise as these."""
+        offload = self.job.plan.offload
+        on_host = offload.at("optimizer", self.position)
+        if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
+            return None
+        return optimizer.States(self.host, on_host, offload.step)
+
+    def _replicate(self, stage: int, network: Network) -> nn.Module:
+        plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
+        if self._fully_sharded(stage):
             experts = self.expert_sharing.states if plan.expert > 1 else None
-            reshard = plan.zero == 3 and plan.reshard_after_forward
-            fully_sharded.shard(network, self.sharing.states, experts=experts, reshard=reshard)
+            away = blocks_on_host(plan, stage)
+            reshard = plan.reshard_after_forward and (plan.zero == 3 or away > 0)
+            mixed = fully_sharded.mixed(dtype) if dtype.itemsize == 2 else None
+            mesh = self.sharing.states
+            fully_sharded.shard(
+                network, mesh, experts=experts, reshard=reshard, precision=mixed, away=away, host=self.host
+            )
             return network if plan.splits_backward else fully_sharded.Whole(network, reshard=reshard)
         if plan.replicas == 1 or not self._in_buckets:
             return network
@@ -120,9 +159,13 @@ class Trainer:
 
     @property
     def _in_buckets(self) -> bool:
-        """Whether torch can average gradients as backward makes them: of plain parameters that are used once."""
+        """Whether torch can average gradients as backward makes them: of plain parameters that are used once.
+
+        It reduces them in the precision of parameters, which is too little of 16 bits.
+        """
         plan = self.job.plan
-        plain = plan.tensor == plan.expert == 1 and self._shared_table is None
+        whole = DTYPES[self.job.training.precision].itemsize > 2
+        plain = plan.tensor == plan.expert == 1 and self._shared_table is None and whole
         decentral = plan.gradient_reduction != optimizer.SERVER
         return plain and decentral and plan.overlap_gradients and not plan.splits_backward
 
@@ -150,7 +193,7 @@ class Trainer:
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self.recorder.loss_span():
             share = self.microbatch * len(self.sizes) / sum(self.sizes)  # of a mean over ranks
-            return cross_entropy(logits, targets) * (share / self.job.plan.num_microbatches)
+            return cross_entropy(logits.to(main_type(logits.dtype)), targets) * (share / self.job.plan.num_microbatches)
 
     def _reduce_gradients(self, stage: int) -> None:
         plan = self.job.plan

@@ -84,7 +84,7 @@ class ZeroTwoTrainer(FakeTrainer):
         """The shards that the rank updates: views of all parameters."""
         return [bucket.shard for bucket in self.buckets] or super().parameters
 
-    def _replicate(self, network: Network) -> nn.Module:
+    def _replicate(self, stage: int, network: Network) -> nn.Module:
         return network
 
     def _made(self, bucket: Bucket) -> None:

@@ -15,6 +15,7 @@ from tiny_jobs import TINY, job
 
 from executor import shards
 from executor.checkpoint import CheckpointError, folder_name, last_good
+from executor.continuation import RunOptions, prepared
 from executor.heartbeat import Heartbeat
 from executor.job import Job, checkpoints_folder, tensors_file
 from executor.learning_rate import LearningRate
@@ -24,6 +25,7 @@ from executor.reference import train
 from executor.run import losses, run_jobs
 from executor.trainer import Trainer
 from executor.verification import distance
+from strategies.offloading import Offloading
 
 STEPS, SAVED = 4, 2
 TIED = replace(TINY, tied_embeddings=True)
@@ -169,3 +171,16 @@ def test_a_full_disk_is_one_message_and_leaves_the_checkpoint_before(
     assert str(caught.value) == f"rank 0 cannot write a checkpoint into {place}: {held}"
     assert [path.name for path in place.iterdir()] == [folder_name(1)]
     assert last_good(place)[0].step == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schedule": "pipedream", "microbatch": 2}, "microbatches are under way between the steps of pipedream"),
+        ({"precision": "bf16", "schedule": "1f1b"}, "in the precision that optimizers step, met bf16; nearest: fp32"),
+        ({"schedule": "1f1b", "offload": Offloading(optimizer=(1.0,))}, "states that are on devices, met offload"),
+    ],
+)
+def test_what_a_checkpoint_does_not_hold_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        prepared(job(pipeline=2, **fields), None, RunOptions(checkpoint_every=1), tmp_path)

@@ -87,10 +87,10 @@ def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
 
 def test_refused_before_launch(tmp_path: Path) -> None:
     asked = job(data=2)
-    with pytest.raises(ValueError, match="precision: the executor on gloo trains in fp32 or fp64, met bf16"):
+    with pytest.raises(ValueError, match="precision: the executor trains in fp32, fp64 or bf16, met fp16"):
         execute(
             asked.spec,
-            replace(asked.training, precision="bf16"),
+            replace(asked.training, precision="fp16"),
             asked.plan,
             steps=1,
             verify=False,

@@ -9,6 +9,7 @@ from tiny_jobs import TINY, job
 from executor.supported import unsupported
 from simulator.models.experts import Experts
 from strategies.mesh import Mesh
+from strategies.offloading import offloading
 from strategies.parallelism import Attention
 from strategies.plan import Stage
 from strategies.recomputation import PerStage, Recompute, SomeOperators
@@ -42,7 +43,7 @@ def test_every_reason_at_once() -> None:
     stages = (Stage(("embedding", "head")),)
     reasons = unsupported(
         replace(TINY, dropout=True),
-        replace(good.training, precision="bf16"),
+        replace(good.training, precision="fp8"),
         replace(good.plan, stages=stages, overlap_tensor=True),
     )
     assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "overlap_tensor"]
@@ -56,10 +57,14 @@ def test_shards_that_torch_would_keep_whole() -> None:
     assert unsupported(kept.spec, kept.training, kept.plan) == ()
 
 
-def test_a_schedule_without_a_flush() -> None:
-    good = job(pipeline=2)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, schedule_name="pipedream"))
-    assert reason == "schedule: the executor runs schedules with a flush, met pipedream; nearest: 1f1b"
+def test_schedules_without_a_flush() -> None:
+    good = job(pipeline=2, schedule="pipedream")
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    training = replace(good.training, gradient_clipping=True)
+    plan = replace(good.plan, zero=1, gradient_reduction="parameter_server")
+    reasons = unsupported(good.spec, training, plan)
+    assert [reason.partition(":")[0] for reason in reasons] == ["gradient_clipping", "zero", "gradient_reduction"]
+    assert reasons[1].endswith("met 1; nearest: 0")
 
 
 def test_batch_that_would_hang_torch() -> None:
@@ -88,13 +93,30 @@ def test_communication_is_not_run_beside_products() -> None:
     assert reason == expected
 
 
-def test_single_operators_are_not_recomputed() -> None:
-    good = job(data=2)
-    (reason,) = unsupported(good.spec, good.training, replace(good.plan, recompute=SomeOperators(("activation",))))
-    assert reason.startswith("recompute:") and "met the operators activation; nearest: selective" in reason
-    one = PerStage((Recompute.FULL, SomeOperators(("activation",))))
-    two = replace(good.plan, stages=good.plan.stages * 2, recompute=one)
-    assert reason in set(unsupported(good.spec, good.training, two))
+@pytest.mark.parametrize(
+    ("names", "layout", "reason"),
+    [
+        (("activation", "up"), {"data": 2}, None),
+        (("rotary",), {"data": 2}, "recomputes input_norm, qkv, .* met the operators rotary; nearest: selective"),
+        (("activation",), {"tensor": 2}, "met the operators activation; nearest: selective"),
+        (("activation",), {"offload": offloading(["activations"])}, "hosts .* nearest: selective"),
+    ],
+)
+def test_single_operators(names: tuple[str, ...], layout: dict[str, object], reason: str | None) -> None:
+    good = job(**layout)
+    one = SomeOperators(names)
+    plan = replace(good.plan, recompute=PerStage((one, *[Recompute.FULL] * (len(good.plan.stages) - 1))))
+    reasons = unsupported(good.spec, good.training, plan)
+    assert reasons == unsupported(good.spec, good.training, replace(good.plan, recompute=one))
+    assert len(reasons) == (reason is not None)
+    assert reason is None or (reasons[0].startswith("recompute: ") and re.search(reason, reasons[0]))
+
+
+def test_unfused_attention_is_recomputed_as_one() -> None:
+    good = job(replace(TINY, attention="unfused"), data=2)
+    for names, holds in ((("scores", "softmax", "context"), True), (("softmax",), False)):
+        plan = replace(good.plan, recompute=SomeOperators(names))
+        assert (unsupported(replace(TINY, attention="unfused"), good.training, plan) == ()) is holds
 
 
 def test_only_the_megatron_cut() -> None:

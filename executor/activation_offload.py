@@ -1,0 +1,176 @@
+"""Activations in host memory from forward to backward, layer by layer, through two buffers on the device.
+
+What autograd keeps of a layer is copied to the host when the layer's forward has ended, and stays on the device until
+the forward of the layer after the next needs the room. It comes back while the layer behind it runs backward. The last
+two layers of a microbatch whose backward follows its forward at once move nowhere. So at most two layers' activations
+are on the device (`strategies.lowering.host_copies` says the same of the simulated step).
+
+References
+----------
+TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in turns).
+torch, ``torch.autograd.graph.saved_tensors_hooks``.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from executor.data_parallel import local
+from executor.host_memory import HostMemory
+from executor.private_torch import waited
+from strategies.offloading import fraction_of
+from strategies.plan import Plan
+from strategies.schedule import ActionKind
+
+BUFFERS = 2
+"""Layers whose activations the device has room for."""
+
+
+class _Storage:
+    """The bytes of one storage that autograd keeps, on the device, on the host or on both."""
+
+    def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
+        self.layer = layer
+        whole = tensor.untyped_storage()
+        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)
+        self.host: Tensor | None = None
+
+
+class _Kept(NamedTuple):
+    """One tensor that autograd keeps: where in a storage it lies, and how a rank's part of a whole one is cut."""
+
+    storage: _Storage
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    cut: "_Cut | None"
+
+
+class _Cut(NamedTuple):
+    """How a whole tensor is cut, of which a rank keeps a part."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Layer:
+    """What autograd keeps of one layer for one microbatch; backward gives it up piece by piece."""
+
+    def __init__(self, name: str, stage: int, microbatch: int, before: "_Layer | None") -> None:
+        self.name, self.stage, self.microbatch, self.before = name, stage, microbatch, before
+        self.storages: WeakSet[_Storage] = WeakSet()
+        self.by_address: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
+        self.weights: set[int] | None = None
+        self.begun = False
+
+
+class ActivationOffload:
+    """Moves the activations of the layers of one rank; all its stages share two buffers."""
+
+    def __init__(self, plan: Plan, position: int, host: HostMemory) -> None:
+        self.host = host
+        self.buffers: list[_Layer] = []
+        order = plan.schedule.orders[position]
+        follows = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
+        self.at_once = follows
+        self.last: _Layer | None = None
+
+    @contextmanager
+    def layer(self, module: nn.Module, name: str, left: int) -> Iterator[None]:
+        """Run the body, which is the forward of a layer with ``left`` more behind it whose activations move too."""
+        stage, microbatch = self.host.recorder.current
+        before = self.last if self.last and (self.last.stage, self.last.microbatch) == (stage, microbatch) else None
+        layer = self.last = _Layer(name, stage, microbatch, before)
+        self._admit(layer)
+
+        def pack(tensor: Tensor) -> _Kept | Tensor:
+            return self._pack(layer, module, tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
+            yield
+        layer.by_address.clear()
+        if left >= BUFFERS or (stage, microbatch) not in self.at_once:
+            self._to_host(layer)
+
+    def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _Kept | Tensor:
+        part = waited(local(tensor.detach()))
+        if layer.weights is None:  # now: a sharded layer is gathered by its own forward
+            layer.weights = set(_addresses(module.parameters()))
+        address = part.untyped_storage().data_ptr()
+        if address in layer.weights:
+            return tensor
+        storage = layer.by_address.get(address)
+        if storage is None:
+            storage = layer.by_address[address] = _Storage(layer, part)
+            layer.storages.add(storage)
+        cut = None
+        if isinstance(tensor, DTensor):
+            cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
+        return _Kept(storage, part.size(), part.stride(), int(part.storage_offset()), cut)
+
+    def _unpack(self, kept: _Kept | Tensor) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        layer = kept.storage.layer
+        if not layer.begun:
+            layer.begun = True
+            self._admit(layer)
+            self._from_host(layer)
+            if layer.before is not None:
+                self._admit(layer.before, beside=layer)
+                self._from_host(layer.before)
+        assert kept.storage.device is not None
+        part = torch.as_strided(kept.storage.device, kept.size, kept.stride, kept.offset)
+        if kept.cut is None:
+            return part
+        mesh, placements, size, stride = kept.cut
+        return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
+
+    def _admit(self, layer: _Layer, beside: _Layer | None = None) -> None:
+        """Make room on the device for a layer, beside one that runs backward."""
+        self.buffers = [each for each in self.buffers if each.storages and each is not layer]
+        while len(self.buffers) >= BUFFERS:
+            self._leave(next(each for each in self.buffers if each is not beside))
+        self.buffers.append(layer)
+
+    def _leave(self, layer: _Layer) -> None:
+        self._to_host(layer)
+        self.buffers.remove(layer)
+        for storage in layer.storages:
+            storage.device = None
+
+    def _to_host(self, layer: _Layer) -> None:
+        away = [storage for storage in layer.storages if storage.host is None]
+        if away:
+            with self.host.moving(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
+                for storage in away:
+                    assert storage.device is not None
+                    storage.host = self.host.copy(storage.device)
+
+    def _from_host(self, layer: _Layer) -> None:
+        away = [storage for storage in layer.storages if storage.device is None]
+        if away:
+            with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
+                for storage in away:
+                    assert storage.host is not None
+                    storage.device = torch.empty_like(storage.host).copy_(storage.host)
+                    storage.host = None
+
+
+def layers_away(plan: Plan, position: int, layers: int) -> int:
+    """Return of how many of the layers of a stage, the first ones, activations go to the host."""
+    return fraction_of(layers, plan.offload.at("activations", position))
+
+
+def _addresses(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
+    for parameter in parameters:
+        yield local(parameter.detach()).untyped_storage().data_ptr()

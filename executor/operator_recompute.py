@@ -1,0 +1,125 @@
+"""Single operators of a layer computed again in backward, by torch's checkpoints and hooks on what autograd keeps.
+
+What a recomputed operator keeps for its own backward goes: it is checkpointed. What it puts out goes too, if only
+recomputed operators keep it or it is no result of a product or of attention: where another operator keeps it, that one
+keeps instead how to make it again (`strategies.lowering.recompute` says which results stay). An operator whose result
+was dropped so runs twice in backward: for the one that reads the result, and for itself.
+
+References
+----------
+Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput``.
+torch, ``torch.utils.checkpoint`` and ``torch.autograd.graph.saved_tensors_hooks``.
+"""
+
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from executor.supported import UNFUSED_CORE
+
+NORMS = ("input_norm", "feed_forward_norm")
+READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}
+"""The operators that keep the results of products and of attention for their backward; of others none does."""
+
+Again = Callable[..., Any]
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
+
+class _Recipe:
+    """How to make a result again; made once for all that read it at a time."""
+
+    def __init__(self, function: Callable[..., Tensor], inputs: list[Any], contexts: Contexts | None) -> None:
+        self.function, self.inputs, self.contexts = function, inputs, contexts
+        self._made: Callable[[], Tensor | None] = lambda: None
+
+    def make(self) -> Tensor:
+        """Return the result."""
+        made = self._made()
+        if made is None:
+            inputs = [_unpack(each) for each in self.inputs]
+            with torch.no_grad():
+                if self.contexts is None:
+                    made = self.function(*inputs)
+                else:
+                    with self.contexts()[1]:
+                        made = self.function(*inputs)
+            self._made = weakref.ref(made)
+        return made
+
+
+class _Remade(NamedTuple):
+    """A tensor that autograd would keep, as a part of a result that is made again."""
+
+    recipe: _Recipe
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+def _unpack(kept: Any) -> Tensor:
+    if not isinstance(kept, _Remade):
+        tensor: Tensor = kept
+        return tensor
+    return torch.as_strided(kept.recipe.make(), kept.size, kept.stride, kept.offset)
+
+
+class _Operators:
+    """Runs the operators of one layer, some of which are computed again."""
+
+    def __init__(self, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
+        self.names, self.again, self.contexts = names, again, contexts
+        self.dropped: dict[int, tuple[Any, _Recipe]] = {}
+
+    def layer(self, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """Run the layer."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            result = forward(x)
+        self.dropped.clear()
+        return result
+
+    def run(self, name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Run an operator that is computed again."""
+        result: Tensor = self.again(function, *inputs)
+        reader = READERS.get(name)
+        if name in NORMS or name == "activation" or reader in self.names:
+            storage = result.untyped_storage()
+            recipe = _Recipe(function, [self._pack(each.detach()) for each in inputs], self.contexts)
+            reference: Any = StorageWeakRef
+            self.dropped[storage.data_ptr()] = reference(storage), recipe
+        return result
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Remade:
+        found = self.dropped.get(tensor.untyped_storage().data_ptr())
+        if found is None or found[0].expired():  # another tensor lies there now
+            return tensor
+        return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+
+def apply(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
+    """Let the operators ``names`` of a layer be computed again; its parameters keep their names.
+
+    Parameters
+    ----------
+    again
+        Runs a function under a checkpoint.
+    contexts
+        Makes the contexts of a forward pass and of its recomputation.
+    """
+    if set(names) & set(UNFUSED_CORE):
+        names = [*(name for name in names if name not in UNFUSED_CORE), "attention"]
+    operators = _Operators(names, again, contexts)
+    for name in names:
+        if name in ("attention", "activation"):
+            place = "core" if name == "attention" else name
+            setattr(layer, place, partial(operators.run, name, getattr(layer, place)))
+        else:
+            module: Any = getattr(layer, name)
+            module.forward = partial(operators.run, name, module.forward)
+    forward: Any = layer
+    forward.forward = partial(operators.layer, layer.forward)

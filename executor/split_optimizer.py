@@ -1,0 +1,244 @@
+"""An optimizer whose states, or the weights that it updates, are not where parameters are.
+
+Parameters are cut into pieces, flat and without regard to their shapes: what AdamW and SGD do to an element depends on
+nothing but that element. States of the first pieces, a fraction of all that a rank updates, are on its host; they are
+updated chunk after chunk. Either the host steps: gradients go to it, and updated parameters come back. Or the device
+steps: states come to it, two chunks at a time, are updated and go back. Parameters in 16 bits have main weights in fp32
+among their states.
+
+References
+----------
+Ren et al., "ZeRO-Offload: democratizing billion-scale model training", USENIX ATC 2021 (the host steps; it keeps main
+weights, also where they are as precise as the device's).
+Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.2 (states come in, are updated and written back in chunks).
+Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1 (a main copy of weights in fp32).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from executor.data_parallel import local
+from executor.host_memory import HostMemory
+from strategies.lowering.offload import CHUNKS, STEPS
+from strategies.offloading import StepPlace, fraction_of
+
+_NAMES = [step.name for step in STEPS]
+GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO_HOST = _NAMES
+
+
+class Kind(NamedTuple):
+    """An optimizer: its class, and what it is made with."""
+
+    make: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """Elements ``start`` to ``stop`` of the part of a parameter that this rank has."""
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+
+    @property
+    def values(self) -> Tensor:
+        """A view of the elements."""
+        return local(self.parameter.detach()).view(-1)[self.start : self.stop]
+
+    @property
+    def gradient(self) -> Tensor:
+        """Their gradient."""
+        assert self.parameter.grad is not None
+        return local(self.parameter.grad).reshape(-1)[self.start : self.stop]
+
+
+def main_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the weights that an optimizer updates: fp32 for those in 16 bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _Chunk:
+    """Pieces that are updated together; here, and in fp32 or more, the optimizer updates them in place."""
+
+    def __init__(self, pieces: Sequence[Piece], kind: Kind, host: HostMemory) -> None:
+        self.pieces, self.host = pieces, host
+        with torch.no_grad():
+            self.mains = [nn.Parameter(self._main(piece.values)) for piece in pieces]
+        self.optimizer = kind.make(self.mains, **kind.options)
+
+    def _main(self, values: Tensor) -> Tensor:
+        return values.to(main_type(values.dtype))
+
+    def _own(self, main: Tensor, piece: Piece) -> bool:
+        """Return whether a main weight is a copy of the parameter."""
+        return main.untyped_storage().data_ptr() != piece.values.untyped_storage().data_ptr()
+
+    def step(self) -> None:
+        """Update the pieces."""
+        for main, piece in zip(self.mains, self.pieces, strict=True):
+            main.grad = piece.gradient.to(main.dtype)
+        self._update()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        for main, piece in zip(self.mains, self.pieces, strict=True):
+            main.grad = None
+            if self._own(main, piece):
+                piece.values.copy_(main.detach())
+
+    def _states(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield where the states are that have the size of a parameter."""
+        for state in self.optimizer.state.values():
+            yield from ((state, name) for name, value in state.items() if isinstance(value, Tensor) and value.dim())
+
+    def _bring(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device, or on the host where it is not here but there."""
+        return torch.empty_like(tensor).copy_(tensor) if self.host.holds(tensor) else tensor
+
+
+class _HostChunk(_Chunk):
+    """Pieces that the host updates."""
+
+    def _main(self, values: Tensor) -> Tensor:
+        wide = values.to(main_type(values.dtype))
+        return wide if self.host.holds(wide) else self.host.copy(wide)
+
+    def step(self) -> None:
+        with self.host.moving(GRADIENTS_TO_HOST):
+            for main, piece in zip(self.mains, self.pieces, strict=True):
+                gradient = piece.gradient.to(main.dtype)
+                main.grad = gradient if self.host.holds(gradient) else self.host.copy(gradient)
+        with self.host.moving(ON_HOST):
+            self.optimizer.step()
+            for state, name in self._states():
+                if not self.host.holds(state[name]):
+                    state[name] = self.host.copy(state[name])
+        with self.host.moving(PARAMETERS_FROM_HOST):
+            for main, piece in zip(self.mains, self.pieces, strict=True):
+                main.grad = None
+                if self._own(main, piece):
+                    piece.values.copy_(main.detach())
+
+
+class _StreamedChunk(_Chunk):
+    """Pieces whose states come to the device to be updated."""
+
+    def _main(self, values: Tensor) -> Tensor:
+        wide = values.to(main_type(values.dtype))
+        return wide if wide is values else self.host.copy(wide)
+
+    def __init__(self, pieces: Sequence[Piece], kind: Kind, host: HostMemory) -> None:
+        super().__init__(pieces, kind, host)
+        self.homes = [main.data for main in self.mains]
+
+    def bring(self) -> None:
+        """Bring to the device what the update reads."""
+        with self.host.moving(STATES_FROM_HOST):
+            for main, piece in zip(self.mains, self.pieces, strict=True):
+                main.data = self._bring(main.data)
+                main.grad = self._bring(piece.gradient.to(main.dtype))
+            for state, name in self._states():
+                state[name] = self._bring(state[name])
+
+    def step(self) -> None:
+        self._update()
+
+    def leave(self) -> None:
+        """Bring back to the host what the update wrote."""
+        with self.host.moving(STATES_TO_HOST):
+            for main, home in zip(self.mains, self.homes, strict=True):
+                if main.data_ptr() != home.data_ptr():
+                    home.copy_(main.data)
+                    main.data = home
+            for state, name in self._states():
+                state[name] = self.host.copy(state[name])
+
+
+class SplitOptimizer:
+    """Steps ``parameters``, of which the states of a fraction are on the host.
+
+    Parameters
+    ----------
+    on_host
+        The fraction of all elements, the first ones.
+    step
+        Where these are updated.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        kind: Kind,
+        host: HostMemory,
+        on_host: float = 0.0,
+        place: StepPlace = StepPlace.HOST,
+    ) -> None:
+        self.parameters, self.host = parameters, host
+        total = sum(local(parameter).numel() for parameter in parameters)
+        away = fraction_of(total, on_host)
+        size = max(ceil(away / CHUNKS), 1)
+        chunks = [list(_pieces(parameters, start, min(start + size, away))) for start in range(0, away, size)]
+        make = _HostChunk if place is StepPlace.HOST else _StreamedChunk
+        self.away = [make(pieces, kind, host) for pieces in chunks]
+        # one a parameter: temporaries of its update are small
+        rest = list(_pieces(parameters, away, total))
+        self.here = [_Chunk([piece], kind, host) for piece in rest]
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """Optimizer states on the device, the main weights among them."""
+        found = {}
+        for chunk in self.here:
+            for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
+                own = {"main": main.detach()} if chunk._own(main, piece) else {}
+                found[main] = dict(chunk.optimizer.state[main]) | own
+        return found
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all pieces, with their learning rates."""
+        return [group for chunk in (*self.here, *self.away) for group in chunk.optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
+        """Go on with copies of the parameters."""
+        self.parameters = [renewed[parameter] for parameter in self.parameters]
+        for chunk in (*self.here, *self.away):
+            chunk.pieces = [piece._replace(parameter=renewed[piece.parameter]) for piece in chunk.pieces]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update all parameters."""
+        for chunk in self.here:
+            chunk.step()
+        streamed = [chunk for chunk in self.away if isinstance(chunk, _StreamedChunk)]
+        for chunk in self.away:
+            if isinstance(chunk, _HostChunk):
+                chunk.step()
+        for chunk in streamed[:1]:
+            chunk.bring()
+        for chunk, after in zip_longest(streamed, streamed[1:]):
+            chunk.step()
+            if after is not None:
+                after.bring()
+            chunk.leave()
+
+
+def _pieces(parameters: Sequence[nn.Parameter], start: int, stop: int) -> Iterator[Piece]:
+    """Yield the pieces of parameters that lie between two elements of all, one behind the other."""
+    first = 0
+    for parameter in parameters:
+        size = local(parameter).numel()
+        low, high = max(start - first, 0), min(stop - first, size)
+        if low < high:
+            yield Piece(parameter, low, high)
+        first += size
