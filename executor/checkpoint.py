@@ -24,7 +24,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -76,6 +76,29 @@ class Box(NamedTuple):
         """Return where this range lies in a tensor that holds ``outer``."""
         starts = (mine - theirs for mine, theirs in zip(self.offsets, outer.offsets, strict=True))
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
+
+
+def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
+    """Yield ranges of indices that make up elements ``start`` to ``stop`` of a range, row by row, and where they begin.
+
+    >>> [(place, part.offsets, part.sizes) for place, part in boxes(Box((0, 4), (3, 5)), 3, 11)]
+    [(3, (0, 7), (1, 2)), (5, (1, 4), (1, 5)), (10, (2, 4), (1, 1))]
+    """
+    if len(box.sizes) == 1:
+        yield start, Box((box.offsets[0] + start,), (stop - start,))
+        return
+    row = Box(box.offsets[1:], box.sizes[1:])
+    while start < stop:
+        index, within = divmod(start, row.volume)
+        whole = (stop - start) // row.volume if within == 0 else 0
+        if whole:
+            yield start, Box((box.offsets[0] + index, *row.offsets), (whole, *row.sizes))
+            start += whole * row.volume
+            continue
+        end = min(stop, (index + 1) * row.volume)
+        for place, part in boxes(row, within, end - index * row.volume):
+            yield index * row.volume + place, Box((box.offsets[0] + index, *part.offsets), (1, *part.sizes))
+        start = end
 
 
 class Stored(NamedTuple):

@@ -1,7 +1,6 @@
 """How a run goes on from a checkpoint: what has to be the same, what is taken from it, and what is refused."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,10 @@ def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> t
     ValueError
         Where data or checkpoint do not fit, or where the run would write over checkpoints.
     """
-    if reasons := tuple(_not_kept(job, options)):
-        raise ValueError("; ".join(reasons))
+    plan = job.plan
+    if plan.asynchronous and (options.checkpoint_every or options.resume):
+        held = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
+        raise ValueError(f"schedule: {held}, met {plan.rule.name}; nearest: 1f1b")
     place = checkpoints_folder(folder)
     changed = replace(
         job,
@@ -95,21 +96,6 @@ def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> t
         return changed, ()
     checkpoint, damaged = last_good(place)
     return continued(changed, text, seed, options.learning_rate, checkpoint), damaged
-
-
-def _not_kept(job: Job, options: RunOptions) -> Iterator[str]:
-    """Yield what options do not go with in a plan."""
-    plan, rate = job.plan, options.learning_rate
-    if plan.asynchronous and rate not in (None, CONSTANT):
-        yield f"learning_rate: every stage of {plan.rule.name} updates at its own time: a constant one, met {rate}"
-    if options.checkpoint_every or options.resume:
-        if plan.asynchronous:
-            yield f"checkpoints: microbatches are under way between the steps of {plan.rule.name}; nearest: 1f1b"
-        if job.training.precision not in ("fp32", "fp64"):
-            met = job.training.precision
-            yield f"checkpoints: they hold weights in the precision that optimizers step, met {met}; nearest: fp32"
-        if any(plan.offload.optimizer) or any(plan.offload.parameters):
-            yield "checkpoints: they hold states that are on devices, met offload of optimizer states or parameters"
 
 
 def continued(

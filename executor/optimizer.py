@@ -8,7 +8,7 @@ References
 Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +104,7 @@ class Several:
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
         """Optimizer state of all parameters that this rank owns."""
-        parts = (getattr(each, "optim", each).state for each in self.optimizers)
+        parts = (states(each) for each in self.optimizers)
         return {parameter: values for part in parts for parameter, values in part.items()}
 
     @property
@@ -162,6 +162,16 @@ def _build(
     return ZeroRedundancyOptimizer(
         parameters, optimizer_class=kind, process_group=group, parameters_as_bucket_view=True, **options
     )
+
+
+def inner(optimizer: Any) -> Iterator[Any]:
+    """Yield the optimizers that step this rank's own part of the parameters, of those that share or combine."""
+    for each in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
+        if isinstance(each, PartitionedOptimizer | ZeroRedundancyOptimizer):
+            if each.optim is not None:
+                yield each.optim
+        else:
+            yield each
 
 
 def states(optimizer: Any) -> Any:

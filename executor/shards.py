@@ -4,14 +4,14 @@ A piece is named by its tensor and by the range of indices that the rank has of 
 on the plan under which it was made. What several ranks hold alike one of them writes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from executor.checkpoint import (
@@ -22,14 +22,16 @@ from executor.checkpoint import (
     Stored,
     abandon,
     begin,
+    boxes,
     commit,
     reason,
     write_file,
 )
 from executor.continuation import facts
 from executor.data_parallel import local
-from executor.optimizer import states
+from executor.optimizer import inner
 from executor.private_torch import chunks
+from executor.split_optimizer import SplitOptimizer, main_type
 from executor.trainer import Trainer
 
 Key = tuple[str, Box]
@@ -37,12 +39,16 @@ Key = tuple[str, Box]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What this rank holds of a tensor: the range ``box`` of its indices, as ``values``."""
+    """What this rank holds of a tensor: the range ``box`` of its indices, as ``values``.
+
+    ``saved`` says whether a checkpoint has it from here: weights that are a rounded copy, or another one, are not.
+    """
 
     name: str
     shape: tuple[int, ...]
     box: Box
     values: Tensor
+    saved: bool = True
 
     @property
     def dtype(self) -> str:
@@ -51,25 +57,53 @@ class Piece:
 
 
 def pieces(trainer: Trainer) -> Iterator[Piece]:
-    """Yield what this rank holds of parameters and of the states of its optimizer."""
-    kept = states(trainer.optimizer)
+    """Yield what this rank holds of parameters and of the states of its optimizer.
+
+    Parameters are in the precision in which they are updated, so plans that keep main weights apart from those in 16
+    bits, and plans whose shards are the main weights, go on from each other.
+    """
+    names: dict[nn.Parameter, str] = {}
     for network in trainer.networks.values():
-        for name, parameter in network.named_parameters():
-            tied = trainer.job.spec.tied_embeddings and name == "head.logits.weight"
-            name = "embedding.token.weight" if tied else name
-            yield from _piece(f"parameter {name}", parameter.detach())
-            for state, value in kept.get(parameter, {}).items():
+        for name, parameter in network.model_parameters():
+            names[parameter] = name
+            wide = parameter.dtype.itemsize > 2
+            yield from _piece(f"parameter {name}", parameter.detach(), saved=wide)
+    for each in inner(trainer.optimizer):
+        if isinstance(each, SplitOptimizer):
+            yield from _split(each, names)
+            continue
+        for parameter, kept in each.state.items():
+            for state, value in kept.items():
                 if isinstance(value, Tensor):
-                    yield from _piece(f"{state} {name}", value)
+                    yield from _piece(f"{state} {names[parameter]}", value)
 
 
-def _piece(name: str, tensor: Tensor) -> Iterator[Piece]:
-    box = Box((0,) * tensor.dim(), tuple(tensor.shape))
+def _split(optimizer: SplitOptimizer, names: Mapping[nn.Parameter, str]) -> Iterator[Piece]:
+    """Yield the weights and states of an optimizer that cuts parameters without regard to their shapes."""
+    for piece, main, kept in optimizer.held():
+        parameter, name = piece.parameter, names[piece.parameter]
+        rounded = parameter.dtype.itemsize <= 2
+        for state, value in {"parameter": main, **kept}.items():
+            if value.dim() == 0:
+                yield from _piece(f"{state} {name}", value)
+                continue
+            outer = box_of(parameter.detach())
+            for start, box in boxes(outer, piece.start, piece.stop):
+                part = value[start - piece.start :][: box.volume].view(box.sizes)
+                yield Piece(f"{state} {name}", tuple(parameter.shape), box, part, state != "parameter" or rounded)
+
+
+def _piece(name: str, tensor: Tensor, *, saved: bool = True) -> Iterator[Piece]:
+    if (box := box_of(tensor)).volume:
+        yield Piece(name, tuple(tensor.shape), box, local(tensor), saved)
+
+
+def box_of(tensor: Tensor) -> Box:
+    """Return the indices of a tensor that this rank has."""
     if isinstance(tensor, DTensor):
         (chunk,) = chunks(tensor)
-        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-    if box.volume:
-        yield Piece(name, tuple(tensor.shape), box, local(tensor))
+        return Box(tuple(chunk.offsets), tuple(chunk.sizes))
+    return Box((0,) * tensor.dim(), tuple(tensor.shape))
 
 
 def save(trainer: Trainer, step: int, place: Path) -> None:
@@ -86,7 +120,9 @@ def save(trainer: Trainer, step: int, place: Path) -> None:
         On every rank, where one could not write. The checkpoints before are as they were.
     """
     rank = dist.get_rank()
-    held = list({(piece.name, piece.box): piece for piece in pieces(trainer)}.values())  # a tied table may come twice
+    held = list(
+        {(piece.name, piece.box): piece for piece in pieces(trainer) if piece.saved}.values()
+    )  # a tied table may come twice
     partial: Path = _agreed(lambda: begin(place, step) if rank == 0 else None, place / "none")[0]
     own = _share([(piece.name, piece.box) for piece in held], [piece.values.nbytes for piece in held])
     mine = [piece for piece in held if own[piece.name, piece.box] == rank]
@@ -167,8 +203,9 @@ def load(trainer: Trainer, folder: Path) -> None:
     trainer.step(checkpoint.step)
     files: dict[str, Tensor] = {}
     for piece in pieces(trainer):
-        if (checkpoint.shapes.get(piece.name), checkpoint.dtypes.get(piece.name)) != (piece.shape, piece.dtype):
-            raise DamagedError(f"{folder} has {piece.name} as {piece.dtype} {list(piece.shape)}, met another or none")
+        kind = str(main_type(piece.values.dtype) if piece.name.startswith("parameter ") else piece.values.dtype)[6:]
+        if (checkpoint.shapes.get(piece.name), checkpoint.dtypes.get(piece.name)) != (piece.shape, kind):
+            raise DamagedError(f"{folder} has {piece.name} as {kind} {list(piece.shape)}, met another or none")
         overlaps = ((stored, stored.box.overlap(piece.box)) for stored in checkpoint.pieces[piece.name])
         found = [(stored, overlap) for stored, overlap in overlaps if overlap is not None]
         if sum(overlap.volume for _, overlap in found) != piece.box.volume:
@@ -176,7 +213,7 @@ def load(trainer: Trainer, folder: Path) -> None:
         for stored, overlap in found:
             if stored.file not in files:
                 files[stored.file] = torch.frombuffer(checkpoint.mapped(stored.file), dtype=torch.uint8)
-            source = _stored(files[stored.file], stored, piece.values.dtype)
+            source = _stored(files[stored.file], stored, getattr(torch, kind))
             piece.values[overlap.within(piece.box)].copy_(source[overlap.within(stored.box)])
     trainer.optimizer.zero_grad(set_to_none=True)
 

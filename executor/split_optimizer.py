@@ -201,8 +201,14 @@ class SplitOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all pieces, with their learning rates."""
+        """Options of all pieces."""
         return [group for chunk in (*self.here, *self.away) for group in chunk.optimizer.param_groups]
+
+    def held(self) -> "Iterator[tuple[Piece, Tensor, dict[str, Any]]]":
+        """Yield every piece with the weights that its update writes and its states, wherever they are."""
+        for chunk in (*self.here, *self.away):
+            for main, piece in zip(chunk.mains, chunk.pieces, strict=True):
+                yield piece, main.detach(), chunk.optimizer.state[main]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient."""

@@ -25,6 +25,7 @@ from executor import data
 from executor.data_parallel import local
 from executor.job import Job
 from executor.model import Network
+from executor.optimizer import set_learning_rate
 from executor.recorder import Recorder
 from executor.split_optimizer import SplitOptimizer
 from executor.trainer import Trainer
@@ -170,7 +171,7 @@ class UnflushedTrainer(Trainer):
             self._send(ActionKind.BACKWARD, microbatch, found.pop(0))
         self._add(found, unique)
         if plan.rule.updates_every_microbatch or (microbatch + 1) % plan.num_microbatches == 0:
-            self._update()
+            self._update(microbatch // plan.num_microbatches)
 
     def _add(self, found: list[Tensor], parameters: Sequence[nn.Parameter]) -> None:
         wide = [g.to(p.grad_dtype or g.dtype) for g, p in zip(found, parameters, strict=True)]
@@ -180,7 +181,7 @@ class UnflushedTrainer(Trainer):
             for total, gradient in zip(self.gradients, wide, strict=True):
                 total.add_(gradient)
 
-    def _update(self) -> None:
+    def _update(self, step: int) -> None:
         """Make the next version of the newest weights and the gradients that are there."""
         plan, newest = self.job.plan, self.weights.versions[self.weights.newest]
         double = not plan.rule.updates_every_microbatch
@@ -193,6 +194,7 @@ class UnflushedTrainer(Trainer):
         self._reduce_gradients(self.stage)
         self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
+            set_learning_rate(self.optimizer, self.job.learning_rate.at(step, self.job.training.optimizer))
             self.optimizer.step()
 
     def _version(self, step: int) -> Version:

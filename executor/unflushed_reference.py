@@ -12,7 +12,8 @@ from torch.func import functional_call
 from executor import data
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.optimizer import OPTIMIZERS
+from executor.optimizer import OPTIMIZERS, set_learning_rate
+from executor.text import text_of
 from executor.trainer import DTYPES
 from strategies.plan import Plan
 
@@ -44,6 +45,7 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
             _accumulate(network, torch.autograd.grad(loss / every, list(seen.values())))
             losses[-1] += loss.item() / plan.num_microbatches
             if (number + 1) % every == 0:
+                set_learning_rate(optimizer, job.learning_rate.at(step, training.optimizer))
                 optimizer.step()
                 history.append(_snapshot(network))
     arrays: dict[str, Any] = {}
@@ -84,8 +86,9 @@ def _microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
     plan, training = job.plan, job.training
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
     found: list[list[Tensor]] = [[], []]
+    text = text_of(job.data, job.seed)
     for rank, size in enumerate(sizes):
-        arrays = data.share(step, training.global_batch, training.sequence, rank, sizes)
+        arrays = data.share(step, training.global_batch, training.sequence, rank, sizes, text)
         for parts, array in zip(found, arrays, strict=True):
             parts.append(torch.from_numpy(array.copy())[number * size : (number + 1) * size])
     return torch.cat(found[0]), torch.cat(found[1])

@@ -15,7 +15,6 @@ from tiny_jobs import TINY, job
 
 from executor import shards
 from executor.checkpoint import CheckpointError, folder_name, last_good
-from executor.continuation import RunOptions, prepared
 from executor.heartbeat import Heartbeat
 from executor.job import Job, checkpoints_folder, tensors_file
 from executor.learning_rate import LearningRate
@@ -25,7 +24,6 @@ from executor.reference import train
 from executor.run import losses, run_jobs
 from executor.trainer import Trainer
 from executor.verification import distance
-from strategies.offloading import Offloading
 
 STEPS, SAVED = 4, 2
 TIED = replace(TINY, tied_embeddings=True)
@@ -73,7 +71,7 @@ AGAIN = ("data 4", "zero-3 tensor", "data", "pipeline", "zero-1", "zero-3")
 _reference = cache(train)
 
 
-def _resumed(saved: Path, plan_job: Job) -> Job:
+def resumed(saved: Path, plan_job: Job) -> Job:
     return replace(
         plan_job, resume=str(checkpoints_folder(saved) / folder_name(SAVED)), first_step=SAVED, checkpoint_every=0
     )
@@ -85,8 +83,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("resume")
     for whole, others in ((FOUR, FOUR_ON), (TWO, TWO_ON)):
         jobs = [(each, top / name) for name, each in whole.items()]
-        jobs += [(_resumed(top / name, each), top / f"{name} again") for name, each in whole.items() if name in AGAIN]
-        jobs += [(_resumed(top / a, each), top / f"{a} on {b}") for (a, b), each in others.items()]
+        jobs += [(resumed(top / name, each), top / f"{name} again") for name, each in whole.items() if name in AGAIN]
+        jobs += [(resumed(top / a, each), top / f"{a} on {b}") for (a, b), each in others.items()]
         run_jobs(jobs)
     return top
 
@@ -171,16 +169,3 @@ def test_a_full_disk_is_one_message_and_leaves_the_checkpoint_before(
     assert str(caught.value) == f"rank 0 cannot write a checkpoint into {place}: {held}"
     assert [path.name for path in place.iterdir()] == [folder_name(1)]
     assert last_good(place)[0].step == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"schedule": "pipedream", "microbatch": 2}, "microbatches are under way between the steps of pipedream"),
-        ({"precision": "bf16", "schedule": "1f1b"}, "in the precision that optimizers step, met bf16; nearest: fp32"),
-        ({"schedule": "1f1b", "offload": Offloading(optimizer=(1.0,))}, "states that are on devices, met offload"),
-    ],
-)
-def test_what_a_checkpoint_does_not_hold_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
-        prepared(job(pipeline=2, **fields), None, RunOptions(checkpoint_every=1), tmp_path)
