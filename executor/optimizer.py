@@ -100,13 +100,8 @@ class Several:
             each.step()
 
 
-def build(name: str, plan: Plan, families: Sequence[tuple[Sequence[nn.Parameter], dist.ProcessGroup]]) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters, and the ranks that share the states of each family."""
-    built = [_build(name, plan, parameters, group) for parameters, group in families if parameters]
-    return built[0] if len(built) == 1 else Several(built)
-
-
-def _build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
+def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
+    """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states."""
     kind, options = OPTIMIZERS[name]
     if plan.gradient_reduction == SERVER and group.size() > 1:
         return PartitionedOptimizer(parameters, kind, group, options, owners=1)
