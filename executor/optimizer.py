@@ -137,20 +137,14 @@ def _stepped(
 def build(
     name: str,
     plan: Plan,
-    families: Sequence[tuple[Sequence[nn.Parameter], dist.ProcessGroup]],
+    parameters: Sequence[nn.Parameter],
+    group: dist.ProcessGroup,
     states: States | None = None,
 ) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters, and the ranks that share the states of each family.
+    """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states.
 
     ``states`` says where they are, if not with the parameters, and as precise as these.
     """
-    built = [_build(name, plan, parameters, group, states) for parameters, group in families if parameters]
-    return built[0] if len(built) == 1 else Several(built)
-
-
-def _build(
-    name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, states: States | None
-) -> Any:
     kind, options = OPTIMIZERS[name]
     if plan.gradient_reduction == SERVER and group.size() > 1:
         return PartitionedOptimizer(parameters, kind, group, options, owners=1, states=states)

@@ -80,8 +80,9 @@ class RingAttention(torch.autograd.Function):
         Several heads of queries may share one of keys and values.
         """
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
-        out = torch.zeros_like(query)
-        logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=torch.promote_types(query.dtype, torch.float))
+        wide = torch.promote_types(query.dtype, torch.float)  # in which parts are added
+        out = torch.zeros_like(query, dtype=wide)
+        logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
         part = torch.stack([key, value])
         for turn in range(ranks):
             shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
@@ -89,9 +90,10 @@ class RingAttention(torch.autograd.Function):
             keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
             merge(out[:, :, first:], logsumexp[:, :, first:], query[:, :, first:], keys, values, causal=causal)
             part = shift.wait() if shift is not None else part
-        ctx.save_for_backward(query, key, value, out, logsumexp)
+        context = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, context, logsumexp)
         ctx.group = group
-        return out
+        return context
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -99,7 +101,7 @@ class RingAttention(torch.autograd.Function):
         query, key, value, out, logsumexp = ctx.saved_tensors
         group, gradient = ctx.group, gradients[0].contiguous()
         rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
-        of_query, part = torch.zeros_like(query), torch.stack([key, value])
+        of_query, part = torch.zeros_like(query, dtype=logsumexp.dtype), torch.stack([key, value])
         behind: _Shift | None = None
         for turn in range(ranks):
             shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
@@ -113,7 +115,7 @@ class RingAttention(torch.autograd.Function):
             behind = _Shift(of_part, group, _GRADIENTS)
             part = shift.wait() if shift is not None else part
         home = behind.wait() if behind is not None else torch.zeros_like(part)
-        return of_query, home[0], home[1], None
+        return of_query.to(query.dtype), home[0], home[1], None
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -126,7 +128,7 @@ def merge(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Ten
     """Add the keys of a part to a softmax in place: its context ``out``, ``logsumexp`` of its scores."""
     more, denominator = attention_with_logsumexp(query, key, value, causal=causal)
     together = torch.logaddexp(logsumexp, denominator)
-    before, after = ((each - together).exp().unsqueeze(-1).to(out.dtype) for each in (logsumexp, denominator))
+    before, after = ((each - together).exp().unsqueeze(-1) for each in (logsumexp, denominator))
     out.mul_(before).add_(after * more)
     logsumexp.copy_(together)
 

@@ -88,15 +88,22 @@ class Trainer:
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        dense, experts = apart(self.parameters)
-        families = [(dense, self.sharing.shards.get_group()), (experts, self.expert_sharing.shards.get_group())]
-        self.optimizer = optimizer.build(job.training.optimizer, plan, families, self._states())
+        self.optimizer = self._optimizer()
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that this rank steps."""
         return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
+
+    def _optimizer(self) -> Any:
+        name, plan, states = self.job.training.optimizer, self.job.plan, self._states()
+        built = [
+            optimizer.build(name, plan, parameters, each.shards.get_group(), states)
+            for parameters, each in zip(apart(self.parameters), (self.sharing, self.expert_sharing), strict=True)
+            if parameters
+        ]
+        return built[0] if len(built) == 1 else optimizer.Several(built)
 
     def _network(self, stage: int) -> Network:
         job = self.job

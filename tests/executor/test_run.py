@@ -13,6 +13,8 @@ from tiny_jobs import TINY, job
 
 from executor.launcher import ExecutionError
 from executor.run import Run, compare, execute, losses, run_jobs, verification_job
+from executor.supported import unsupported
+from simulator.models.experts import Experts
 from simulator.program import TaskKind
 
 
@@ -104,6 +106,15 @@ def test_verification_job_keeps_the_plan_and_shrinks_the_model() -> None:
     small = verification_job(job(large, tensor=2, microbatch=8))
     assert (small.spec.hidden, small.spec.ffn, small.spec.vocab, small.spec.layers) == (32, 64, 256, 4)
     assert small.training.precision == "fp64"
+
+
+def test_verification_job_keeps_cuts_that_divide() -> None:
+    experts = Experts(count=4, top_k=2, ffn=2048)
+    mixed = replace(TINY, hidden=512, heads=4, kv_heads=4, ffn=2048, experts=experts)
+    small = verification_job(job(mixed, sequence=80, context=5, tensor=2, microbatch=8, sequence_parallel=True))
+    assert small.training.sequence == 40  # at least 32, a multiple of 2 parts * 5 ranks * 2 tensor ranks = 20
+    assert small.spec.experts == replace(experts, ffn=64)
+    assert unsupported(small.spec, small.training, small.plan) == ()
 
 
 def test_torchrun(tmp_path: Path) -> None:

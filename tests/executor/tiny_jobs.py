@@ -40,13 +40,14 @@ def job(
     precision: str = "fp64",
     optimizer: str = "adamw",
     global_batch: int = 8,
+    sequence: int = SEQUENCE,
     steps: int = 3,
     dump: bool = True,
     profile: bool = False,
     timeout: float = 60.0,
     **layout: Any,
 ) -> Job:
-    training = Training(global_batch, SEQUENCE, precision, optimizer)
+    training = Training(global_batch, sequence, precision, optimizer)
     chosen = plan(spec, training, **layout)
     return Job(spec, training, chosen, steps, dump=dump, profile=profile, timeout=timeout)
 
