@@ -29,8 +29,8 @@ from strategies.training import Training
 
 STEPS, FAULTY_STEPS = 50, 4
 """Steps of a run, and in how many of them a fault may come: on a busy machine it comes late, and must find the run."""
-KILL_TIMEOUT, STOP_TIMEOUT = 120.0, 15.0
-"""Seconds that a rank is waited for: short where that is what ends the run, yet longer than torch takes to start."""
+KILL_TIMEOUT, STOP_TIMEOUT = 300.0, 60.0
+"""Seconds that a rank is waited for: fewer where that is what ends the run, yet more than torch takes to start."""
 _COLUMNS = "{:>5}  {:<7}  {:>4}  {:<28}  {:>7}  {:>5}  {:>5}  {:>7}  {:>5}  {:<6}"
 _HEAD = ("trial", "signal", "rank", "at", "gone in", "rank", "place", "orphans", "ports", "holds")
 

@@ -15,6 +15,8 @@ from executor.shared_folder import require_shared
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable with the network interface that gloo listens on and connects by."""
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable in which torchrun counts its restarts: its store still has the addresses of the ranks before."""
 
 
 @contextmanager
@@ -43,7 +45,9 @@ def joined(folder: Path, timeout: float) -> Iterator[None]:
         interface = interface_towards(master) if several_hosts() else loopback()
         if interface:
             os.environ.setdefault(_INTERFACE, interface)
-        dist.init_process_group("gloo", init_method="env://", timeout=wait)
+        shared, *_ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        attempt = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", shared)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=ranks, timeout=wait)
         if several_hosts():
             require_shared(folder, rank)
     yield
