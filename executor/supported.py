@@ -184,6 +184,8 @@ def _unflushed(spec: Transformer, training: Training, plan: Plan) -> Iterator[st
             yield f"{axis}: stages of {name} are cut by tensor ranks alone here, met {size}; nearest: 1"
     if training.gradient_clipping:
         yield f"gradient_clipping: the stages of {name} update at different times, met true; nearest: false"
+    if plan.offload.in_passes:
+        yield f"offload: only optimizer states go to hosts with {name}, met {plan.offload}; nearest: [optimizer]"
     if plan.zero:
         yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {plan.zero}; nearest: 0"
     if plan.gradient_reduction != ALL_REDUCE:

@@ -101,7 +101,11 @@ def hand_over(optimizer: Any, renewed: dict[nn.Parameter, nn.Parameter]) -> None
 
 
 class UnflushedTrainer(Trainer):
-    """Trains one stage a rank without a flush; the steps of a job, the profiled one too, are one long schedule."""
+    """Trains one stage a rank without a flush; the steps of a job, the profiled one too, are one long schedule.
+
+    The profiled step begins with microbatches under way. The profiler sees neither what they keep nor when it is given
+    up, so that the peak memory that it reports is an estimate.
+    """
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
         super().__init__(job, recorder)
@@ -130,6 +134,8 @@ class UnflushedTrainer(Trainer):
                     self._forward(microbatch)
                     continue
                 self._backward(microbatch)
+                if plan.rule.updates_every_microbatch or microbatch == last:
+                    self._update(index)  # when the weights that the backward saw have gone
                 if microbatch == last:
                     break
         if last == self.total - 1:
@@ -161,6 +167,8 @@ class UnflushedTrainer(Trainer):
         source, result, version = self.under_way.pop(microbatch)
         gradient = None if self.is_last else self._receive(ActionKind.BACKWARD, microbatch)
         self._wait([key for key in self.sent if key == (ActionKind.FORWARD, microbatch)])
+        for parameter in self.weights.versions[self.weights.newest]:
+            parameter.grad = None  # that of the update before
         self.weights.install(version)  # recomputation reads it
         unique = list(dict.fromkeys(version))
         scale = float(plan.num_microbatches) if plan.rule.updates_every_microbatch else 1.0
@@ -170,8 +178,6 @@ class UnflushedTrainer(Trainer):
         if not self.is_first:
             self._send(ActionKind.BACKWARD, microbatch, found.pop(0))
         self._add(found, unique)
-        if plan.rule.updates_every_microbatch or (microbatch + 1) % plan.num_microbatches == 0:
-            self._update(microbatch // plan.num_microbatches)
 
     def _add(self, found: list[Tensor], parameters: Sequence[nn.Parameter]) -> None:
         wide = [g.to(p.grad_dtype or g.dtype) for g, p in zip(found, parameters, strict=True)]
