@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from executor.techniques import STEPS, Combination, plans, techniques
 from executor.verification import TOLERANCE, Verification
 
 ROWS, PAGE = "plan-matrix.jsonl", "plan-matrix.md"
-TOGETHER = 24
+TOGETHER = 12
 """Plans that one launch runs one after the other."""
 EQUAL, DIFFERENT, FAILED, REFUSED, LEFT_OUT = "equal", "different", "failed", "refused", "left out"
 _MEASURED = ("key", "state", "loss", "gradient", "parameter")
@@ -62,19 +63,20 @@ def key_of(job: Job) -> str:
 
 
 def run(
-    chosen: Sequence[Trial], known: Mapping[str, Row], progress: Callable[[str], None], *, together: int = TOGETHER
+    chosen: Sequence[Trial], known: Mapping[str, Row], progress: Callable[[str], None], *, seconds: float = inf
 ) -> Iterator[Row]:
     """Yield what came of every trial that is not ``known``, as soon as its launch has ended.
 
-    Plans of as many ranks run in one launch. Where one fails, those after it run in another.
+    Plans of as many ranks run in one launch. Where one fails, those after it run in another. No launch begins after
+    so many ``seconds``.
     """
     open_ones = [trial for trial in chosen if trial.key not in known]
-    done = 0
+    done, start = 0, time.monotonic()
     for ranks in sorted({trial.combination.ranks for trial in open_ones}):
         of_size = [trial for trial in open_ones if trial.combination.ranks == ranks]
-        while of_size:
+        while of_size and time.monotonic() - start < seconds:
             progress(f"{done} of {len(open_ones)} plans, {ranks} ranks: {of_size[0].combination.name} ...")
-            rows = _launch(of_size[:together])
+            rows = _launch(of_size[:TOGETHER])
             yield from rows
             of_size = of_size[len(rows) :]
             done += len(rows)
@@ -154,6 +156,8 @@ def table(combinations: Sequence[Combination], ranks: Sequence[int], found: Mapp
             row["same_as"] = first[key]
         if each.ranks not in ranks:
             row |= {"state": LEFT_OUT, "reason": f"{each.ranks} ranks, not one of {', '.join(map(str, ranks))}"}
+        elif key not in found:
+            row |= {"state": LEFT_OUT, "reason": "not run yet: time was up"}
         rows.append(row | dict(found.get(key, {"key": key})))
     return rows
 
@@ -207,7 +211,13 @@ def _line(row: Row) -> str:
     return f"{start} {errors} | {'yes' if row['state'] == EQUAL else '**no**'} |"
 
 
-def write(folder: Path, ranks: Sequence[int], combinations: Sequence[Combination], say: Callable[[str], None]) -> bool:
+def write(
+    folder: Path,
+    ranks: Sequence[int],
+    combinations: Sequence[Combination],
+    say: Callable[[str], None],
+    seconds: float = inf,
+) -> bool:
     """Run what is not known yet, write both files into ``folder``, and return whether all that ran is equal."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ROWS
@@ -218,7 +228,7 @@ def write(folder: Path, ranks: Sequence[int], combinations: Sequence[Combination
         for row in (head, *known.values()):
             lines.write(json.dumps(row) + "\n")
         lines.flush()
-        for row in run(chosen, known, say):
+        for row in run(chosen, known, say, seconds=seconds):
             found[row["key"]] = row
             lines.write(json.dumps(row) + "\n")
             lines.flush()
@@ -235,9 +245,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m executor.plan_matrix", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="processes of the plans that run")
     parser.add_argument("--out", type=Path, default=Path("reports/executor"), help="folder of table and rows")
+    parser.add_argument("--seconds", type=float, default=inf, help="no launch begins after so long; run again to go on")
     asked = parser.parse_args(arguments)
     require_torch()
-    equal = write(asked.out, asked.ranks, tuple(plans()), lambda text: print(text, file=sys.stderr, flush=True))
+    chosen = tuple(plans())
+    equal = write(asked.out, asked.ranks, chosen, lambda text: print(text, file=sys.stderr, flush=True), asked.seconds)
     return 0 if equal else 1
 
 

@@ -182,7 +182,7 @@ def combine(chosen: Sequence[Technique]) -> Combination:
     plan = complete(problem, asked)
     if reasons := unsupported(spec, step, plan):
         return Combination(names, None, reasons)
-    return Combination(names, Job(spec, step, plan, STEPS, dump=True, profile=False, timeout=60.0))
+    return Combination(names, Job(spec, step, plan, STEPS, dump=True, profile=False, timeout=300.0))
 
 
 class _Clash(Exception):

@@ -76,7 +76,8 @@ def _own_rows(table: nn.Parameter) -> None:
     """Keep the gradient of this rank's rows: torch makes one of all rows, the same on every rank, and leaves it so."""
     gradient = table.grad
     if isinstance(table, DTensor) and isinstance(gradient, DTensor) and gradient.placements != table.placements:
-        rows = gradient.redistribute(placements=table.placements).to_local().clone()
+        rows = gradient.redistribute(placements=table.placements).to_local()
+        rows = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
         table.grad = DTensor.from_local(rows, table.device_mesh, table.placements, run_check=False)
 
 

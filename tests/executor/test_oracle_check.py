@@ -1,0 +1,146 @@
+"""The simulator beside one rank of the executor's own model: what is equal, and that what is not is seen."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tiny_jobs import cluster  # noqa: E402
+
+from executor import oracle_check  # noqa: E402
+from executor.job import Job  # noqa: E402
+from executor.oracle import RankOracle, rank_oracle  # noqa: E402
+from executor.oracle_check import Check, along, check, roles  # noqa: E402
+from simulator.models.transformer import Transformer, build  # noqa: E402
+from strategies.completion import complete  # noqa: E402
+from strategies.layout import Layout  # noqa: E402
+from strategies.plan import Plan, Recompute  # noqa: E402
+from strategies.problem import Problem  # noqa: E402
+from strategies.training import Training  # noqa: E402
+
+LAYERS, HIDDEN, FFN, VOCAB, SEQUENCE = 2, 256, 1024, 1024, 256
+SPEC = Transformer(LAYERS, HIDDEN, 4, 4, FFN, VOCAB, tied_embeddings=False)
+
+
+def case(global_batch: int = 8, **layout: Any) -> tuple[Problem, Plan]:
+    chosen = Layout(**layout)
+    training = Training(global_batch, SEQUENCE, "fp32")
+    problem = Problem(build(SPEC, SEQUENCE, "fp32"), cluster(chosen.data * chosen.tensor * chosen.pipeline), training)
+    return problem, complete(problem, chosen)
+
+
+def checked(global_batch: int = 8, **layout: Any) -> Check:
+    return check(SPEC, *case(global_batch, **layout))
+
+
+def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
+    """Return the oracle's own count and bytes by kind and group."""
+    return {(line.kind, line.axes): (line.oracle, line.oracle_bytes) for line in found.ranks[rank].traffic}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"data": 2, "microbatch": (3, 1)},
+        {"data": 2, "zero": 3, "recompute": Recompute.FULL},
+        {"data": 2, "zero": 3, "reshard_after_forward": False},
+        {"data": 4, "zero": 3, "zero_shards": 2},
+        {"tensor": 2, "microbatch": 2, "sequence_parallel": True},
+        {"pipeline": 2, "microbatch": 2},
+        {"data": 128, "tensor": 4, "pipeline": 2, "global_batch": 512},
+    ],
+    ids=str,
+)
+def test_states_collectives_and_peak_are_the_same(layout: dict[str, Any]) -> None:
+    found = checked(**layout)
+    assert found.equal, found.to_json()
+
+
+def test_tensor_parallel_sends_what_megatron_does() -> None:
+    found = checked(tensor=2, microbatch=4)
+    # two microbatches; a layer has two sums in each pass, the embedding one and the head's input one; the loss over a
+    # cut vocabulary has three, of a number a token: maximum, sum, and the target's logit
+    tokens = 4 * SEQUENCE
+    sums, values = 2 * (4 * LAYERS + 2), 2 * 3
+    size = 4 * tokens * (sums * HIDDEN + values)
+    assert lines(found) == {("all_reduce", ("tensor",)): (sums + values, size)}
+
+
+def test_zero_3_gathers_twice_and_scatters_once_a_microbatch() -> None:
+    found = checked(data=2, zero=3, microbatch=2)
+    matrices = 4 * HIDDEN**2 + 2 * HIDDEN * FFN
+    layer = matrices + 3 * HIDDEN + HIDDEN + FFN + HIDDEN + 4 * HIDDEN  # biases of qkv and three others, two norms
+    ends = (VOCAB + SEQUENCE) * HIDDEN, VOCAB * HIDDEN + 2 * HIDDEN
+    # 2 microbatches; every unit for forward and for backward, but the head, whose backward comes at once
+    gathers, scatters = 2 * (2 * (LAYERS + 1) + 1), 2 * (LAYERS + 2)
+    every = LAYERS * layer + sum(ends)
+    assert lines(found) == {
+        ("all_gather", ("data",)): (gathers, 4 * 2 * (2 * every - ends[1])),
+        ("reduce_scatter", ("data",)): (scatters, 4 * 2 * every),
+    }
+
+
+def test_replicas_are_summed_once_a_step() -> None:
+    found = lines(checked(global_batch=16, data=4, zero=3, zero_shards=2))
+    assert found["all_reduce", ("replica",)][0] == LAYERS + 2  # a unit each, not one a microbatch, of which there are 4
+
+
+def test_microbatches_add_to_the_buckets_of_their_gradients() -> None:
+    problem, plan = case(global_batch=16, data=2)
+    job = Job(SPEC, problem.training, plan, steps=1)
+    memory = rank_oracle(job, 0).memory
+    assert memory.peak == memory.kept_peak  # buckets are there all the time, and nothing beside them
+    assert memory.gradients == memory.parameters == 4 * problem.graph.num_parameters
+
+
+def test_a_cut_table_keeps_the_gradient_of_its_own_rows() -> None:
+    problem, plan = case(tensor=2, microbatch=4)
+    memory = rank_oracle(Job(SPEC, problem.training, plan, steps=1), 0).memory
+    assert memory.gradients == memory.parameters
+
+
+def test_a_rank_of_every_kind() -> None:
+    assert roles(case(data=2, tensor=2, pipeline=2)[1]) == (0, 4)
+    assert roles(case(data=2, microbatch=(3, 1))[1]) == (0, 1)
+    assert roles(case(data=4, gradient_reduction="parameter_server")[1]) == (0, 1)
+    _, plan = case(data=2, tensor=2, pipeline=2)
+    assert along(plan, (0, 2)) == ("data",) and along(plan, (1, 5)) == ("pipeline",)
+    assert along(plan, (0, 1, 2, 3)) == ("data", "tensor") and along(plan, (3,)) == ()
+
+
+def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(job: Job, rank: int) -> RankOracle:
+        return rank_oracle(replace(job, plan=case(tensor=2, microbatch=8)[1]), rank)
+
+    monkeypatch.setattr("executor.oracle.rank_oracle", wrong)
+    found = check(SPEC, *case(data=2, microbatch=4))
+    assert not found.equal
+    different = {line.category for line in found.ranks[0].memory if not line.equal}
+    assert {"parameters", "gradients", "optimizer"} <= different
+    # the ranks that a tensor-parallel plan sums among lie along data in the plan that was asked for
+    assert {line.axes for line in found.ranks[0].traffic if not line.equal} == {("data",)}
+
+
+def test_published_and_torch_differ_where_torch_sums_all_gradients() -> None:
+    # torch's ZeroRedundancyOptimizer follows an all-reduce and broadcasts; the published one scatters and gathers
+    found = checked(data=2, zero=1, microbatch=4)
+    kinds = {line.kind: (line.simulated > 0, line.oracle > 0) for line in found.ranks[0].traffic}
+    assert kinds == {
+        "all_gather": (True, False),
+        "all_reduce": (False, True),
+        "broadcast": (False, True),
+        "reduce_scatter": (True, False),
+    }
+    assert all(line.equal for line in found.ranks[0].memory)
+
+
+def test_a_plan_that_cannot_be_built_and_a_machine_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, plan = case(data=2)
+    wrong = replace(problem, training=replace(problem.training, optimizer="lion"))
+    with pytest.raises(ValueError, match=r"cannot build this plan: optimizer: .* met lion"):
+        check(SPEC, wrong, plan)
+    monkeypatch.setattr(oracle_check, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="a check needs torch, which is not installed"):
+        check(SPEC, problem, plan)

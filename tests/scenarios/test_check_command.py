@@ -1,0 +1,45 @@
+"""``meshwise simulate --check``: what it prints, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from scenarios.command_line import run
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "local" / "dp2-tp2-pp2.yaml"
+
+
+def test_equal_is_0_and_the_document_has_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "local/dp2-tp2-pp2", "--check", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["check"]
+    assert found["equal"] and [rank["stages"] for rank in found["ranks"]] == [[0], [1]]
+    for rank in found["ranks"]:
+        assert [line["category"] for line in rank["memory"]] == ["parameters", "gradients", "optimizer", "peak"]
+        groups = {(line["kind"], *line["axes"]) for line in rank["collectives"]}
+        assert groups == {("all_reduce", "data"), ("all_reduce", "tensor"), ("send", "pipeline")}
+
+
+def test_different_is_1_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "local/zero1", "--check"]) == 1
+    told = capsys.readouterr()
+    assert "the simulator and the executor's model differ" in told.err
+    line = next(line for line in told.out.splitlines() if line.startswith("reduce_scatter along data"))
+    assert line.endswith("DIFFERENT")
+
+
+def test_a_plan_that_cannot_be_built_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lion.yaml").write_text(SCENARIO.read_text().replace("optimizer: adamw", "optimizer: lion"))
+    assert run(["simulate", str(tmp_path / "lion.yaml"), "--check"]) == 2
+    assert "cannot build this plan: optimizer: the executor steps with" in capsys.readouterr().err
+
+
+def test_without_torch_is_2_and_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("executor.oracle_check.find_spec", lambda name: None)
+    assert run(["simulate", "local/dp2", "--check"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message == "a check needs torch, which is not installed; pip install 'meshwise[exec]'"
