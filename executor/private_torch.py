@@ -26,7 +26,6 @@ from executor.measured_memory import Allocation
 from executor.trace import TraceEvent
 from strategies.schedule import Schedule
 
-
 _COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
 _ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}
 """Bytes of an element of what the profiler calls a dtype."""

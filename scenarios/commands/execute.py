@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import FAILED, NOTHING_FITS, ClusterFile, Json, ScenarioName, Ticker, emit, note, show
+from scenarios.commands.output import (
+    FAILED,
+    NOTHING_FITS,
+    ClusterFile,
+    Json,
+    ScenarioName,
+    Ticker,
+    emit,
+    note,
+    show,
+    table,
+)
 
 
 def execute(
@@ -25,6 +36,7 @@ def execute(
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction."""
+    from reports.difference import difference
     from scenarios.cluster_file import load_cluster
     from scenarios.files import folder
     from scenarios.loader import load
@@ -46,13 +58,15 @@ def execute(
     ticker = Ticker()
     run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, module=module, progress=follow(ticker))
     ticker.done()
-    document = to_json(run, predicted)
+    found = difference(predicted.timeline, run.timeline)
+    document = to_json(run, predicted) | {"difference": found.to_json()}
     if target is not None:
         write_run(target, document, predicted, run)
     if as_json:
         emit(document)
     else:
         _print(value.name, predicted, document)
+        print_difference(found, run.step_time)
     if run.verification is not None and not run.verification.equal:
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
@@ -78,12 +92,25 @@ def to_json(run: Any, predicted: Any) -> dict[str, Any]:
     }
 
 
+def print_difference(found: Any, timed: float) -> None:
+    """Print which operations the prediction missed and what they cost the step."""
+    from reports.difference import HEAD
+    from simulator.units import format_time
+
+    rows = found.lines()
+    if rows:
+        print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
+        table(HEAD, rows)
+    note(f"operations were measured under the profiler; steps without it took {format_time(timed)}")
+
+
 def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
-    """Write result, plan and the picture of prediction over measurement into a folder."""
+    """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
     from reports.timeline import draw_comparison
     from scenarios.files import write
 
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
+    write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
     write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")
     draw_comparison(predicted.timeline, run.timeline, target / "comparison.png", step_time=run.step_time)
 

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.measured_memory import Allocation, categories, turning_points  # noqa: E402
-from executor.recorder import Record  # noqa: E402
-from executor.trace import TraceEvent  # noqa: E402
-from simulator.memory import CATEGORIES  # noqa: E402
-from simulator.program import Category, TaskKind  # noqa: E402
+from executor.measured_memory import Allocation, categories, turning_points
+from executor.recorder import Record
+from executor.trace import TraceEvent
+from simulator.memory import CATEGORIES
+from simulator.program import Category, TaskKind
 
 RECORDS = (
     Record(TaskKind.FORWARD, 0, 0, "", 100, 200),
