@@ -10,13 +10,15 @@ from executor.job import Job, metrics_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.supported import BYTES, unsupported
-from executor.verification import Verification, verify
+from executor.verification import Verification, require_equal, verify
 from simulator.models.transformer import Transformer
 from simulator.timeline import Timeline
 from strategies.plan import Plan
 from strategies.training import Training
 
 WARM_UP = 2
+UNVERIFIED_STEPS = 5
+"""Runs of more steps are verified before they begin where nothing else is said."""
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
 Progress = Callable[[int, float, float], None]
@@ -64,7 +66,7 @@ def execute(
     Parameters
     ----------
     verify
-        Whether the same plan also runs a scaled-down model in fp64 against one process.
+        Whether the same plan first runs a scaled-down model in fp64 against one process.
     folder
         Where job and results are written.
     timeout
@@ -78,13 +80,15 @@ def execute(
         Where torch cannot run the plan; nothing was started.
     ExecutionError
         Where a rank fails.
+    VerificationError
+        Where the ranks do not compute what one process computes; the steps were not begun.
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     refuse(spec, training, plan)
     job = Job(spec, training, plan, steps, seed, timeout=timeout)
-    jobs = [(job, folder)] + ([(verification_job(job), folder / "verify")] if verify else [])
-    run_jobs(jobs, progress)
+    verification = verified(verification_job(job), folder / "verify") if verify else None
+    run_jobs([(job, folder)], progress)
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
@@ -94,8 +98,20 @@ def execute(
         step_time=median(times[WARM_UP:] or times),
         peak_memory=timeline.peak_memory,
         timeline=timeline,
-        verification=compare(*jobs[1]) if verify else None,
+        verification=verification,
     )
+
+
+def verified(job: Job, folder: Path) -> Verification:
+    """Run a verification job and return how near it is to one process.
+
+    Raises
+    ------
+    VerificationError
+        Where it is not equal.
+    """
+    run_jobs([(job, folder)])
+    return require_equal(compare(job, folder))
 
 
 def refuse(spec: Transformer, training: Training, plan: Plan) -> None:

@@ -202,7 +202,7 @@ class Scenario:
         plan: Plan | None = None,
         *,
         steps: int = 5,
-        verify: bool = False,
+        verify: bool | None = None,
         folder: str | Path | None = None,
         seed: int = 0,
         module: str | None = None,
@@ -215,7 +215,8 @@ class Scenario:
         module
             ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
-            Whether losses, gradients and parameters are compared with one process.
+            Whether losses, gradients and parameters of a few steps in fp64, of a scaled-down model, are compared with
+            one process before the run begins. Default: where it has more than 5 steps.
         progress
             Called with step, loss and seconds after every step.
         folder
@@ -225,13 +226,16 @@ class Scenario:
         ------
         ValueError
             Where this machine cannot run the plan; nothing was started.
+        VerificationError
+            Where the ranks do not compute what one process computes; the run was not started.
         """
         import tempfile
 
         from executor.operators.run import execute_module
-        from executor.run import execute
+        from executor.run import UNVERIFIED_STEPS, execute
 
         chosen = self.chosen(plan)
+        verify = steps > UNVERIFIED_STEPS if verify is None else verify
         if module is None:
             self.check_executable(chosen)
         else:

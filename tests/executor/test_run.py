@@ -13,6 +13,7 @@ from tiny_jobs import TINY, job
 
 from executor.launcher import ExecutionError
 from executor.run import Run, compare, execute, losses, run_jobs, verification_job
+from executor.verification import Verification, VerificationError
 from simulator.program import TaskKind
 
 
@@ -83,6 +84,14 @@ def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
     wrong = replace(wrong, training=replace(wrong.training, precision="fp16"))
     with pytest.raises(ExecutionError, match=r"rank \d failed: KeyError: 'fp16'"):
         run_jobs([(wrong, tmp_path)])
+
+
+def test_a_run_that_fails_its_verification_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
+    asked = job(data=2)
+    with pytest.raises(VerificationError, match=r"not started: .* gradients 3\.0e-05, .* equal is at most 1e-12"):
+        execute(asked.spec, asked.training, asked.plan, steps=1, verify=True, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["verify"]
 
 
 def test_refused_before_launch(tmp_path: Path) -> None:
