@@ -93,9 +93,9 @@ def trace_events(profiler: Any) -> list[TraceEvent]:
 
 
 def _message(event: Any) -> int:
-    """Return the bytes of the largest tensor that a communication reads or writes; 0 of other events."""
+    """Return the bytes of the largest tensor that a communication reads or writes; 0 where that is not told."""
     name: str = event.name()
-    if not name.startswith(_COMMUNICATING):
+    if not name.startswith(_COMMUNICATING) or not event.shapes():
         return 0
     tensors = zip(event.shapes(), event.dtypes(), strict=True)
     size = max((math.prod(shape) * _ITEMSIZE.get(dtype, 0) for shape, dtype in tensors if shape), default=0)

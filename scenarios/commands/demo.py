@@ -45,7 +45,6 @@ def demo(
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
     from executor.calibrate import calibrate
-    from reports.difference import difference
     from scenarios.cluster_file import write_cluster
     from scenarios.commands.execute import follow, to_json, write_run
     from scenarios.files import folder, write
@@ -73,7 +72,7 @@ def demo(
         found.best.plan, steps=STEPS, verify=True, folder=folder(target / "run"), progress=follow(ticker)
     )
     ticker.done()
-    result = to_json(run, predicted) | {"difference": difference(predicted.timeline, run.timeline).to_json()}
+    result = to_json(run, predicted)
     write_run(target, result, predicted, run)
 
     note("4/4 report")

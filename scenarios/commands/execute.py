@@ -39,11 +39,21 @@ def execute(
         str | None,
         typer.Option(metavar="FILE.py:FACTORY", help="The module that the graph was captured from."),
     ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Search and run the best plans, so many, instead of one; fit the machine to what they took, rank them "
+            "again, and write the fitted cluster file into --out.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction."""
     from reports.difference import difference
     from scenarios.cluster_file import load_cluster
+    from scenarios.commands.execute_top import execute_top
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
@@ -51,6 +61,12 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    if top is not None:
+        for given, name in ((plan, "--plan"), (module, "--module")):
+            if given is not None:
+                raise ValueError(f"--top runs plans that it finds for the executor's own model, met {name} {given}")
+        execute_top(value, top, steps=steps, verify=verify, seed=seed, out=out, as_json=as_json)
+        return
     if module is None:
         value.check_executable()
     predicted = value.simulate()
@@ -64,15 +80,14 @@ def execute(
     ticker = Ticker()
     run = value.execute(steps=steps, verify=verify, folder=target, seed=seed, module=module, progress=follow(ticker))
     ticker.done()
-    found = difference(predicted.timeline, run.timeline)
-    document = to_json(run, predicted) | {"difference": found.to_json()}
+    document = to_json(run, predicted)
     if target is not None:
         write_run(target, document, predicted, run)
     if as_json:
         emit(document)
     else:
         _print(value.name, predicted, document)
-        print_difference(found, run.step_time)
+        print_difference(difference(predicted.timeline, run.timeline), run.step_time)
 
 
 def follow(ticker: Ticker) -> Any:
@@ -82,6 +97,8 @@ def follow(ticker: Ticker) -> Any:
 
 def to_json(run: Any, predicted: Any) -> dict[str, Any]:
     """Return a run with its prediction as JSON-ready data."""
+    from reports.difference import difference
+
     check = run.verification
     fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
     return {
@@ -92,6 +109,7 @@ def to_json(run: Any, predicted: Any) -> dict[str, Any]:
         "peak_memory": run.peak_memory,
         "predicted_peak_memory": predicted.peak_memory,
         "verify": {name: getattr(check, name) for name in fields} if check is not None else None,
+        "difference": difference(predicted.timeline, run.timeline).to_json(),
     }
 
 
