@@ -3,22 +3,29 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from reports.difference import difference
 from reports.timeline import draw_comparison
 from reports.waterfall import MOST, bars
-from simulator.timeline import Timeline
+from simulator.program import RankClass, StreamKind, TaskKind
+from simulator.timeline import Span, Timeline
 
 
-def test_bars_add_up_to_the_error_and_the_small_ones_share_one(step: Callable[..., Timeline]) -> None:
-    found = difference(step(), step(forward=0.012, backward=0.021, optimizer=0.02, source="measured"))
-    shown = bars(found)
-    assert found.error > 0
-    assert sum(cost for *_, cost in shown) == pytest.approx(found.error)
-    assert len(shown) <= MOST + 1
-    rest = len([row for row in found.operations() if row.cost]) - MOST
-    assert (shown[-1][1] == f"{rest} others") is (rest > 0)
+def stages(seconds: int) -> Timeline:
+    """Return a rank that runs a forward of each of ten stages, stage i for i + ``seconds`` seconds."""
+    ends = [sum(stage + seconds for stage in range(last + 1)) for last in range(10)]
+    spans = [
+        Span(0, StreamKind.COMPUTE, TaskKind.FORWARD, stage, 0, "", end - stage - seconds, end)
+        for stage, end in enumerate(ends)
+    ]
+    return Timeline("measured", (RankClass("all", tuple(range(10)), (0,)),), spans, (), ends[-1], "gloo")
+
+
+def test_bars_add_up_to_the_error_and_the_small_ones_share_one() -> None:
+    found = difference(stages(1), stages(3))  # 2 s more for each of ten stages
+    *shown, rest = bars(found)
+    assert found.error == 20
+    assert [cost for *_, cost in shown] == [2] * MOST
+    assert rest == ("", "3 others", "", 6)
 
 
 def test_equal_steps_have_no_bars_and_are_drawn(step: Callable[..., Timeline], tmp_path: Path) -> None:
