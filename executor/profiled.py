@@ -22,7 +22,7 @@ from executor.private_torch import allocations, trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
 
-STEPS = 5
+STEPS = 3
 """Profiled steps of which the median one is kept."""
 Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
 _MARK = "meshwise mark "
