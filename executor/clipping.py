@@ -9,7 +9,7 @@ References
 Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, section 3.2.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,13 @@ _EPSILON = 1e-6
 """What ``torch.nn.utils.clip_grad_norm_`` adds to the norm."""
 
 
-def clip(parameters: Iterable[nn.Parameter], mesh: DeviceMesh, sums: tuple[str, ...], over: str) -> float:
+def clip(
+    parameters: Iterable[nn.Parameter],
+    mesh: DeviceMesh,
+    sums: tuple[str, ...],
+    over: str,
+    copies: Collection[nn.Parameter] = (),
+) -> float:
     """Scale the gradients of ``parameters`` in place and return their norm before.
 
     Parameters
@@ -36,9 +42,13 @@ def clip(parameters: Iterable[nn.Parameter], mesh: DeviceMesh, sums: tuple[str, 
         The axes along which gradients may be cut.
     over
         The axis whose ranks hold different parameters.
+    copies
+        Those of ``parameters`` that are kept a second time and count there.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = _squares(gradients)
+    uncounted = {id(copy) for copy in copies}
+    held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient for _, gradient in held]
+    squares = _squares(gradient for parameter, gradient in held if id(parameter) not in uncounted)
     with torch.no_grad():
         for axis in sums:
             cut = [key for key in squares if axis in key]

@@ -21,6 +21,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def reduces_itself(module: nn.Module) -> bool:
+    """Return whether a module's gradients are averaged as backward makes them."""
+    return isinstance(module, DistributedDataParallel)
+
+
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return all elements of ``tensors`` as one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors])
@@ -47,22 +52,22 @@ class GradientReducer:
 
     def __init__(self, group: dist.ProcessGroup, overlap: bool, *, server: bool = False) -> None:
         self.group, self.overlap, self.server = group, overlap, server
-        self._waiting: list[nn.Module] = []
-        self._running: list[tuple[nn.Module, list[Tensor], Tensor, Any]] = []
+        self._waiting: list[Sequence[nn.Parameter]] = []
+        self._running: list[tuple[Sequence[nn.Parameter], list[Tensor], Tensor, Any]] = []
 
-    def stage_done(self, module: nn.Module) -> None:
-        """Take note that ``module`` has run its last backward."""
-        if isinstance(module, DistributedDataParallel) or self.group.size() == 1:
+    def done(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take note that the gradients of ``parameters``, together, are this rank's whole ones."""
+        if not parameters or self.group.size() == 1:
             return
-        self._waiting.append(module)
+        self._waiting.append(parameters)
         if self.overlap:
             self._launch()
 
     def _launch(self) -> None:
-        for module in self._waiting:
-            gradients = [local(p.grad) for p in module.parameters() if p.grad is not None]
+        for parameters in self._waiting:
+            gradients = [local(p.grad) for p in parameters if p.grad is not None]
             flat = flatten(gradients)
-            self._running.append((module, gradients, flat, self._reduce(flat)))
+            self._running.append((parameters, gradients, flat, self._reduce(flat)))
         self._waiting.clear()
 
     def _reduce(self, flat: Tensor) -> Any:
@@ -73,10 +78,11 @@ class GradientReducer:
     def finish(self) -> None:
         """Return when every gradient is the mean."""
         self._launch()
-        for module, gradients, flat, work in self._running:
+        for parameters, gradients, flat, work in self._running:
             work.wait()
             if self.server and self.group.rank():
-                module.zero_grad(set_to_none=True)
+                for parameter in parameters:
+                    parameter.grad = None
             else:
                 fill(gradients, flat.div_(self.group.size()))
         self._running.clear()

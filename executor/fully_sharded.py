@@ -36,15 +36,22 @@ class Whole(nn.Module):
         return self.network(x)
 
 
-def shard(network: Network, mesh: DeviceMesh, *, reshard: bool) -> None:
+def shard(network: Network, mesh: DeviceMesh, *, experts: DeviceMesh | None, reshard: bool) -> None:
     """Share the states of a stage over ``mesh`` in place: its last axis, and replicas along the one before it.
 
     Parameters
     ----------
+    experts
+        What the states of experts are shared over, where ranks have different ones.
     reshard
         Whether gathered parameters are given up after forward and gathered again for backward.
     """
-    ends = [] if network.tied else [network.embedding, network.head]  # tied ones share a table: the root's unit
+    for layer in network.decoder_layers():
+        if experts is not None and layer.mixture is not None:
+            fully_shard(layer.mixture.experts, mesh=experts, reshard_after_forward=reshard)
+    ends = [network.embedding, network.head]
+    if network.tied and None not in ends:
+        ends = []  # they share a table: the root's unit
     for unit in (*ends, *network.decoder_layers()):
         if unit is not None:
             kept = unit is network.head  # its backward comes next

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
 from strategies.training import Training
@@ -61,13 +62,17 @@ class Job:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
         try:
             return cls(
-                spec=Transformer(**document.pop("spec")),
+                spec=_spec(**document.pop("spec")),
                 training=Training(**document.pop("training")),
                 plan=Plan.from_json(document.pop("plan")),
                 **document,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path}: a job states spec, training, plan and steps; met {error}") from error
+
+
+def _spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
+    return Transformer(experts=Experts(**experts) if experts else None, **sizes)
 
 
 def metrics_file(folder: Path, rank: int) -> Path:

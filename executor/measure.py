@@ -82,7 +82,7 @@ def _dump(trainer: Trainer, path: Path) -> None:
     """Write whole gradients and parameters by name, once a tensor group."""
     arrays: dict[str, Any] = {}
     for network in trainer.networks.values():
-        for name, parameter in network.named_parameters():
+        for name, parameter in network.model_parameters():
             arrays[f"parameter {name}"] = _whole(parameter.detach())
             if parameter.grad is not None:
                 arrays[f"gradient {name}"] = _whole(parameter.grad)

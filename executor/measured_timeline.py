@@ -9,11 +9,11 @@ from executor.job import result_file
 from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import RankClass, StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
-from strategies.mesh import DATA, PIPELINE, TENSOR
+from strategies.mesh import PIPELINE
 from strategies.plan import Plan
 
 Row = list[Any]
-Key = tuple[bool, int, int, int, int]
+Key = tuple[bool, int, int, int]
 
 
 def read_timeline(plan: Plan, folder: Path) -> Timeline:
@@ -71,11 +71,11 @@ def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         for row in result["spans"]:
             stream, forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
-            column = (plan.mesh.coordinate(rank, DATA), plan.mesh.coordinate(rank, TENSOR))
+            column = rank - plan.mesh.coordinate(rank, PIPELINE) * plan.mesh.stride(PIPELINE)
             if stream in (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD):
-                sends[forward, row[2], row[3], *column] = row
+                sends[forward, row[2], row[3], column] = row
             elif stream in (StreamKind.RECEIVE_FORWARD, StreamKind.RECEIVE_BACKWARD):
-                receives[forward, row[2], row[3], *column] = row
+                receives[forward, row[2], row[3], column] = row
     for key, receive in receives.items():
         send = sends[key]
         start = min(max(send[5], receive[5]), receive[6])

@@ -6,7 +6,7 @@ same first value, whatever stage or process it lives on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor.activation import activated, width
+from executor.mixture import Mixture
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
 from strategies.recomputation import OfStage, Recompute
 
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+Core = Callable[..., Tensor]
+"""Attention of queries to keys and values; a fourth argument says which keys a query sees, in the place of causal."""
 
 
 ROTATION_BASE = 10000.0
@@ -33,7 +37,12 @@ _NORM = 1e-5
 
 
 class Embedding(nn.Module):
-    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``."""
+    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``.
+
+    ``own`` are the positions of the tokens that come; None for all of them.
+    """
+
+    own: Tensor | None = None
 
     def __init__(self, spec: Transformer, sequence: int) -> None:
         super().__init__()
@@ -44,45 +53,51 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embedded tokens."""
         embedded: Tensor = self.token(tokens)
-        return embedded if self.position is None else embedded + self.position
+        if self.position is None:
+            return embedded
+        return embedded + (self.position if self.own is None else self.position[self.own])
 
 
 class Layer(nn.Module):
     """One pre-norm layer.
 
     Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
-    cut is a cut over heads of keys, or over the width.
+    cut is a cut over heads of keys, or over the width. ``own`` are the positions of the tokens that come; None for all
+    of them. ``run`` runs the core of attention. Where tokens are ``routed``, a mixture of experts is in the place of
+    the feed-forward layer.
     """
 
-    def __init__(self, spec: Transformer) -> None:
+    own: Tensor | None = None
+
+    def __init__(self, spec: Transformer, *, routed: bool = False) -> None:
         super().__init__()
         hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
-        width, biases = spec.heads * spec.head_dim, biases_of(spec)
-        self.core: Callable[..., Tensor] = unfused_attention if spec.attention == UNFUSED else flash_attention
+        biases = biases_of(spec)
+        self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
+        self.run: Callable[..., Tensor] = self.run_once
         self.rotary = spec.positions == "rotary"
-        gates: dict[str, Callable[..., Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
-        self.gate = gates.get(spec.ffn_kind)
+        self.ffn_kind = spec.ffn_kind
         self.input_norm = norm_of(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
         self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
-        self.projection = nn.Linear(width, hidden, bias=biases == "all")
+        self.projection = nn.Linear(spec.heads * spec.head_dim, hidden, bias=biases == "all")
         self.feed_forward_norm = norm_of(spec)
-        self.up = nn.Linear(hidden, spec.ffn * (2 if self.gate else 1), bias=biases == "all")
-        self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
+        self.mixture = Mixture(spec) if routed else None
+        if not routed:
+            self.up = nn.Linear(hidden, width(spec.ffn_kind, spec.ffn), bias=biases == "all")
+            self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` after attention and feed-forward, both with a residual."""
         x = x + self.projection(self.attention(self.qkv(self.input_norm(x))))
-        result: Tensor = x + self.down(self.activation(self.up(self.feed_forward_norm(x))))
+        result: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return result
 
-    def activation(self, wide: Tensor) -> Tensor:
-        """Return the activated middle of the feed-forward layer."""
-        if self.gate is None:
-            return functional.gelu(wide)
-        gate, value = wide.view(*wide.shape[:-1], -1, 2).unbind(-1)
-        active: Tensor = self.gate(gate) * value
-        return active
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Return what the feed-forward layer, or the mixture of experts, makes of ``x``."""
+        made = self.down(activated(self.ffn_kind, self.up(x))) if self.mixture is None else self.mixture(x)
+        result: Tensor = made
+        return result
 
     def attention(self, qkv: Tensor) -> Tensor:
         """Return the attention of however many heads ``qkv`` holds."""
@@ -92,9 +107,14 @@ class Layer(nn.Module):
         key, value = (parts[..., place, :].transpose(1, 2) for place in (-2, -1))
         query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary:
-            query, key = rotated(query), rotated(key)
-        context = self.core(query, key, value)
+            query, key = rotated(query, self.own), rotated(key, self.own)
+        context = self.run(self.core, query, key, value)
         return context.transpose(1, 2).reshape(batch, sequence, -1)
+
+    @staticmethod
+    def run_once(core: Core, *tensors: Tensor) -> Tensor:
+        """Return what a core makes; what backward needs of it is kept."""
+        return core(*tensors)
 
 
 def biases_of(spec: Transformer) -> str:
@@ -112,36 +132,40 @@ def _head_norm(spec: Transformer) -> nn.Module:
     return nn.RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
 
 
-def rotated(heads: Tensor) -> Tensor:
+def rotated(heads: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return ``(batch, heads, sequence, head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
 
-    Angles are reckoned in fp64 for values of fp64, else in fp32.
+    Positions are those from 0 on where none are given. Angles are reckoned in fp64 for values of fp64, else in fp32.
     """
     half, sequence = heads.shape[-1] // 2, heads.shape[-2]
     exact = torch.float64 if heads.dtype is torch.float64 else torch.float32
     turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=heads.device) / half)
-    angles = torch.arange(sequence, dtype=exact, device=heads.device)[:, None] * turns
+    places = torch.arange(sequence) if positions is None else positions
+    angles = places.to(heads.device, exact)[:, None] * turns
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     one, other = heads[..., :half], heads[..., half:]
     return torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
 
-    Several heads of queries may share one of keys and values.
+    Several heads of queries may share one of keys and values. Where ``visible``, ``(queries, keys)``, is given, it
+    says which keys a query sees.
     """
     grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped
+    )
 
 
-def unfused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention with scores and probabilities kept, operator by operator."""
+def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return causal attention with scores and probabilities kept, operator by operator; else as `flash_attention`."""
     sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1) if visible is None else ~visible
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
 
 
@@ -188,14 +212,15 @@ class Network(nn.Module):
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **extra)
         self.again: Callable[..., Any] = again
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
-        indices = [layer_index(name) for name in blocks if name.startswith("layers")]
-        self.layers = nn.ModuleDict({str(index): Layer(spec) for index in indices})
+        dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
+        indices = [layer_index(name, spec) for name in blocks if "layers" in name]
+        self.layers = nn.ModuleDict({str(index): Layer(spec, routed=index >= dense) for index in indices})
         self.head = Head(spec) if "head" in blocks else None
         first = self.decoder_layers()[: recompute.layers]
         self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
         if recompute.layer is Recompute.SELECTIVE:
             for layer in first:
-                layer.core = partial(self.again, layer.core)
+                layer.run = self.again
         self.tied = spec.tied_embeddings
         self.tie()
 
@@ -208,6 +233,11 @@ class Network(nn.Module):
         if self.tied and self.embedding is not None and self.head is not None:
             self.head.logits.weight = self.embedding.token.weight
 
+    def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield parameters with their names in the whole model: there a tied output weight is the token table."""
+        for name, parameter in self.named_parameters():
+            yield ("embedding.token.weight" if self.tied and name == "head.logits.weight" else name), parameter
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations that leave the blocks: logits where the head is one of them."""
         if self.embedding is not None:
@@ -217,9 +247,11 @@ class Network(nn.Module):
         return self.head(x) if self.head is not None else x
 
 
-def layer_index(name: str) -> int:
-    """Return the index in ``layers.3``; a model of one layer calls it ``layers``."""
-    return int(name.partition(".")[2] or 0)
+def layer_index(name: str, spec: Transformer) -> int:
+    """Return the index among all layers of ``layers.3``, which follow ``dense_layers``; one alone has no number."""
+    kind, _, number = name.partition(".")
+    dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
+    return dense + int(number or 0)
 
 
 def initialize(network: Network, seed: int) -> None:
@@ -228,7 +260,7 @@ def initialize(network: Network, seed: int) -> None:
     Values are drawn in fp64 and rounded to the parameter's dtype.
     """
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in network.model_parameters():
             generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
             value = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.02
             parameter.copy_(value + 1 if name.endswith("norm.weight") else value)

@@ -77,14 +77,42 @@ class PartitionedOptimizer:
                 fill(parts, flat)
 
 
-def build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
-    """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states."""
+class Several:
+    """Optimizers of different parameters as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """Optimizer state of all parameters that this rank owns."""
+        parts = (getattr(each, "optim", each).state for each in self.optimizers)
+        return {parameter: values for part in parts for parameter, values in part.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient."""
+        for each in self.optimizers:
+            each.zero_grad(set_to_none=set_to_none)
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for each in self.optimizers:
+            each.step()
+
+
+def build(name: str, plan: Plan, families: Sequence[tuple[Sequence[nn.Parameter], dist.ProcessGroup]]) -> Any:
+    """Return the optimizer ``name`` for one rank's parameters, and the ranks that share the states of each family."""
+    built = [_build(name, plan, parameters, group) for parameters, group in families if parameters]
+    return built[0] if len(built) == 1 else Several(built)
+
+
+def _build(name: str, plan: Plan, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> Any:
     kind, options = OPTIMIZERS[name]
     if plan.gradient_reduction == SERVER and group.size() > 1:
         return PartitionedOptimizer(parameters, kind, group, options, owners=1)
-    if plan.zero != 1 or plan.shards == 1:  # nothing is shared, or parameters are shards already
+    if plan.zero != 1 or group.size() == 1:  # nothing is shared, or parameters are shards already
         return kind(parameters, **options)
-    if plan.tensor > 1:
+    if plan.tensor > 1 or plan.expert > 1:
         return PartitionedOptimizer(parameters, kind, group, options)
     # parameters as views of one bucket a rank: one broadcast a rank instead of one a parameter
     return ZeroRedundancyOptimizer(

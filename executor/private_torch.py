@@ -56,10 +56,32 @@ def runtime(
 
 
 def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
-    """Return the ranks along several neighbouring axes of a mesh as one axis."""
-    if mesh[axes[0]].size() == 1:
-        return mesh[axes[-1]]
-    return mesh[axes]._flatten("_".join(axes))
+    """Return the ranks along several axes of a mesh, in its order, as one axis; alone those of one rank count not."""
+    wide = tuple(axis for axis in axes if mesh[axis].size() > 1)
+    if len(wide) < 2:
+        return mesh[wide[0] if wide else axes[-1]]
+    return mesh[wide]._flatten("_".join(wide))
+
+
+def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return attention as torch's fused kernel computes it, and the logsumexp of its scores.
+
+    Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
+    """
+    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+    return out, logsumexp
+
+
+def attention_gradients(
+    gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values, by the logsumexp and the output over all keys.
+
+    The keys may be some of those that ``out`` and ``logsumexp`` are over.
+    """
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    of_query, of_key, of_value = backward(gradient, query, key, value, out, logsumexp, 0.0, causal)
+    return of_query, of_key, of_value
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:

@@ -154,11 +154,13 @@ def verification_job(job: Job) -> Job:
     spec, tensor = job.spec, job.plan.tensor
     hidden = spec.heads * min(spec.head_dim, VERIFIED_HEAD_DIM)
     ffn = min(spec.ffn, -(-2 * hidden // tensor) * tensor)
+    experts = spec.experts and replace(spec.experts, ffn=min(spec.experts.ffn, -(-2 * hidden // tensor) * tensor))
     vocab = BYTES if BYTES % tensor == 0 else spec.vocab
-    sequence = min(job.training.sequence, -(-VERIFIED_SEQUENCE // tensor) * tensor)
+    parts = tensor * (2 * job.plan.context if job.plan.context > 1 else 1)
+    sequence = min(job.training.sequence, -(-VERIFIED_SEQUENCE // parts) * parts)
     return replace(
         job,
-        spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab),
+        spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab, experts=experts),
         training=replace(job.training, precision="fp64", sequence=sequence),
         steps=VERIFIED_STEPS,
         dump=True,

@@ -2,23 +2,26 @@
 
 from collections.abc import Iterator
 
+from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
-from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
-from strategies.parallelism import Parallelism, shardings
+from strategies.divisors import nearest_divisor
+from strategies.mesh import AXES, TENSOR_ROWS
+from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
 from strategies.recomputation import SomeOperators, of_stage
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64")
 OPTIMIZERS = ("adamw", "sgd")
-_ABSENT = ("max_positions", "parallel_residual", "experts", "latent")
+_ABSENT = ("max_positions", "parallel_residual", "latent")
+_AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
-    model = (*lacking(spec, training.sequence), *_model(spec, plan))
+    model = (*lacking(spec, training.sequence), *_model(spec))
     return (*model, *_training(training, plan), *_plan(spec, training, plan))
 
 
@@ -31,13 +34,13 @@ def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
         yield f"window: the executor's model sees all tokens, met {spec.window} of {sequence}"
     if spec.dropout:
         yield "dropout: the executor trains without dropout, met true; a rank's random masks differ from one process's"
+    if spec.experts is not None and spec.experts.score_bias:
+        yield "experts: score_bias: nothing balances the load of the executor's experts, met true; nearest: false"
     if spec.positions == "rotary" and spec.head_dim % 2:
         yield f"positions: rotary turns pairs of a head's values, met head_dim({spec.head_dim})"
 
 
-def _model(spec: Transformer, plan: Plan) -> Iterator[str]:
-    if spec.tied_embeddings and plan.pipeline > 1:
-        yield f"tied_embeddings: both ends of the model are on one stage, met pipeline {plan.pipeline}; nearest: false"
+def _model(spec: Transformer) -> Iterator[str]:
     if spec.vocab < BYTES:
         yield f"vocab: the corpus is bytes, so vocab is at least {BYTES}, met {spec.vocab}"
 
@@ -68,13 +71,13 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
     if len(plan.stages) != plan.schedule.num_stages:
         yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
-    axes = [axis for axis in plan.mesh.axes if axis.name != REPLICA]
-    other = [axis.name for axis in axes if axis.name not in (PIPELINE, DATA, TENSOR) and axis.size > 1]
+    other = [axis.name for axis in plan.mesh.axes if axis.name not in _AXES and axis.size > 1]
     if other:
-        yield f"mesh: the executor has the axes {PIPELINE}, {DATA} and {TENSOR}, met {', '.join(other)}"
-    order = [axis.name for axis in axes]
-    if order != [PIPELINE, DATA, TENSOR]:
-        yield f"order: the executor's mesh is {PIPELINE}, {DATA}, {TENSOR}, met {', '.join(order)}"
+        yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other)}"
+    order = [axis.name for axis in plan.mesh.axes if axis.name in _AXES]
+    usual = [name for name in _AXES if name in order]
+    if order != usual:
+        yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
     if plan.rule.asynchronous:
         yield f"schedule: the executor runs schedules with a flush, met {plan.rule.name}; nearest: 1f1b"
     if plan.placement:
@@ -93,18 +96,53 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if operators is not None:
         met = f"met the operators {', '.join(operators.names)}"
         yield f"recompute: the executor recomputes the attention core or whole layers, {met}; nearest: selective"
+    if plan.expert > 1 and (spec.experts is None or spec.experts.count % plan.expert):
+        count = spec.experts.count if spec.experts is not None else 1
+        near = nearest_divisor(count, plan.expert)
+        yield f"expert: expert divides the experts({count}), met {plan.expert}; nearest: {near}"
+    if plan.context > 1:
+        yield from _context(spec, training, plan)
     if plan.tensor > 1:
         yield from _tensor(spec, training, plan)
-        if plan.shardings != shardings(graph, Parallelism(tensor=True, sequence_parallel=plan.sequence_parallel)):
-            yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+    by = Parallelism(
+        tensor=plan.tensor > 1,
+        sequence_parallel=plan.sequence_parallel,
+        expert=plan.expert > 1,
+        attention=plan.attention if plan.context > 1 else None,
+    )
+    if by and plan.shardings != shardings(graph, by):
+        yield "shardings: the executor runs the Megatron cut of every operator, met another one"
+
+
+def _context(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    parts = 2 * plan.context
+    if training.sequence % parts:
+        near = nearest_divisor(training.sequence // 2, plan.context) if training.sequence % 2 == 0 else 1
+        yield (
+            f"context: each rank has an early and a late part of a sequence, so that causal attention is equal work: "
+            f"2 * context({plan.context}) divides sequence({training.sequence}); nearest context: {near}"
+        )
+    if plan.attention is None:
+        yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
+    if plan.attention is Attention.RING and spec.attention == UNFUSED:
+        yield "attention: ring attention keeps no scores, the model's keeps them, met unfused; nearest: all_gather"
+    if plan.attention is Attention.ULYSSES and spec.kv_heads % (plan.tensor * plan.context):
+        yield (
+            f"attention: ulysses: tensor({plan.tensor}) * context({plan.context}) divides the heads of keys"
+            f"({spec.kv_heads}); nearest: all_gather"
+        )
 
 
 def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
     if spec.qk_norm:
         yield "qk_norm: torch's tensor parallelism leaves norms of heads' values unsummed, met true; nearest: false"
-    sizes = {"kv_heads": spec.kv_heads, "ffn": spec.ffn, "vocab": spec.vocab}
+    sizes = {"kv_heads": spec.kv_heads, "vocab": spec.vocab}
+    if spec.experts is None or spec.experts.dense_layers:
+        sizes["ffn"] = spec.ffn
+    if spec.experts is not None:
+        sizes["ffn of an expert"] = spec.experts.ffn
     if plan.sequence_parallel:
-        sizes["sequence"] = training.sequence
+        sizes["sequence of a rank" if plan.context > 1 else "sequence"] = training.sequence // plan.context
     for dim, size in sizes.items():
         if size % plan.tensor:
             yield f"tensor: torch needs tensor to divide {dim}({size}), met {plan.tensor}"

@@ -29,7 +29,9 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
         layer |= {"input_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
         head |= {"final_norm": SequenceParallel()}
     for block in network.decoder_layers():
-        parallelize_module(block, mesh, layer)
+        routed = {f"mixture.{name}": how for name, how in mixture_plan(between).items()}
+        names = dict(block.named_modules())
+        parallelize_module(block, mesh, {name: how for name, how in (layer | routed).items() if name in names})
     if network.embedding is not None:
         _cut_embedding(network.embedding, mesh, sequence_parallel)
     if network.head is not None:
@@ -45,6 +47,15 @@ def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
         "up": ColwiseParallel(input_layouts=between),
         "down": RowwiseParallel(output_layouts=between),
     }
+
+
+def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
+    """Return how the products of a mixture are cut that all tokens go through; every rank routes the tokens it has."""
+    shared: dict[str, ParallelStyle] = {
+        "shared_up": ColwiseParallel(input_layouts=between),
+        "shared_down": RowwiseParallel(output_layouts=between),
+    }
+    return shared | ({"router": SequenceParallel(use_local_output=True)} if between == Shard(1) else {})
 
 
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:

@@ -3,9 +3,10 @@
 The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
 pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
 launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
-the others are data parallelism. A tensor collective belongs to the pass that launches it, whenever
-gloo's threads come to it. A span of data parallelism is a wait of its pass from the last operator that the pass
-ran before it ended.
+those in a region that `executor.exchange` marks run along the axis that it names (context, expert
+and tensor), the others are data parallelism. A tensor collective belongs to the pass that launches
+it, whenever gloo's threads come to it. What goes round a ring runs beside a pass. A span of data parallelism is a wait
+of its pass from the last operator that the pass ran before it ended.
 
 Spans have the names, kinds and streams of the simulator's own, so that the two can be set side by side: a transfer
 has the stage that sends, what ``fully_shard`` gathers runs on a stream of its own, and its reductions are
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
+from strategies.lowering.step import COMMUNICATION
 
 _TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 _GLOO = "gloo:"
@@ -39,6 +41,11 @@ _STREAMS = {
     ("RECV", "B"): StreamKind.RECEIVE_BACKWARD,
 }
 
+
+MOVING = "meshwise moving "
+"""Begins the names of regions in which ranks along an axis communicate: then come the axis and the collective."""
+SHIFT = "shift"
+"""The collective of a region that posts sends and receives, which end later."""
 
 _PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
 
@@ -65,6 +72,16 @@ class Row(NamedTuple):
     bytes: int = 0
 
 
+class _Blocking(NamedTuple):
+    """A collective that a pass waits for, from its launch to the end of the wait."""
+
+    kind: TaskKind
+    name: str
+    start: int
+    end: int
+    size: int
+
+
 class _Intervals:
     """Intervals of one thread that do not overlap; finds the one that holds an instant."""
 
@@ -83,7 +100,7 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
         TaskKind.RECOMPUTE: sorted(
-            [r for r in communication if r.kind is TaskKind.TENSOR_COMMUNICATION] + _waits(communication, events),
+            [r for r in communication if r.stream is StreamKind.TENSOR] + _waits(communication, events),
             key=attrgetter("start"),
         ),
     }
@@ -132,28 +149,39 @@ def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> I
     passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
     actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
     moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    for name, start, end, size in _tensor_collectives(events):
-        origin = _pass_at(passes, passing, start)
+    shifts = [event for event in events if event.name.startswith(MOVING) and _moved(event)[1] == SHIFT]
+    posting = _Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
+    for each in _blocking_collectives(events):
+        origin = _pass_at(passes, passing, each.start)
         inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
-        yield _tensor_row(name, start, end, size, origin) if inside else _sum_of_replicated(name, start, end, size)
+        yield _blocking_row(each, origin) if inside else _sum_of_replicated(each)
     launches = _launches(events)
-    for event in _outside_tensor_collectives(events):
+    for event in _outside_blocking_collectives(events):
         name = event.name.removeprefix(_GLOO)
-        if name in ("send", "recv") and (action := moving.at(event.start)) is not None:
+        if name in ("send", "recv") and (region := posting.at(event.start)) is not None:
+            yield _shift(event, shifts[region], _pass_at(passes, passing, event.start))
+        elif name in ("send", "recv") and (action := moving.at(event.start)) is not None:
             yield _transfer(event, *actions[action])
         elif name != "barrier":
             yield _data_row(event, _taken(launches, event), _pass_at(passes, passing, event.start))
 
 
-def _tensor_row(name: str, start: int, end: int, size: int, origin: Record | None) -> Row:
+def _blocking_row(each: _Blocking, origin: Record | None) -> Row:
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    return Row(StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, *where, name, start, end, size)
+    return Row(StreamKind.TENSOR, each.kind, *where, each.name, each.start, each.end, each.size)
 
 
-def _sum_of_replicated(name: str, start: int, end: int, size: int) -> Row:
-    """Return a tensor collective outside of passes: of gradients of what every tensor rank holds."""
-    what = f"{name} gradients of replicated parameters"
-    return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, start, end, size)
+def _sum_of_replicated(each: _Blocking) -> Row:
+    """Return a collective outside of passes: of gradients of what every tensor rank holds."""
+    what = f"{each.name} gradients of replicated parameters"
+    return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, each.start, each.end, each.size)
+
+
+def _shift(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
+    """Return what goes round a ring, from when it was posted."""
+    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    what = f"{SHIFT} {event.name.removeprefix(_GLOO)}"
+    return Row(StreamKind.CONTEXT, COMMUNICATION[_moved(region)[0]], *where, what, region.start, event.end, event.size)
 
 
 def _transfer(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
@@ -182,9 +210,8 @@ def _launches(events: Sequence[TraceEvent]) -> list[_Launch]:
     units = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
     found = []
     for event in events:
-        if event.name in _LAUNCHES:
-            index = units.at(event.start)
-            unit = named[index][1].removeprefix("network.") if index is not None else ""
+        if event.name in _LAUNCHES and (index := units.at(event.start)) is not None:
+            unit = named[index][1].removeprefix("network.")
             found.append(_Launch(_LAUNCHES[event.name], unit, event.start, event.size))
     return found
 
@@ -221,22 +248,46 @@ def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> Rec
     return None if origin is None else passes[origin]
 
 
-def _tensor_collectives(events: Sequence[TraceEvent]) -> list[tuple[str, int, int, int]]:
-    """Return (name, launch, end of wait, bytes) of every functional collective."""
+def _moved(region: TraceEvent) -> tuple[str, str]:
+    """Return the axis and the collective that a region names."""
+    axis, _, collective = region.name.removeprefix(MOVING).partition(" ")
+    return axis, collective
+
+
+def _blocking_collectives(events: Sequence[TraceEvent]) -> list[_Blocking]:
+    """Return every functional collective, and those that regions name."""
     functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
+    regions = [(*_moved(event), event) for event in events if event.name.startswith(MOVING)]
     return [
-        (_SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)), event.start, waits[index].end, event.size)
+        _Blocking(
+            TaskKind.TENSOR_COMMUNICATION,
+            _SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)),
+            event.start,
+            end,
+            event.size,
+        )
         for event in functional
-        if not event.name.endswith(("wait_tensor", _WRAP)) and (index := bisect_left(starts, event.start)) < len(waits)
+        if not event.name.endswith(("wait_tensor", _WRAP))
+        and (index := bisect_left(starts, event.start)) < len(waits)
+        and (end := waits[index].end)
+    ] + [
+        _Blocking(COMMUNICATION[axis], name, event.start, event.end, _largest(events, event))
+        for axis, name, event in regions
+        if name != SHIFT
     ]
 
 
-def _outside_tensor_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Return gloo's events but one for each tensor collective: of those inside it, the one it ends with."""
+def _largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
+    """Return the bytes of the largest message in a region."""
+    return max((event.size for event in events if region.start <= event.start <= region.end), default=0)
+
+
+def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Return gloo's events but one for each blocking collective: of those inside it, the one it ends with."""
     left = [event for event in events if event.name.startswith(_GLOO)]
-    for _, start, end, _ in _tensor_collectives(events):
+    for _, _, start, end, _ in _blocking_collectives(events):
         inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
         ended = [event for event in inside if event.end <= end]
         if inside:

@@ -10,14 +10,18 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import clipping, data, fully_sharded, optimizer, tensor_parallel
-from executor.data_parallel import GradientReducer, local
+from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
+from executor.data_parallel import GradientReducer, local, reduces_itself
+from executor.expert_parallel import apart
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import flattened, runtime
+from executor.private_torch import runtime
 from executor.recorder import Recorder
+from executor.sharing import sharing
+from executor.tied import TiedTable
 from simulator.program import TaskKind
-from strategies.mesh import DATA, PIPELINE, REPLICA, TENSOR
+from strategies.local_batches import data_ranks
+from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
 
@@ -55,25 +59,32 @@ class Trainer:
         plan = job.plan
         self.job, self.recorder = job, recorder
         self.mesh = _device_mesh(plan)
-        self.replicas = flattened(self.mesh, (REPLICA, DATA))
-        self.data_rank = self.replicas.get_local_rank()
+        self.sharing = sharing(self.mesh, DATA)
+        self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
+        self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
         stages = plan.schedule.stages_of(self.mesh[PIPELINE].get_local_rank())
         self.networks = {stage: self._network(stage) for stage in stages}
+        self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
         self.modules = {stage: self._replicate(network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
         server = plan.gradient_reduction == optimizer.SERVER
-        self.reducer = GradientReducer(self.replicas.get_group(), plan.overlap_gradients, server=server)
+        self.reducer, self.expert_reducer = (
+            GradientReducer(each.replicas.get_group(), plan.overlap_gradients, server=server)
+            for each in (self.sharing, self.expert_sharing)
+        )
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
-        self.optimizer = optimizer.build(job.training.optimizer, plan, self.parameters, self.mesh[DATA].get_group())
+        dense, experts = apart(self.parameters)
+        families = [(dense, self.sharing.shards.get_group()), (experts, self.expert_sharing.shards.get_group())]
+        self.optimizer = optimizer.build(job.training.optimizer, plan, families)
         self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that this rank steps."""
-        return [parameter for network in self.networks.values() for parameter in network.parameters()]
+        return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
 
     def _network(self, stage: int) -> Network:
         job = self.job
@@ -84,24 +95,39 @@ class Trainer:
         initialize(network, job.seed)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        if job.spec.experts is not None:
+            expert_parallel.apply(network, self.mesh, sequence_parallel=job.plan.sequence_parallel)
+        if job.plan.attention is not None and job.plan.context > 1:
+            group = self.mesh[CONTEXT].get_group()
+            context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
         return network
 
     def _replicate(self, network: Network) -> nn.Module:
         plan = self.job.plan
         if plan.zero >= 2 and plan.shards > 1:
-            mesh = self.mesh[REPLICA, DATA] if plan.replica > 1 else self.mesh[DATA]
-            fully_sharded.shard(network, mesh, reshard=plan.zero == 3 and plan.reshard_after_forward)
+            experts = self.expert_sharing.states if plan.expert > 1 else None
+            reshard = plan.zero == 3 and plan.reshard_after_forward
+            fully_sharded.shard(network, self.sharing.states, experts=experts, reshard=reshard)
             return network if plan.splits_backward else fully_sharded.Whole(network)
-        flat = plan.tensor > 1 or plan.splits_backward or plan.gradient_reduction == optimizer.SERVER
-        if plan.data == 1 or flat or not plan.overlap_gradients:
+        if plan.replicas == 1 or not self._in_buckets:
             return network
-        return DistributedDataParallel(network, process_group=self.replicas.get_group(), gradient_as_bucket_view=True)
+        group = self.sharing.replicas.get_group()
+        return DistributedDataParallel(network, process_group=group, gradient_as_bucket_view=True)
+
+    @property
+    def _in_buckets(self) -> bool:
+        """Whether torch can average gradients as backward makes them: of plain parameters that are used once."""
+        plan = self.job.plan
+        plain = plan.tensor == plan.expert == 1 and self._shared_table is None
+        decentral = plan.gradient_reduction != optimizer.SERVER
+        return plain and decentral and plan.overlap_gradients and not plan.splits_backward
 
     def _stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
         dtype = DTYPES[training.precision]
-        length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(self.microbatch, training.sequence, dtype=torch.int64, device="meta")
+        held = training.sequence // plan.context
+        length = held // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(self.microbatch, held, dtype=torch.int64, device="meta")
         between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
         stage = MeasuredStage(
             self.modules[index],
@@ -126,14 +152,36 @@ class Trainer:
         plan = self.job.plan
         if plan.tensor > 1:
             tensor_parallel.complete_gradients(self.networks[stage])
-        if plan.zero < 2 or plan.shards == 1:
-            self.reducer.stage_done(self.modules[stage])
+        module = self.modules[stage]
+        if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
+            dense, experts = apart([p for p in module.parameters() if p is not self._shared_table])
+            self.reducer.done(dense)
+            self.expert_reducer.done(experts)
+
+    def _own_tokens(self) -> Any:
+        """Return which tokens of a sequence this rank has, as an array indexes them."""
+        context, sequence = self.job.plan.context, self.job.training.sequence
+        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence).numpy()
+
+    @property
+    def _shared_table(self) -> nn.Parameter | None:
+        """The token table where two stages of this rank have it as one parameter."""
+        return self.table.shared if self.table is not None else None
+
+    def _sum_gradients(self) -> None:
+        """Make every gradient the whole one; those of stages were launched as their passes ended."""
+        if self._shared_table is not None:
+            self.reducer.done([self._shared_table])
+        self.reducer.finish()
+        self.expert_reducer.finish()
+        if self.table is not None and self.table.apart:
+            self.table.sum_gradients()
 
     def step(self, index: int) -> float | None:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes)
-        tokens, targets = (torch.from_numpy(array.copy()) for array in arrays)
+        tokens, targets = (torch.from_numpy(array[:, self._own_tokens()]) for array in arrays)
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
@@ -144,15 +192,17 @@ class Trainer:
                 return_outputs=False,
             )
         self.recorder.heartbeat.beat("gradients")
-        self.reducer.finish()
+        self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
-                clipping.clip(self.parameters, self.mesh, (TENSOR, DATA), PIPELINE)
+                copies = self.table.copies if self.table is not None else ()
+                cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
+                clipping.clip(self.parameters, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 
 
 def _device_mesh(plan: Plan) -> DeviceMesh:
-    axes = [(name, 1) for name in (PIPELINE, REPLICA, DATA, TENSOR) if name not in dict(plan.mesh.axes)]
-    axes += list(plan.mesh.axes)
-    return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
+    names = [name for name in AXES if name != TENSOR_ROWS]
+    sizes = tuple(plan.mesh.size(name) for name in names)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(names))

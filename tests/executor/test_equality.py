@@ -1,5 +1,6 @@
 """Every kind of plan computes what one process computes, in fp64."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,20 +9,30 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tiny_jobs import TINY, job, verify_all
+from tiny_jobs import TINY, cluster, job, verify_all
 
 from executor.job import Job, tensors_file
 from executor.measured_timeline import read_timeline
 from executor.reference import train
 from executor.run import compare, losses
+from simulator.engine import simulate
+from simulator.models.experts import Experts
+from simulator.models.transformer import build
 from simulator.program import TaskKind
+from strategies.lowering import lower
+from strategies.parallelism import Attention
 from strategies.plan import Recompute
+from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, PerStage
 from strategies.schedule import ActionKind
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
 
 LLAMA = replace(TINY, kv_heads=2, ffn_kind="swiglu", positions="rotary")
+
+
+MIXED = replace(LLAMA, experts=Experts(count=4, top_k=2, ffn=16))
+SWITCH = replace(TINY, experts=Experts(count=8, top_k=1, ffn=16, shared=1, dense_layers=2))
 
 
 def clipped(plain: Job) -> Job:
@@ -73,6 +84,22 @@ TWO = {
     "interleaved-zero-bubble": job(pipeline=2, chunks=2, schedule="interleaved_zero_bubble"),
     "zbv": job(pipeline=2, chunks=2, schedule="zbv", profile=True),
     "dualpipev": job(pipeline=2, chunks=2, schedule="dualpipev", profile=True),
+    "tied-1f1b": job(TIED, pipeline=2, microbatch=2, stages=(3, 1)),
+    "tied-zbv": clipped(job(TIED, pipeline=2, chunks=2, schedule="zbv")),
+    "context-ring": job(context=2, microbatch=2, profile=True),
+    "context-ring-llama-full": job(LLAMA, context=2, microbatch=4, recompute=Recompute.FULL),
+    "context-gather-unfused": job(
+        TIED, context=2, microbatch=4, attention=Attention.ALL_GATHER, recompute=Recompute.SELECTIVE
+    ),
+    "context-ulysses-llama": job(
+        LLAMA, context=2, microbatch=4, attention=Attention.ULYSSES, recompute=Recompute.SELECTIVE, profile=True
+    ),
+    "context-zero-3": clipped(job(context=2, zero=3, microbatch=4)),
+    "experts-zero-3": clipped(job(SWITCH, data=2, zero=3, recompute=Recompute.FULL)),
+    "experts-sequence-shared": job(SWITCH, tensor=2, microbatch=4, sequence_parallel=True),
+    "experts-spread": job(MIXED, data=2, expert=2, microbatch=2, profile=True),
+    "experts-spread-zero-1": job(MIXED, data=2, expert=2, zero=1, overlap_gradients=False),
+    "experts-zbv": job(MIXED, pipeline=2, chunks=2, schedule="zbv"),
     "written": job(pipeline=2, global_batch=2, schedule="0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1I0 1W0 1W1"),
 }
 FOUR = {
@@ -89,6 +116,20 @@ FOUR = {
     "zero-3-tensor": job(data=2, tensor=2, zero=3, microbatch=2),
     "zero-2-tensor-clipped": clipped(job(data=2, tensor=2, zero=2, sequence_parallel=True)),
     "zero-3-pipeline": job(data=2, pipeline=2, zero=3),
+    "tied-data-zbv-zero": job(TIED, data=2, pipeline=2, zero=1, chunks=2, schedule="zbv"),
+    "tied-server-clipped": clipped(job(TIED, data=2, pipeline=2, gradient_reduction="parameter_server")),
+    "tied-zero-3-pipeline": clipped(job(TIED, data=2, pipeline=2, zero=3)),
+    "tied-zero-2-dualpipev": clipped(job(TIED, data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev")),
+    "context-tensor-sequence": job(tensor=2, context=2, microbatch=4, sequence_parallel=True),
+    "context-zbv": job(TIED, pipeline=2, context=2, chunks=2, schedule="zbv", attention=Attention.ALL_GATHER),
+    "context-zero-2-data": clipped(job(data=2, context=2, zero=2, microbatch=2)),
+    "experts-spread-zero-3": clipped(job(MIXED, data=4, expert=2, zero=3)),
+    "experts-spread-sequence": job(
+        SWITCH, data=2, expert=2, tensor=2, microbatch=2, sequence_parallel=True, profile=True
+    ),
+    "experts-spread-tensor-zero-3": clipped(job(MIXED, data=2, expert=2, tensor=2, zero=3, sequence_parallel=True)),
+    "experts-spread-pipeline": job(MIXED, data=2, expert=2, pipeline=2, zero=2),
+    "experts-spread-context": job(MIXED, data=2, expert=2, context=2, zero=3),
     "zero-3-zbv": job(data=2, pipeline=2, zero=3, reshard_after_forward=False, chunks=2, schedule="zbv"),
     "zero-2-dualpipev": job(data=2, pipeline=2, zero=2, chunks=2, schedule="dualpipev"),
     "zero-1-zb1p": job(data=2, pipeline=2, zero=1, schedule="zb1p"),
@@ -108,6 +149,7 @@ def test_ranks_compute_what_one_process_computes(jobs: dict[str, Job], tmp_path:
     for name, ran in jobs.items():
         if ran.profile:
             _timeline_follows_the_schedule(ran, tmp_path / name)
+            _collectives_are_those_simulated(ran, tmp_path / name)
 
 
 LETTERS = {ActionKind.FORWARD: "forward", ActionKind.BACKWARD: "backward", ActionKind.INPUT: "backward"}
@@ -124,6 +166,16 @@ def _timeline_follows_the_schedule(ran: Job, folder: Path) -> None:
         assert kinds.count(TaskKind.WEIGHT_GRADIENT) == weights
         steps = [s for s in timeline.spans if s.rank_class == rank and s.kind is TaskKind.OPTIMIZER]
         assert len(steps) == 1  # not cut by communication: gradients were whole before
+
+
+def _collectives_are_those_simulated(ran: Job, folder: Path) -> None:
+    """Check how often ranks exchange keys and tokens; the executor besides says how many tokens it sends."""
+    kinds = (TaskKind.CONTEXT_COMMUNICATION, TaskKind.EXPERT_COMMUNICATION)
+    graph = build(ran.spec, ran.training.sequence, ran.training.precision)
+    simulated = simulate(lower(Problem(graph, cluster(ran.plan.mesh.num_ranks), ran.training), ran.plan))
+    expected = Counter(span.kind for span in simulated.spans if span.rank_class == 0 and span.kind in kinds)
+    spans = [span for span in read_timeline(ran.plan, folder).spans if span.rank_class == 0 and span.kind in kinds]
+    assert Counter(span.kind for span in spans if not span.operators.endswith(("counts", "send"))) == expected
 
 
 def _write_reference(reference: Job, folder: Path, spoil: str | None = None) -> Job:

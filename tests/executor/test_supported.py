@@ -7,6 +7,9 @@ import pytest
 from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
+from simulator.models.experts import Experts
+from strategies.mesh import Mesh
+from strategies.parallelism import Attention
 from strategies.plan import Stage
 from strategies.recomputation import PerStage, Recompute, SomeOperators
 
@@ -23,7 +26,6 @@ def test_a_plan_that_runs_has_no_reason_against_it() -> None:
         ({"window": 8}, "window: .* met 8 of 16"),
         ({"parallel_residual": True}, "parallel_residual: .* met True"),
         ({"dropout": True}, "dropout: .* met true"),
-        ({"tied_embeddings": True}, "tied_embeddings: .* met pipeline 2; nearest: false"),
         ({"vocab": 255}, "vocab: .* at least 256, met 255"),
     ],
 )
@@ -99,3 +101,51 @@ def test_only_the_megatron_cut() -> None:
     good = job(tensor=2)
     (reason,) = unsupported(good.spec, good.training, replace(good.plan, shardings=good.plan.shardings[1:]))
     assert reason.startswith("shardings:")
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "reason"),
+    [
+        ({"context": 2}, {"sequence": 18}, r"context: .* 2 \* context\(2\) divides sequence\(18\); nearest context: 1"),
+        ({"context": 2}, {"attention": None}, "attention: .* met none; nearest: ring"),
+        ({"context": 2}, {"attention": "unfused"}, "attention: ring .* met unfused; nearest: all_gather"),
+        (
+            {"context": 2, "attention": Attention.ULYSSES},
+            {"kv_heads": 1},
+            r"ulysses: .*keys\(1\); nearest: all_gather",
+        ),
+    ],
+)
+def test_contexts_that_cannot_be_cut(layout: dict[str, object], change: dict[str, object], reason: str) -> None:
+    good = job(**layout)
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    training = replace(good.training, **{k: v for k, v in change.items() if k == "sequence"})
+    spec = replace(good.spec, **{k: v for k, v in change.items() if k == "kv_heads" or v == "unfused"})
+    plan = replace(good.plan, attention=None) if None in change.values() else good.plan
+    assert any(re.search(reason, met) for met in unsupported(spec, training, plan))
+
+
+def test_axes_in_another_order() -> None:
+    good = job(data=2, context=2)
+    turned = replace(good.plan, mesh=Mesh(good.plan.mesh.axes[::-1]))
+    (reason,) = unsupported(good.spec, good.training, turned)
+    assert (
+        reason == "order: the executor's mesh is pipeline, data, context, tensor, met tensor, context, data, pipeline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts", "reason"),
+    [
+        ({"data": 2}, {"score_bias": True}, "experts: score_bias: .* met true; nearest: false"),
+        ({"data": 4, "expert": 4}, {"count": 6}, r"expert: expert divides the experts\(6\), met 4; nearest: 3"),
+        ({"tensor": 2}, {"ffn": 15}, r"tensor: torch needs tensor to divide ffn of an expert\(15\), met 2"),
+    ],
+)
+def test_experts_that_it_does_not_run(layout: dict[str, int], experts: dict[str, int], reason: str) -> None:
+    mixed = replace(TINY, experts=Experts(count=4, top_k=2, ffn=16))
+    good = job(mixed, **layout)
+    assert unsupported(good.spec, good.training, good.plan) == ()
+    changed = replace(mixed, experts=replace(mixed.experts, **experts))
+    (met,) = (each for each in unsupported(changed, good.training, good.plan) if not each.startswith("shardings"))
+    assert re.search(reason, met)

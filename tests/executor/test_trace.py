@@ -134,3 +134,33 @@ def test_a_pass_that_only_waits_stays_in_the_order() -> None:
         TraceEvent("_c10d_functional::wait_tensor", 100, 111, 0),
     ]
     assert Row(COMPUTE, FORWARD, 0, 0, "", 100, 100) in rows(records, events)
+
+
+def test_a_collective_in_a_region_is_of_the_axis_that_it_names() -> None:
+    records = [Record(FORWARD, 0, 1, "", 100, 200)]
+    events = [
+        TraceEvent("meshwise moving expert all_to_all", 120, 140, 0),
+        TraceEvent("gloo:all_to_all", 125, 138, 64),
+        TraceEvent("gloo:all_reduce", 130, 170, 0),  # a bucket of gradients beside it
+        TraceEvent("aten::mm", 140, 190, 0),
+    ]
+    assert rows(records, events) == [
+        Row(COMPUTE, FORWARD, 0, 1, "", 100, 120),
+        Row(StreamKind.TENSOR, TaskKind.EXPERT_COMMUNICATION, 0, 1, "all_to_all", 120, 140, 64),
+        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 0, 1, "all_reduce gradients", 130, 170),
+        Row(COMPUTE, FORWARD, 0, 1, "", 140, 200),
+    ]
+
+
+def test_what_goes_round_a_ring_runs_beside_a_pass() -> None:
+    records = [Record(FORWARD, 0, 1, "", 100, 200)]
+    events = [
+        TraceEvent("meshwise moving context shift", 120, 130, 0),  # posts it
+        TraceEvent("gloo:send", 122, 160, 0),
+        TraceEvent("gloo:recv", 124, 170, 0),
+    ]
+    assert rows(records, events) == [
+        Row(COMPUTE, FORWARD, 0, 1, "", 100, 200),
+        Row(StreamKind.CONTEXT, TaskKind.CONTEXT_COMMUNICATION, 0, 1, "shift send", 120, 160),
+        Row(StreamKind.CONTEXT, TaskKind.CONTEXT_COMMUNICATION, 0, 1, "shift recv", 120, 170),
+    ]

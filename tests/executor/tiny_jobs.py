@@ -29,7 +29,7 @@ def cluster(devices: int) -> Cluster:
 
 def plan(spec: Transformer, training: Training, **layout: Any) -> Plan:
     chosen = Layout(**layout)
-    ranks = chosen.data * chosen.tensor * chosen.pipeline
+    ranks = chosen.data * chosen.tensor * chosen.pipeline * chosen.context
     graph = build(spec, training.sequence, training.precision)
     return complete(Problem(graph, cluster(ranks), training), chosen)
 

@@ -1,0 +1,95 @@
+"""A mixture of experts in the place of a feed-forward layer; no token is dropped, however uneven the choice.
+
+A token goes to the ``top_k`` experts of the largest probabilities, a softmax over all experts. What they return is
+weighted by these, which are made to sum to 1 where there are several [1]_; of a single expert the probability stays,
+for the router learns by it [2]_. Nothing balances the load besides. Tokens go to experts in products of as many rows
+as each has [3]_, so that neither slots nor padding depend on how tokens are grouped.
+
+References
+----------
+.. [1] Jiang et al. 2024, "Mixtral of experts", section 2.1.
+.. [2] Fedus, Zoph and Shazeer 2022, "Switch transformers", section 2.1, equation 2.
+.. [3] Gale et al. 2023, "MegaBlocks" (dropless).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from executor.activation import activated, width
+from executor.data_parallel import local
+from simulator.models.transformer import Transformer
+
+Compute = Callable[[Tensor, Sequence[int]], Tensor]
+"""What experts make of rows: first those of the first expert, as many as said, then those of the next."""
+
+
+class Experts(nn.Module):
+    """The feed-forward layers of all experts, or of a rank's.
+
+    ``up`` is ``(experts, width, hidden)`` with rows ``[ffn, 2]`` where it is gated, ``down`` is
+    ``(experts, hidden, ffn)``. ``own`` makes of a parameter what this rank multiplies by.
+    """
+
+    def __init__(self, spec: Transformer, count: int, ffn: int) -> None:
+        super().__init__()
+        self.kind = spec.ffn_kind
+        self.up = nn.Parameter(torch.empty(count, width(self.kind, ffn), spec.hidden))
+        self.down = nn.Parameter(torch.empty(count, spec.hidden, ffn))
+        self.own: Callable[[Tensor], Tensor] = local
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return what every expert makes of its ``counts`` rows, ``(rows, hidden)``."""
+        up, down = self.own(self.up), self.own(self.down)
+        parts = zip(rows.split(list(counts)), up.unbind(), down.unbind(), strict=True)  # type: ignore[no-untyped-call]
+        return torch.cat([activated(self.kind, part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
+
+
+class Mixture(nn.Module):
+    """Router, experts and, where the model has some, the experts that all tokens go to.
+
+    ``spread`` runs experts where they are; it gives ``Experts`` its rows, and the results back.
+    """
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        experts = spec.experts
+        if experts is None:
+            raise ValueError("a mixture of experts needs a model with experts, met none")
+        self.top_k, self.kind = experts.top_k, spec.ffn_kind
+        self.router = nn.Linear(spec.hidden, experts.count, bias=False)
+        self.experts = Experts(spec, experts.count, experts.ffn)
+        self.spread: Callable[[Compute, Tensor, Tensor], Tensor] = here
+        shared = experts.shared * experts.ffn
+        self.shared_up = nn.Linear(spec.hidden, width(self.kind, shared), bias=False) if shared else None
+        self.shared_down = nn.Linear(shared, spec.hidden, bias=False) if shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the weighted sum over every token's experts, ``(batch, sequence, hidden)``."""
+        x = local(x)
+        weights, chosen = choice(self.router(x).flatten(0, 1), self.top_k)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
+        rows = self.spread(self.experts, x.flatten(0, 1)[order // self.top_k], counts)
+        returned = rows[order.argsort()].view(-1, self.top_k, x.shape[-1])
+        mixed = (weights.to(x.dtype).unsqueeze(-1) * returned).sum(1).view(x.shape)
+        if self.shared_up is None or self.shared_down is None:
+            return mixed
+        result: Tensor = mixed + self.shared_down(activated(self.kind, self.shared_up(x)))
+        return result
+
+
+def choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return weights and indices of the experts of every token, both ``(tokens, top_k)``, from ``(tokens, experts)``.
+
+    Probabilities are in fp32, or in fp64 where scores are.
+    """
+    probabilities = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float))
+    weights, chosen = probabilities.topk(top_k)
+    return weights / weights.sum(-1, keepdim=True) if top_k > 1 else weights, chosen
+
+
+def here(experts: Compute, rows: Tensor, counts: Tensor) -> Tensor:
+    """Return what experts make of ``rows``, in their order, where all experts are on this rank."""
+    return experts(rows, counts.tolist())

@@ -1,0 +1,142 @@
+"""Ring attention: keys and values go round a group while each rank meets them part by part.
+
+A part's softmax is over its own keys. Two of them are merged by the logarithms of their denominators [1]_, and
+backward of a part reads those of the whole [2]_: nothing of the size of the scores is kept.
+
+References
+----------
+.. [1] Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context",
+   section 3.
+.. [2] Dao 2023, "FlashAttention-2", algorithm 2 (backward from the output and the logsumexp).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.exchange import moving
+from executor.private_torch import attention_gradients, attention_with_logsumexp
+from executor.trace import SHIFT
+from strategies.mesh import CONTEXT
+
+
+class Seen(NamedTuple):
+    """What queries of this rank see of a part: those from ``query`` on, of keys those before ``end``."""
+
+    query: int
+    end: int
+    causal: bool
+
+
+def seen(rank: int, source: int, sequence: int) -> Seen:
+    """Return what a rank's queries see of the keys of the rank ``source``.
+
+    Each has ``sequence`` tokens: an early half and, of the ranks in the opposite order, a late half
+    (`executor.context_parallel.positions`). Of an earlier rank's keys all queries see the early half, of a later
+    one's the late half of queries sees all: half of the square, as of the rank's own.
+
+    >>> seen(1, 1, 8), seen(1, 0, 8), seen(1, 2, 8)
+    (Seen(query=0, end=8, causal=True), Seen(query=0, end=4, causal=False), Seen(query=4, end=8, causal=False))
+    """
+    if source == rank:
+        return Seen(0, sequence, causal=True)
+    return Seen(0, sequence // 2, causal=False) if source < rank else Seen(sequence // 2, sequence, causal=False)
+
+
+class _Shift:
+    """A tensor on its way to the next rank of a ring, and what comes from the one before."""
+
+    def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
+        rank, ranks = group.rank(), group.size()
+        self.sent, self.received = tensor, torch.empty_like(tensor)
+        with moving(CONTEXT, SHIFT):
+            self.works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=(rank + 1) % ranks),
+                    dist.P2POp(dist.irecv, self.received, group=group, tag=tag, group_peer=(rank - 1) % ranks),
+                ]
+            )
+
+    def wait(self) -> Tensor:
+        """Return what has come."""
+        for work in self.works:
+            work.wait()
+        return self.received
+
+
+_KEYS, _GRADIENTS = 0, 1
+"""Tags of what goes round."""
+
+
+class RingAttention(torch.autograd.Function):
+    """Causal attention of a rank's queries to the keys of all ranks of a group."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return the context of the rank's queries; shapes ``(batch, heads, tokens of the rank, head_dim)``.
+
+        Several heads of queries may share one of keys and values.
+        """
+        rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
+        out = torch.zeros_like(query)
+        logsumexp = query.new_full(query.shape[:3], float("-inf"), dtype=torch.promote_types(query.dtype, torch.float))
+        part = torch.stack([key, value])
+        for turn in range(ranks):
+            shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
+            first, end, causal = seen(rank, (rank - turn) % ranks, sequence)
+            keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
+            merge(out[:, :, first:], logsumexp[:, :, first:], query[:, :, first:], keys, values, causal=causal)
+            part = shift.wait() if shift is not None else part
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.group = group
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the gradients; those of keys and values follow them round the ring, one turn behind."""
+        query, key, value, out, logsumexp = ctx.saved_tensors
+        group, gradient = ctx.group, gradients[0].contiguous()
+        rank, ranks, sequence = group.rank(), group.size(), query.shape[2]
+        of_query, part = torch.zeros_like(query), torch.stack([key, value])
+        behind: _Shift | None = None
+        for turn in range(ranks):
+            shift = _Shift(part, group, _KEYS) if turn < ranks - 1 else None
+            first, end, causal = seen(rank, (rank - turn) % ranks, sequence)
+            keys, values = (heads[:, :, :end] for heads in _grouped(part, query))
+            late, queries, context, sums = (tensor[:, :, first:] for tensor in (gradient, query, out, logsumexp))
+            mine, *others = attention_gradients(late, queries, context, sums, keys, values, causal=causal)
+            of_query[:, :, first:] += mine
+            of_part = behind.wait() if behind is not None else torch.zeros_like(part)
+            of_part[:, :, :, :end] += torch.stack([_ungrouped(other, key) for other in others])
+            behind = _Shift(of_part, group, _GRADIENTS)
+            part = shift.wait() if shift is not None else part
+        home = behind.wait() if behind is not None else torch.zeros_like(part)
+        return of_query, home[0], home[1], None
+
+
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the context of a rank's queries over the keys of all ranks of ``group``."""
+    result: Tensor = RingAttention.apply(query, key, value, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def merge(out: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> None:
+    """Add the keys of a part to a softmax in place: its context ``out``, ``logsumexp`` of its scores."""
+    more, denominator = attention_with_logsumexp(query, key, value, causal=causal)
+    together = torch.logaddexp(logsumexp, denominator)
+    before, after = ((each - together).exp().unsqueeze(-1).to(out.dtype) for each in (logsumexp, denominator))
+    out.mul_(before).add_(after * more)
+    logsumexp.copy_(together)
+
+
+def _grouped(part: Tensor, query: Tensor) -> Tensor:
+    """Return keys and values with as many heads as queries."""
+    return part.repeat_interleave(query.shape[1] // part.shape[2], dim=2)
+
+
+def _ungrouped(gradient: Tensor, key: Tensor) -> Tensor:
+    """Return the gradient of heads that several heads of queries share."""
+    batch, _, tokens, width = gradient.shape
+    return gradient.reshape(batch, key.shape[1], -1, tokens, width).sum(2)

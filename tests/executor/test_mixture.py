@@ -1,0 +1,86 @@
+"""A mixture of experts sends every token to its experts, whatever they choose."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tiny_jobs import SEQUENCE, TINY  # noqa: E402
+
+from executor.expert_parallel import by_expert  # noqa: E402
+from executor.mixture import Mixture, choice  # noqa: E402
+from executor.model import Network, initialize  # noqa: E402
+from simulator.models.experts import Experts  # noqa: E402
+from simulator.models.transformer import Transformer  # noqa: E402
+
+
+def spec(kind: str = "swiglu", **experts: int) -> Transformer:
+    return replace(TINY, ffn_kind=kind, experts=Experts(**{"count": 4, "top_k": 2, "ffn": 16} | experts))
+
+
+def made(model: Transformer) -> Mixture:
+    mixture = Mixture(model).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in mixture.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return mixture
+
+
+def test_the_choice_is_the_largest_probabilities() -> None:
+    # probabilities 1/10, 2/10, 3/10, 4/10: of the two largest 3/7 and 4/7 of their sum
+    scores = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64).log()
+    weights, chosen = choice(scores, 2)
+    assert chosen.tolist() == [[3, 2]]
+    assert weights[0].tolist() == pytest.approx([4 / 7, 3 / 7], abs=1e-15)
+    weights, chosen = choice(scores, 1)  # a single expert's own, for else the router would have no gradient
+    assert (chosen.tolist(), weights.item()) == ([[3]], pytest.approx(0.4, abs=1e-15))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "swiglu", "geglu"])
+def test_a_token_gets_the_weighted_sum_of_its_experts(kind: str) -> None:
+    mixture = made(spec(kind, shared=2))
+    x = torch.randn(2, 5, TINY.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights, chosen = choice(mixture.router(x).flatten(0, 1), 2)
+    activations = {
+        "gelu": torch.nn.functional.gelu,
+        "swiglu": lambda wide: torch.nn.functional.silu(wide[0::2]) * wide[1::2],
+        "geglu": lambda wide: torch.nn.functional.gelu(wide[0::2]) * wide[1::2],
+    }
+    act, experts = activations[kind], mixture.experts
+    for index, token in enumerate(x.flatten(0, 1)):
+        expected = mixture.shared_down.weight @ act(mixture.shared_up.weight @ token)
+        for weight, expert in zip(weights[index], chosen[index], strict=True):
+            expected = expected + weight * (experts.down[expert] @ act(experts.up[expert] @ token))
+        torch.testing.assert_close(mixture(x).flatten(0, 1)[index], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_experts_that_no_token_chose_have_gradients_of_zero() -> None:
+    mixture = made(spec(top_k=1))
+    with torch.no_grad():
+        mixture.router.weight[3] = 0  # scores x.w of the others: where one is above 0 it is chosen before this one
+        mixture.router.weight[:3] = torch.eye(TINY.hidden, dtype=torch.float64)[0]
+    x = torch.ones(1, 3, TINY.hidden, dtype=torch.float64)
+    mixture(x).sum().backward()
+    up = mixture.experts.up.grad.abs().flatten(1).sum(1)
+    assert (up > 0).sum() == 1 and up[3] == 0  # all three tokens are alike and go one way
+
+
+def test_rows_of_an_expert_come_together_from_all_sources() -> None:
+    # source 0 sends one row to expert 0 and two to expert 1, source 1 two to expert 0: rows 0 | 1 2 | 3 4
+    assert by_expert(torch.tensor([[1, 2], [2, 0]])).tolist() == [0, 3, 4, 1, 2]
+
+
+def test_parameters_are_those_of_the_graph() -> None:
+    model = spec("swiglu", shared=1, dense_layers=1)
+    graph = model.graph(SEQUENCE, "fp32")
+    network = Network(model, SEQUENCE, [name for name, _ in graph.occurrences])
+    assert sum(parameter.numel() for parameter in network.parameters()) == graph.num_parameters
+    assert [layer.mixture is None for layer in network.decoder_layers()] == [True, False, False, False]
+    initialize(network, 0)
+    whole = dict(network.named_parameters())
+    stage = Network(model, SEQUENCE, ["layers.1"])  # the third layer of all
+    initialize(stage, 0)
+    assert {name for name, _ in stage.named_parameters()} == {name for name in whole if name.startswith("layers.2.")}
+    assert all(torch.equal(parameter, whole[name]) for name, parameter in stage.named_parameters())
