@@ -1,8 +1,9 @@
-"""What one rank does with a job: timed steps, then one step under the profiler, then its tensors."""
+"""What one rank does with a job: timed steps, then its tensors, then steps under the profiler."""
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -13,23 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from executor import shards, trace
 from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
 from executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
 from executor.optimizer import states
-from executor.private_torch import trace_events
-from executor.recorder import Record, Recorder
-from executor.trace import TraceEvent
+from executor.profiled import profiled
+from executor.recorder import Recorder
 from executor.trainer import Trainer
 from executor.unflushed import UnflushedTrainer
 from simulator.program import Category
 from strategies.mesh import TENSOR
-
-_MARK = "meshwise mark "
-_MARKS = 20
 
 
 def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
@@ -67,63 +63,12 @@ def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
 
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
-    recorder = trainer.recorder
     if not trainer.job.plan.asynchronous:  # then gradients are there between steps
         trainer.zero_gradients()
-    resident = _resident(trainer)
-    records: list[Record] = []
-    recorder.records = records
-
-    def spans(events: list[TraceEvent]) -> list[trace.Row]:
-        recorder.records = None
-        return trace.rows(records, events)
-
-    return profiled(lambda: trainer.step(trainer.job.steps), spans, resident) | {"host": trainer.host.peak}
-
-
-def profiled(
-    step: Callable[[], object], spans: Callable[[list[TraceEvent]], list[trace.Row]], resident: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return spans and memory of one more step; the profiler slows it, so it is not among the timed ones.
-
-    Parameters
-    ----------
-    spans
-        What happened, given the profiler's events on the host's clock.
-    resident
-        Bytes that live from step to step, by category.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        dist.barrier()
-        marks = [_mark(index) for index in range(_MARKS)]
-        start = perf_counter_ns()
-        step()
-        end = perf_counter_ns()
-    events = trace_events(profiler)
-    offset = _offset(marks, events)
-    events = [event._replace(start=event.start + offset, end=event.end + offset) for event in events]
-    return {
-        "start": start,
-        "end": end,
-        "spans": spans(events),
-        "resident": resident,
-        "memory": trace.memory(events, start),
-    }
-
-
-def _mark(index: int) -> tuple[int, int]:
-    """Return the instants of the host's clock between which the profiler notes a mark."""
-    before = perf_counter_ns()
-    with record_function(f"{_MARK}{index}"):
-        pass
-    return before, perf_counter_ns()
-
-
-def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
-    """Return what to add to the profiler's clock, by the mark with the narrowest bounds: a host may pause in a mark."""
-    middles = {event.name: (event.start + event.end) // 2 for event in events if event.name.startswith(_MARK)}
-    index = min(range(len(marks)), key=lambda index: marks[index][1] - marks[index][0])
-    return sum(marks[index]) // 2 - middles[f"{_MARK}{index}"]
+    steps = count(trainer.job.steps)
+    gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
+    found = profiled(lambda: trainer.step(next(steps)), trainer.recorder, trace.rows, _resident(trainer), gradients)
+    return found | {"host": trainer.host.peak}
 
 
 def _resident(trainer: Trainer) -> dict[str, int]:

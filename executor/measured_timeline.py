@@ -7,7 +7,7 @@ from typing import Any
 
 from executor.job import result_file
 from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import Category, RankClass, StreamKind, TaskKind
+from simulator.program import RankClass, StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 from strategies.mesh import PIPELINE
 from strategies.plan import Plan
@@ -19,17 +19,20 @@ Key = tuple[bool, int, int, int]
 def read_timeline(plan: Plan, folder: Path) -> Timeline:
     """Return the measured timeline of the job in ``folder``: one rank a class, seconds from the first start.
 
-    A transfer lasts from when both ends are ready to when the receiver takes it. Allocations of
-    the step (activations, gradients, temporaries) count as activations.
+    A transfer lasts from when both ends are ready to when the receiver takes it. Ranks of one host
+    share its clock; those of another are put where all left the barrier before the step at once.
     """
     ranks = range(plan.mesh.num_ranks)
     results = [json.loads(result_file(folder, rank).read_text()) for rank in ranks]
+    _align(results)
     first = min(result["start"] for result in results)
     _match_transfers(plan, results)
     spans = [
-        Span(rank, StreamKind(s), TaskKind(k), stage, microbatch, name, (start - first) / 1e9, (end - first) / 1e9)
+        Span(
+            rank, StreamKind(s), TaskKind(k), stage, microbatch, name, (start - first) / 1e9, (end - first) / 1e9, size
+        )
         for rank in ranks
-        for s, k, stage, microbatch, name, start, end in results[rank]["spans"]
+        for s, k, stage, microbatch, name, start, end, size in results[rank]["spans"]
     ]
     return Timeline(
         source="measured",
@@ -44,6 +47,23 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
     )
 
 
+def _align(results: list[dict[str, Any]]) -> None:
+    """Put the ranks of other hosts, in place, on the clock of the first one: all began at the same barrier.
+
+    The first rank of a host that left the barrier stands for all of its ranks.
+    """
+    begun: dict[str, int] = {}
+    for result in results:
+        begun[result["clock"]] = min(result["start"], begun.get(result["clock"], result["start"]))
+    for result in results:
+        later = begun[results[0]["clock"]] - begun[result["clock"]]
+        result["start"], result["end"] = result["start"] + later, result["end"] + later
+        for row in result["spans"]:
+            row[5:7] = [row[5] + later, row[6] + later]
+        for point in result["memory"]:
+            point[0] += later
+
+
 def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
     """Cut sends and receives, in place, to the time in which both ends took part."""
     sends: dict[Key, Row] = {}
@@ -53,7 +73,7 @@ def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
             stream, forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
             column = rank - plan.mesh.coordinate(rank, PIPELINE) * plan.mesh.stride(PIPELINE)
             if stream in (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD):
-                sends[forward, row[2] + (1 if forward else -1), row[3], column] = row
+                sends[forward, row[2], row[3], column] = row
             elif stream in (StreamKind.RECEIVE_FORWARD, StreamKind.RECEIVE_BACKWARD):
                 receives[forward, row[2], row[3], column] = row
     for key, receive in receives.items():
@@ -61,18 +81,15 @@ def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
         if send is None:  # in the step before, where steps run without a flush
             continue
         start = min(max(send[5], receive[5]), receive[6])
-        send[5:] = receive[5:] = [start, receive[6]]
+        send[5:7] = receive[5:7] = [start, receive[6]]
 
 
 def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> MemoryProfile:
     resident = [float(result["resident"].get(category, 0)) for category in CATEGORIES]
-    dynamic = CATEGORIES.index(Category.ACTIVATIONS)
     times, usage = [0.0], [tuple(resident)]
-    for instant, size in result["memory"]:
-        level = resident.copy()
-        level[dynamic] += size
+    for instant, taken in result["memory"]:
         times.append(max((instant - first) / 1e9, times[-1]))
-        usage.append(tuple(level))
+        usage.append(tuple(held + more for held, more in zip(resident, taken, strict=True)))
     return MemoryProfile(rank, physical_memory() / ranks, tuple(times), tuple(usage))
 
 

@@ -4,6 +4,7 @@
 order of actions, and the actions themselves, are private.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,13 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
+from executor.measured_memory import Allocation
 from executor.trace import TraceEvent
 from strategies.schedule import Schedule
+
+_COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
+_ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}
+"""Bytes of an element of what the profiler calls a dtype."""
 
 
 def runtime(
@@ -115,7 +121,30 @@ def chunks(tensor: DTensor) -> list[Any]:
 
 
 def trace_events(profiler: Any) -> list[TraceEvent]:
-    """Return the events of a finished ``torch.profiler.profile``, allocations included, in order of start."""
+    """Return the events of a finished ``torch.profiler.profile`` that minds shapes, in order of start."""
     raw = profiler.profiler.kineto_results.events()
-    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), e.nbytes() if e.name() == "[memory]" else 0) for e in raw]
+    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), _message(e)) for e in raw]
     return sorted(rows, key=lambda row: row.start)
+
+
+def _message(event: Any) -> int:
+    """Return the bytes of the largest tensor that a communication reads or writes; 0 where that is not told."""
+    name: str = event.name()
+    if not name.startswith(_COMMUNICATING) or not event.shapes():
+        return 0
+    tensors = zip(event.shapes(), event.dtypes(), strict=True)
+    size = max((math.prod(shape) * _ITEMSIZE.get(dtype, 0) for shape, dtype in tensors if shape), default=0)
+    gathered = name.startswith("_c10d_functional::all_gather")  # shows its input and the number of ranks
+    return size * int(event.concrete_inputs()[1]) if gathered else size
+
+
+def allocations(profiler: Any) -> list[Allocation]:
+    """Return what a profiler that minds memory saw taken and given back, in order; it tells addresses in a tree."""
+    found, left = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.name == "[memory]":
+            fields = event.extra_fields
+            found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+    return sorted(found)

@@ -13,13 +13,15 @@ from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress, logged
 from executor.supported import BYTES, unsupported
-from executor.verification import Verification, verify
+from executor.verification import Verification, require_equal, verify
 from simulator.models.transformer import Transformer
 from simulator.timeline import Timeline
 from strategies.plan import Plan
 from strategies.training import Training
 
 WARM_UP = 2
+UNVERIFIED_STEPS = 5
+"""Runs of more steps are verified before they begin where nothing else is said."""
 VERIFIED_STEPS = 3
 VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
 VERIFY = "verify"
@@ -79,7 +81,7 @@ def execute(
     steps
         Steps of the run in all: one that resumes does those that are left.
     verify
-        Whether the same plan also runs a scaled-down model in fp64 against one process.
+        Whether the same plan first runs a scaled-down model in fp64 against one process.
     folder
         Where job and results are written, ``metrics.jsonl`` with a line a step and checkpoints among them.
     seed
@@ -99,6 +101,8 @@ def execute(
         Where torch cannot run the plan, or data or checkpoint do not fit; nothing was started.
     ExecutionError
         Where a rank fails.
+    VerificationError
+        Where the ranks do not compute what one process computes; the steps were not begun.
     """
     jobs = jobs_of(
         spec,
@@ -112,13 +116,14 @@ def execute(
         options=options,
         warn=warn,
     )
+    verification = verified(*jobs[1]) if verify else None
     job = jobs[0][0]
     tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
     try:
-        run_jobs(jobs, tell)
+        run_jobs(jobs[:1], tell)
     finally:
         sweep(checkpoints_folder(folder))
-    return collect(jobs)
+    return replace(collect(jobs[:1]), verification=verification)
 
 
 def jobs_of(
@@ -172,6 +177,18 @@ def host_memory(plan: Plan, folder: Path) -> float:
     """Return the most bytes that any rank of a profiled job held at once on its host."""
     ranks = range(plan.mesh.num_ranks)
     return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
+
+
+def verified(job: Job, folder: Path) -> Verification:
+    """Run a verification job and return how near it is to one process.
+
+    Raises
+    ------
+    VerificationError
+        Where it is not equal.
+    """
+    run_jobs([(job, folder)])
+    return require_equal(compare(job, folder))
 
 
 def refuse(spec: Transformer, training: Training, plan: Plan) -> None:

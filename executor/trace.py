@@ -1,16 +1,22 @@
-"""One rank's profiled step: what it recorded and what the profiler saw, joined into spans and memory.
+"""One rank's profiled step: what it recorded and what the profiler saw, joined into spans.
 
 The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
 pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
 launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
 those in a region that `executor.exchange` marks run along the axis that it names (context, expert
 and tensor), the others are data parallelism. A tensor collective belongs to the pass that launches
-it, whenever gloo's threads come to it. What goes round a ring runs beside a pass.
+it, whenever gloo's threads come to it. What goes round a ring runs beside a pass. A span of data parallelism is a wait
+of its pass from the last operator that the pass ran before it ended.
+
+Spans have the names, kinds and streams of the simulator's own, so that the two can be set side by side: a transfer
+has the stage that sends, what ``fully_shard`` gathers runs on a stream of its own, and its reductions are
+``reduce_scatter``, which gloo does as ``all_reduce``.
 """
 
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,6 +26,8 @@ from strategies.lowering.step import COMMUNICATION
 
 _TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 _GLOO = "gloo:"
+_FULLY_SHARDED = re.compile(r"FSDP::(?:all_gather|post_backward_reduce) \((.*)\)")
+_OPERATOR = "aten::"
 _POINT_TO_POINT = ("gloo:send", "gloo:recv")
 _FUNCTIONAL = "_c10d_functional::"
 _end = attrgetter("end")
@@ -43,7 +51,7 @@ _PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKi
 
 
 class TraceEvent(NamedTuple):
-    """One event of the profiler: ns of its own clock; ``size`` is what an allocation adds, in bytes."""
+    """One event of the profiler: ns of its own clock; ``size`` bytes of the message of a communication."""
 
     name: str
     start: int
@@ -61,6 +69,17 @@ class Row(NamedTuple):
     operators: str
     start: int
     end: int
+    bytes: int = 0
+
+
+class _Blocking(NamedTuple):
+    """A collective that a pass waits for, from its launch to the end of the wait."""
+
+    kind: TaskKind
+    name: str
+    start: int
+    end: int
+    size: int
 
 
 class _Intervals:
@@ -81,14 +100,17 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     copies = [_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
-        TaskKind.RECOMPUTE: [r for r in communication if r.stream is StreamKind.TENSOR],
+        TaskKind.RECOMPUTE: sorted(
+            [r for r in communication if r.stream is StreamKind.TENSOR] + _waits(communication, events),
+            key=attrgetter("start"),
+        ),
     }
-    tensor = blocking[TaskKind.RECOMPUTE]
+    inside = blocking[TaskKind.RECOMPUTE]
     recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
-    again = sorted(tensor + recomputed, key=lambda r: r.start)
-    blocking |= {TaskKind.FORWARD: tensor, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
+    again = sorted(inside + recomputed, key=attrgetter("start"))
+    blocking |= {TaskKind.FORWARD: inside, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
     passes = [record for record in records if record.kind is not TaskKind.HOST_COPY]
-    holes = {kind: sorted(blocking[kind] + copies, key=lambda r: r.start) for kind in blocking} if copies else blocking
+    holes = {kind: sorted(rows + copies, key=attrgetter("start")) for kind, rows in blocking.items()}
     result = communication + copies + [piece for r in passes for piece in without(_row(r), holes[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
@@ -121,6 +143,20 @@ def without(row: Row, holes: Sequence[Row]) -> list[Row]:
     return result or [row._replace(end=row.start)]
 
 
+def _waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[Row]:
+    """Return of every span of data parallelism the end in which no operator runs: who runs a pass waits for it."""
+    operators = [event for event in events if event.name.startswith(_OPERATOR)]
+    starts = [event.start for event in operators]
+    ends = list(accumulate((event.end for event in operators), max, initial=0))
+    result = []
+    for row in communication:
+        if row.kind is TaskKind.DATA_COMMUNICATION:
+            begin = max(row.start, ends[bisect_left(starts, row.end)])
+            if begin < row.end:
+                result.append(row._replace(start=begin))
+    return result
+
+
 def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
     passes = [r for r in records if r.kind in _PASSES]
     passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
@@ -128,27 +164,101 @@ def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> I
     moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
     shifts = [event for event in events if event.name.startswith(MOVING) and _moved(event)[1] == SHIFT]
     posting = _Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
-    for kind, name, start, end in _blocking_collectives(events):
-        yield Row(StreamKind.TENSOR, kind, *_pass_at(passes, passing, start), name, start, end)
+    for each in _blocking_collectives(events):
+        origin = _pass_at(passes, passing, each.start)
+        inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
+        yield _blocking_row(each, origin) if inside else _sum_of_replicated(each)
+    launches = _launches(events)
     for event in _outside_blocking_collectives(events):
         name = event.name.removeprefix(_GLOO)
         if name in ("send", "recv") and (region := posting.at(event.start)) is not None:
-            where, posted = _pass_at(passes, passing, event.start), shifts[region].start
-            kind = COMMUNICATION[_moved(shifts[region])[0]]
-            yield Row(StreamKind.CONTEXT, kind, *where, f"{SHIFT} {name}", posted, event.end)
+            yield _shift(event, shifts[region], _pass_at(passes, passing, event.start))
         elif name in ("send", "recv") and (action := moving.at(event.start)) is not None:
-            posted, (stage, way, direction, microbatch) = actions[action][0].start, actions[action][1].groups()
-            kind, stream = TaskKind.PIPELINE_COMMUNICATION, _STREAMS[way, direction]
-            yield Row(stream, kind, int(stage), int(microbatch), name, posted, event.end)
+            yield _transfer(event, *actions[action])
         elif name != "barrier":
-            where = _pass_at(passes, passing, event.start)
-            yield Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, event.start, event.end)
+            yield _data_row(event, _taken(launches, event), _pass_at(passes, passing, event.start))
 
 
-def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> tuple[int, int]:
-    """Return (stage, microbatch) of the pass at ``instant``, -1 outside of all."""
+def _blocking_row(each: _Blocking, origin: Record | None) -> Row:
+    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    return Row(StreamKind.TENSOR, each.kind, *where, each.name, each.start, each.end, each.size)
+
+
+def _sum_of_replicated(each: _Blocking) -> Row:
+    """Return a collective outside of passes: of gradients of what every tensor rank holds."""
+    what = f"{each.name} gradients of replicated parameters"
+    return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, each.start, each.end, each.size)
+
+
+def _shift(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
+    """Return what goes round a ring, from when it was posted."""
+    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    what = f"{SHIFT} {event.name.removeprefix(_GLOO)}"
+    return Row(StreamKind.CONTEXT, COMMUNICATION[_moved(region)[0]], *where, what, region.start, event.end, event.size)
+
+
+def _transfer(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
+    """Return a send or receive, of the stage that sends, from when it was posted."""
+    stage, way, direction, microbatch = match.groups()
+    ahead = (1 if direction == "F" else -1) if way == "RECV" else 0
+    what = "send activations" if direction == "F" else "send gradients"
+    sender, kind = int(stage) - ahead, TaskKind.PIPELINE_COMMUNICATION
+    return Row(_STREAMS[way, direction], kind, sender, int(microbatch), what, action.start, event.end, event.size)
+
+
+class _Launch(NamedTuple):
+    """A collective of ``fully_shard`` as it is launched: gathers ``unit`` or reduces its gradients."""
+
+    gathers: bool
+    unit: str
+    start: int
+    size: int
+
+
+_LAUNCHES = {"c10d::_allgather_base_": True, "c10d::_reduce_scatter_base_": False}
+
+
+def _launches(events: Sequence[TraceEvent]) -> list[_Launch]:
+    named = [(event, match[1]) for event in events if (match := _FULLY_SHARDED.fullmatch(event.name))]
+    units = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
+    found = []
+    for event in events:
+        if event.name in _LAUNCHES and (index := units.at(event.start)) is not None:
+            unit = named[index][1].removeprefix("network.")
+            found.append(_Launch(_LAUNCHES[event.name], unit, event.start, event.size))
+    return found
+
+
+def _taken(launches: list[_Launch], event: TraceEvent) -> _Launch | None:
+    """Return the first launch, which is taken from the list, of what gloo runs in ``event``."""
+    gathers = event.name == "gloo:all_gather"
+    for launch in launches:
+        same = gathers or (event.name == "gloo:all_reduce" and launch.size == event.size)
+        if launch.gathers == gathers and same and launch.start <= event.start:
+            launches.remove(launch)
+            return launch
+    return None
+
+
+def _data_row(event: TraceEvent, launch: _Launch | None, origin: Record | None) -> Row:
+    """Return a collective of data parallelism, named as the simulator names it."""
+    kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(_GLOO)
+    where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
+    if launch is not None:
+        of = f" of {launch.unit}" if launch.unit else ""
+        what = f"all_gather parameters{of}" if launch.gathers else f"reduce_scatter gradients{of}"
+        stream = StreamKind.GATHER if launch.gathers else StreamKind.DATA
+        return Row(stream, kind, *where, what, launch.start, event.end, launch.size)
+    updating = origin is not None and origin.kind is TaskKind.OPTIMIZER
+    of_update = "parameters" if name == "broadcast" else "norm of gradients"
+    what = f"{name} {of_update if updating else 'gradients'}"
+    return Row(StreamKind.DATA, kind, *where, what, event.start, event.end, event.size)
+
+
+def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> Record | None:
+    """Return the pass at ``instant``; ``None`` outside of all."""
     origin = passing.at(instant)
-    return (-1, -1) if origin is None else (passes[origin].stage, passes[origin].microbatch)
+    return None if origin is None else passes[origin]
 
 
 def _moved(region: TraceEvent) -> tuple[str, str]:
@@ -157,42 +267,42 @@ def _moved(region: TraceEvent) -> tuple[str, str]:
     return axis, collective
 
 
-def _blocking_collectives(events: Sequence[TraceEvent]) -> list[tuple[TaskKind, str, int, int]]:
-    """Return (kind, name, launch, end of wait) of every functional collective, and of those that regions name."""
+def _blocking_collectives(events: Sequence[TraceEvent]) -> list[_Blocking]:
+    """Return every functional collective, and those that regions name."""
     functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
     regions = [(*_moved(event), event) for event in events if event.name.startswith(MOVING)]
     return [
-        (TaskKind.TENSOR_COMMUNICATION, _SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)), event.start, end)
+        _Blocking(
+            TaskKind.TENSOR_COMMUNICATION,
+            _SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)),
+            event.start,
+            end,
+            event.size,
+        )
         for event in functional
         if not event.name.endswith(("wait_tensor", _WRAP))
         and (index := bisect_left(starts, event.start)) < len(waits)
         and (end := waits[index].end)
-    ] + [(COMMUNICATION[axis], name, event.start, event.end) for axis, name, event in regions if name != SHIFT]
+    ] + [
+        _Blocking(COMMUNICATION[axis], name, event.start, event.end, _largest(events, event))
+        for axis, name, event in regions
+        if name != SHIFT
+    ]
+
+
+def _largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
+    """Return the bytes of the largest message in a region."""
+    return max((event.size for event in events if region.start <= event.start <= region.end), default=0)
 
 
 def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
     """Return gloo's events but one for each blocking collective: of those inside it, the one it ends with."""
     left = [event for event in events if event.name.startswith(_GLOO)]
-    for _, _, start, end in _blocking_collectives(events):
+    for _, _, start, end, _ in _blocking_collectives(events):
         inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
         ended = [event for event in inside if event.end <= end]
         if inside:
             left.remove(max(ended, key=_end) if ended else min(inside, key=_end))
     return left
-
-
-def memory(events: Sequence[TraceEvent], start: int) -> list[tuple[int, int]]:
-    """Return (ns, bytes beyond what was held before) where the allocated total turns, from ``start`` on."""
-    result, level = [(start, 0)], 0
-    rising = True
-    for event in events:
-        if event.size and event.start >= start:
-            level += event.size
-            if (event.size > 0) == rising and len(result) > 1:
-                result[-1] = (event.start, level)
-            else:
-                result.append((event.start, level))
-            rising = event.size > 0
-    return result

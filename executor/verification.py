@@ -45,6 +45,30 @@ class Verification:
         return close and self.parameter_error <= 1000 * TOLERANCE
 
 
+class VerificationError(RuntimeError):
+    """The ranks did not compute what one process computes; the message says by how much."""
+
+
+def require_equal(found: Verification) -> Verification:
+    """Return ``found`` where it is equal.
+
+    Raises
+    ------
+    VerificationError
+        Where it is not.
+    """
+    if found.equal:
+        return found
+    errors = (
+        f"loss {found.loss_error:.1e}, gradients {found.gradient_error:.1e}, parameters {found.parameter_error:.1e}"
+    )
+    held = f"at most {TOLERANCE:.0e} for loss and gradients and {1000 * TOLERANCE:.0e} for parameters"
+    raise VerificationError(
+        f"the run was not started: its ranks do not compute what one process computes, in fp64 on a scaled-down model; "
+        f"largest differences: {errors}; equal is {held}"
+    )
+
+
 def verify(job: Job, folder: Path, losses: tuple[float, ...]) -> Verification:
     """Return how far the tensors that the ranks left in ``folder``, and their ``losses``, are from one process.
 

@@ -91,7 +91,7 @@ def bars(spans: Iterable[Span], *, gap: float = 0.0, absorb: bool = False) -> tu
         Whether recomputation becomes a part of the backward bar around it.
     """
     streams: dict[tuple[int, StreamKind, bool], list[_Run]] = {}
-    for rank_class, stream, kind, stage, microbatch, _, start, end in spans:
+    for rank_class, stream, kind, stage, microbatch, _, start, end, _ in spans:
         runs = streams.setdefault((rank_class, stream, kind in _ROW), [])
         recompute = 0.0
         if absorb and kind is TaskKind.RECOMPUTE:

@@ -9,9 +9,12 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from reports.bars import bars, row_of
+from reports.difference import difference
 from reports.figure import HEIGHT, INK, QUIET, WIDTH, header, pixel_height, sheet
 from reports.palette import CHUNKED, IDLE, shade
 from reports.panel import Box, Panel, Window, draw_panel, typical
+from reports.waterfall import draw_waterfall
+from reports.waterfall import pixels as waterfall_pixels
 from simulator.program import TaskKind
 from simulator.timeline import Timeline
 from simulator.units import format_time
@@ -53,7 +56,7 @@ def draw_timeline(timeline: Timeline, path: Path | str, *, title: str = "") -> N
 def draw_comparison(
     predicted: Timeline, measured: Timeline, path: Path | str, *, step_time: float | None = None
 ) -> None:
-    """Draw ``predicted`` above ``measured`` on one time axis, with step times and the error.
+    """Draw ``predicted`` above ``measured`` on one time axis, and below what leads from one step to the other.
 
     Parameters
     ----------
@@ -63,13 +66,15 @@ def draw_comparison(
     Raises
     ------
     ValueError
-        Where a timeline has no spans or ``path`` ends in neither .png nor .svg.
+        Where a timeline has no spans, the two are not of the same ranks, or ``path`` ends in neither .png nor .svg.
     """
     _require_spans(predicted)
     _require_spans(measured)
+    found = difference(predicted, measured)
+    below = waterfall_pixels(found)
     window = Window(0.0, max(predicted.length, measured.length))
     heights = _split(len(predicted.rank_classes), len(measured.rank_classes))
-    with sheet(path, _TOP + sum(heights) + _BETWEEN + 20 + _BOTTOM) as figure:
+    with sheet(path, _TOP + sum(heights) + 2 * _BETWEEN + 20 + below + _BOTTOM) as figure:
         timed = measured.step_time if step_time is None else step_time
         steps = f"{format_time(predicted.step_time)} predicted, {format_time(timed)} measured"
         bubbles = f"bubble {predicted.bubble:.1%} predicted, {measured.bubble:.1%} measured"
@@ -88,6 +93,7 @@ def draw_comparison(
             panels.append(panel)
             top += height + _BETWEEN
         panels[0].ax.set_xlabel("")
+        draw_waterfall(figure, found, Box(_LEFT, top + 14, _INNER, below))
         _legend(figure, (predicted, measured), panels)
 
 

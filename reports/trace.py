@@ -82,8 +82,12 @@ def _complete(span: Span, thread: int, start: int, end: int) -> Event:
         "tid": thread,
         "ts": start / 1000,
         "dur": (end - start) / 1000,
-        "args": {"stage": span.stage, "microbatch": span.microbatch, "operators": span.operators},
+        "args": {"stage": span.stage, "microbatch": span.microbatch, "operators": span.operators, **_bytes(span)},
     }
+
+
+def _bytes(span: Span) -> dict[str, float]:
+    return {"bytes": span.bytes} if span.bytes else {}
 
 
 def _name(span: Span) -> str:

@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, median
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from scenarios.accuracy import Prediction
 from scenarios.prediction_interval import Interval
 from scenarios.rows.techniques import techniques
+from simulator.rank_correlation import kendall_tau
 
 LEAST_PLANS = 3
 """Measured plans of one problem from which an order can be judged."""
@@ -158,20 +159,6 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     """
     chosen = min(pairs)[1]
     return round(chosen / min(measured for _, measured in pairs) - 1, 12)
-
-
-def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau-a of (predicted, measured): 1 same order, -1 opposite.
-
-    >>> kendall_tau([(1, 1), (2, 3), (3, 2)])
-    0.333333333333
-    """
-    signs = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in combinations(pairs, 2)]
-    return round(fmean(signs), 12) if signs else 0.0
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:

@@ -205,7 +205,7 @@ class Scenario:
         plan: Plan | None = None,
         *,
         steps: int = 5,
-        verify: bool = False,
+        verify: bool | None = None,
         folder: str | Path | None = None,
         seed: int | None = None,
         module: str | None = None,
@@ -225,7 +225,8 @@ class Scenario:
         module
             ``FILE.py:FACTORY`` of the module that the scenario's graph was captured from, whose code is run.
         verify
-            Whether losses, gradients and parameters are compared with one process.
+            Whether losses, gradients and parameters of a few steps in fp64, of a scaled-down model, are compared with
+            one process before the run begins. Default: where it has more than 5 steps.
         timeout
             Seconds without a sign of life of a rank after which the run ends.
         progress
@@ -241,15 +242,18 @@ class Scenario:
         ------
         ValueError
             Where this machine cannot run the plan, or another run uses the folder; nothing was started.
+        VerificationError
+            Where the ranks do not compute what one process computes; the run was not started.
         """
         import tempfile
 
         from executor.continuation import RunOptions
         from executor.folder_lock import locked
         from executor.operators.run import execute_module
-        from executor.run import execute
+        from executor.run import UNVERIFIED_STEPS, execute
 
         chosen = self.chosen(plan)
+        verify = steps > UNVERIFIED_STEPS if verify is None else verify
         if module is None:
             self.check_executable(chosen)
         else:
@@ -306,7 +310,7 @@ class Scenario:
         self,
         *,
         steps: int,
-        verify: bool,
+        verify: bool | None,
         folder: Path,
         seed: int | None,
         timeout: float,
@@ -328,7 +332,7 @@ class Scenario:
             self.problem.training,
             self.chosen(),
             steps=steps,
-            verify=verify,
+            verify=bool(verify),
             folder=folder,
             seed=seed,
             timeout=timeout,

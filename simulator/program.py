@@ -127,7 +127,8 @@ class Change(NamedTuple):
 class Piece(NamedTuple):
     """A stretch of a task: ticks from the task's start, and what it does.
 
-    ``stream`` is the kind of stream that shows it; ``None`` for all streams of the task.
+    ``stream`` is the kind of stream that shows it; ``None`` for all streams of the task. ``bytes`` are those of the
+    message that it communicates; phases after the first carry none, so that sums count a message once.
     """
 
     kind: TaskKind
@@ -137,6 +138,7 @@ class Piece(NamedTuple):
     stream: StreamKind | None = None
     acquired: tuple[Change, ...] = ()
     released: tuple[Change, ...] = ()
+    bytes: float = 0.0
 
 
 class Work(NamedTuple):

@@ -19,7 +19,10 @@ Times = NDArray[np.int64] | NDArray[np.float64]
 
 
 class Span(NamedTuple):
-    """One task, or one stretch of it, on one rank class: seconds from the start of the step."""
+    """One task, or one stretch of it, on one rank class: seconds from the start of the step.
+
+    ``bytes`` are those of the message of a communication: of the whole tensor that it reduces, gathers or scatters.
+    """
 
     rank_class: int
     stream: StreamKind
@@ -29,6 +32,7 @@ class Span(NamedTuple):
     operators: str
     start: float
     end: float
+    bytes: float = 0.0
 
     @property
     def duration(self) -> float:
@@ -56,6 +60,7 @@ class SpanColumns:
     operators: IntArray
     start: Times
     end: Times
+    bytes: NDArray[np.float64]
     names: tuple[str, ...]
     per_second: int = 1
 
@@ -70,12 +75,13 @@ class SpanColumns:
             [self.names[code] for code in self.operators.tolist()],
             (self.start / self.per_second).tolist(),
             (self.end / self.per_second).tolist(),
+            self.bytes.tolist(),
         )
         return tuple(map(Span._make, zip(*columns, strict=True)))
 
     def span(self, row: int) -> Span:
         """Return one span as an object."""
-        whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end")
+        whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "start", "end", "bytes")
         return replace(self, **{name: getattr(self, name)[row : row + 1] for name in whole}).spans()[0]
 
 
@@ -115,16 +121,16 @@ def columns_of(spans: Sequence[Span]) -> SpanColumns:
         for s in spans
     ]
     columns = np.array(whole, np.int64).reshape(-1, 6).T
-    times = np.array([(span.start, span.end) for span in spans], np.float64).reshape(-1, 2).T
+    times = np.array([(span.start, span.end, span.bytes) for span in spans], np.float64).reshape(-1, 3).T
     rank_class, stream, kind, stage, microbatch, operators = columns
-    start, end = times
-    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, tuple(names))
+    start, end, moved = times
+    return SpanColumns(rank_class, stream, kind, stage, microbatch, operators, start, end, moved, tuple(names))
 
 
 def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     """Return what runs between two times, from the first one on: what runs across them is cut."""
     rows = np.flatnonzero((columns.end > begin) & (columns.start < end))
-    whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators")
+    whole = ("rank_class", "stream", "kind", "stage", "microbatch", "operators", "bytes")
     chosen: dict[str, Any] = {name: getattr(columns, name)[rows] for name in whole}
     for name in ("start", "end"):
         chosen[name] = np.clip(getattr(columns, name)[rows], begin, end) - begin
@@ -157,6 +163,7 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
     names = {name: index for index, name in enumerate(dict.fromkeys(piece.operators for piece, _ in pieces))}
     told = [(_stream_code(p.stream), TASK_KINDS.index(p.kind), w.stage, names[p.operators]) for p, w in pieces]
     stream_of_piece, kind, stage, operators = np.array(told, np.int64).reshape(-1, 4).T
+    moved = np.array([piece.bytes for piece, _ in pieces], np.float64)
     times = piece_times(program, starts, ends, np.arange(program.num_tasks))
     place, index = expand(program.stream_start, times.task)
     held = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
@@ -177,6 +184,7 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
         operators[piece],
         start[order],
         end[order],
+        moved[piece],
         tuple(names),
         TICKS_PER_SECOND,
     )

@@ -193,6 +193,7 @@ class Timeline:
             "operators": np.array(columns.names, object)[columns.operators],
             "start": columns.start / columns.per_second,
             "end": columns.end / columns.per_second,
+            "bytes": columns.bytes,
         }
         return pd.DataFrame(table)
 

@@ -75,7 +75,7 @@ class Pipeline:
             self._sends.append((dist.isend(whole, self._rank(to), tag=tag), whole))
         if tensors:
             stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
-            self._note(stream, stage, microbatch, "send", start)
+            self._note(stream, stage, microbatch, tensors, start)
 
     def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
         """Return what another stage sends, received into ``empty`` tensors."""
@@ -86,12 +86,14 @@ class Pipeline:
             dist.recv(tensor, self._rank(source), tag=tag)
         if empty:
             stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
-            self._note(stream, stage, microbatch, "recv", start)
+            self._note(stream, source, microbatch, empty, start)
         return list(empty)
 
-    def _note(self, stream: StreamKind, stage: int, microbatch: int, name: str, start: int) -> None:
-        kind = TaskKind.PIPELINE_COMMUNICATION
-        self.transfers.append(Row(stream, kind, stage, microbatch, name, start, perf_counter_ns()))
+    def _note(self, stream: StreamKind, sender: int, microbatch: int, tensors: Sequence[Tensor], start: int) -> None:
+        forward = stream in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
+        kind, name = TaskKind.PIPELINE_COMMUNICATION, "send activations" if forward else "send gradients"
+        size = sum(tensor.nbytes for tensor in tensors)
+        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, perf_counter_ns(), size))
 
     def _rank(self, stage: int) -> int:
         """Return the rank that runs another stage at the same place of the other axes."""

@@ -11,7 +11,7 @@ from executor.metrics_log import Progress
 from executor.operators.job import OperatorJob
 from executor.run import VERIFIED_STEPS, WARM_UP, Run, losses, progress_of, step_times
 from executor.supported import OPTIMIZERS
-from executor.verification import Verification, distance
+from executor.verification import Verification, distance, require_equal
 from simulator.operator_graph import OperatorGraph
 from strategies.plan import Plan
 from strategies.recomputation import Recompute
@@ -42,7 +42,7 @@ def execute_module(
     graph
         That of which ``plan`` is.
     verify
-        Whether the same plan also runs in fp64 against one process.
+        Whether the same plan first runs in fp64 against one process.
 
     Raises
     ------
@@ -50,14 +50,19 @@ def execute_module(
         Where the plan cannot be run; nothing was started.
     ExecutionError
         Where a rank fails.
+    VerificationError
+        Where the ranks do not compute what one process computes; the steps were not begun.
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout)
     refuse(job, graph)
-    checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False)
-    jobs = [(job, folder)] + ([(checked, folder / "verify")] if verify else [])
-    run_jobs(jobs, progress)
+    verification = None
+    if verify:
+        checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False), folder / "verify"
+        run_jobs([checked])
+        verification = require_equal(compare(*checked))
+    run_jobs([(job, folder)], progress)
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
@@ -67,7 +72,7 @@ def execute_module(
         step_time=median(times[WARM_UP:] or times),
         peak_memory=timeline.peak_memory,
         timeline=timeline,
-        verification=compare(*jobs[1]) if verify else None,
+        verification=verification,
     )
 
 

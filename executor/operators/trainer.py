@@ -1,7 +1,7 @@
 """One rank's share of a captured module under a plan, stepped."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -17,14 +17,15 @@ from executor.capture.capture import capture, num_samples
 from executor.capture.factory import made, naming
 from executor.heartbeat import Heartbeat
 from executor.job import metrics_file, result_file, tensors_file
-from executor.measure import nbytes, profiled
+from executor.measure import nbytes
 from executor.operators.collectives import Ran, Ranks
 from executor.operators.job import OperatorJob, collectives_file
 from executor.operators.network import OperatorNetwork
 from executor.operators.pipeline import Pipeline
 from executor.optimizer import OPTIMIZERS
+from executor.profiled import profiled
 from executor.recorder import Record, Recorder
-from executor.trace import Row, without
+from executor.trace import Row, TraceEvent, without
 from simulator.program import Category, StreamKind, TaskKind
 from strategies.lowering.step import COMMUNICATION
 from strategies.mesh import DATA
@@ -112,13 +113,12 @@ class OperatorTrainer:
             str(Category.PARAMETERS): nbytes(self.network.parameters()),
             str(Category.OPTIMIZER): nbytes(value for value in states if isinstance(value, Tensor)),
         }
-        records: list[Record] = []
-        self.recorder.records = records
-        found = profiled(self.step, lambda _: self._spans(records), resident)
-        self.recorder.records = None
-        return found
+        return profiled(self.step, self.recorder, self._spans, resident, self._gradients)
 
-    def _spans(self, records: Sequence[Record]) -> list[Row]:
+    def _gradients(self) -> Iterator[Tensor]:
+        return (part.grad for part in self.network.parameters() if part.grad is not None)
+
+    def _spans(self, records: Sequence[Record], _: Sequence[TraceEvent]) -> list[Row]:
         """Return the spans of a step: passes without the collectives inside them, these, and transfers."""
         inside = [_collective(each, records) for each in self.ranks.ran]
         passes = [piece for each in records for piece in without(Row(StreamKind.COMPUTE, *each), inside)]
@@ -143,8 +143,8 @@ def _collective(ran: Ran, records: Sequence[Record]) -> Row:
     where = next(((r.stage, r.microbatch) for r in records if r.start <= ran.start <= r.end), (-1, -1))
     name = str(ran.collective)
     if where[0] < 0 or ran.axis == DATA:
-        return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, ran.start, ran.end)
-    return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end)
+        return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, *where, name, ran.start, ran.end, ran.size)
+    return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end, ran.size)
 
 
 def device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:

@@ -83,9 +83,6 @@ def demo(
         emit(document)
     else:
         show([*_facts(found, predicted, result), ("report", str(target / "report.html"))])
-    if run.verification is None or not run.verification.equal:
-        note("the ranks did not compute what one process computes")
-        raise typer.Exit(FAILED)
 
 
 def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:

@@ -17,6 +17,7 @@ from scenarios.commands.output import (
     emit,
     note,
     show,
+    table,
 )
 
 
@@ -25,7 +26,14 @@ def execute(
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
     cluster: ClusterFile = None,
     steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps, in all.")] = 5,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with one process.")] = False,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="First compare the plan with one process, in fp64 on a scaled-down model; by default before runs of "
+            "more than 5 steps. Where it differs the run does not start.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -83,6 +91,15 @@ def execute(
     device: Annotated[
         str, typer.Option(metavar="cpu|cuda", help="What ranks train on: cores (gloo), GPUs (NCCL).")
     ] = "cpu",
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Search and run the best plans, so many, instead of one; fit the machine to what they took, rank them "
+            "again, and write the fitted cluster file into --out.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction.
@@ -95,8 +112,10 @@ def execute(
     the end once with --collect.
     """
     from executor.device import require_device
+    from reports.difference import difference
     from scenarios.cluster_file import load_cluster
     from scenarios.commands import hosts
+    from scenarios.commands.execute_top import execute_top
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nearest import reason
@@ -111,6 +130,12 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    if top is not None:
+        for given, option in ((plan, "--plan"), (module, "--module"), (rendezvous, "--rendezvous"), (data, "--data")):
+            if given is not None:
+                raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
+        execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, as_json=as_json)
+        return
     require_device(device, value.chosen().mesh.num_ranks if processes is None else processes)
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
     if module is None and spread is None and not collect:
@@ -145,7 +170,8 @@ def execute(
         emit(document)
     else:
         _print(value.name, predicted, document)
-    if run.verification is not None and not run.verification.equal:
+        print_difference(difference(predicted.timeline, run.timeline), run.step_time)
+    if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
 
@@ -198,6 +224,8 @@ def follow(ticker: Ticker) -> Any:
 
 def to_json(run: Any, predicted: Any) -> dict[str, Any]:
     """Return a run with its prediction as JSON-ready data."""
+    from reports.difference import difference
+
     check = run.verification
     fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
     return {
@@ -209,15 +237,29 @@ def to_json(run: Any, predicted: Any) -> dict[str, Any]:
         "peak_memory": run.peak_memory,
         "predicted_peak_memory": predicted.peak_memory,
         "verify": {name: getattr(check, name) for name in fields} if check is not None else None,
+        "difference": difference(predicted.timeline, run.timeline).to_json(),
     }
 
 
+def print_difference(found: Any, timed: float) -> None:
+    """Print which operations the prediction missed and what they cost the step."""
+    from reports.difference import HEAD
+    from simulator.units import format_time
+
+    rows = found.lines()
+    if rows:
+        print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
+        table(HEAD, rows)
+    note(f"operations were measured under the profiler; steps without it took {format_time(timed)}")
+
+
 def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
-    """Write result, plan and the picture of prediction over measurement into a folder."""
+    """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
     from reports.timeline import draw_comparison
     from scenarios.files import write
 
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
+    write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
     write(target / "plan.json", json.dumps(predicted.plan.to_json(), indent=2) + "\n")
     draw_comparison(predicted.timeline, run.timeline, target / "comparison.png", step_time=run.step_time)
 

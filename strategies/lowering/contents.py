@@ -111,7 +111,8 @@ class Contents:
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
             ticks = host_ticks(host_elements(self.plan, held, on_host))
-        work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes)
+        moved = size if step.task is TaskKind.HOST_COPY else 0.0
+        work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes, moved=moved)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _update_changes(self, number: int, end: int, position: int) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
@@ -135,7 +136,7 @@ class Contents:
         (leg,) = legs or (Leg(0, 0, Flow(())),)
         key = (slot.site, slot.what, *slot.key, leg.latency, rank.batch)
         changes = copy.acquired, copy.released
-        work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes)
+        work = self._plain(key, TaskKind.HOST_COPY, copy.stage, leg.latency, copy.name, *changes, moved=copy.size)
         return Content(work, leg.flow if leg.flow.usage else None)
 
     def _collective(self, kind: str, key: tuple[int, ...], group: int) -> Content:
@@ -172,7 +173,8 @@ class Contents:
         legs = communicator.legs(*what)
         now = legs[leg] if leg < len(legs) else Leg(0, 0, Flow(()))
         label = name if named else f"{what[0]} {name}"
-        work = self._plain((kind, stage, now.latency, label), kind, stage, now.latency, label)
+        moved = what[1] if leg == 0 else 0.0
+        work = self._plain((kind, stage, now.latency, label, moved), kind, stage, now.latency, label, moved=moved)
         return Content(work, now.flow if now.flow.usage else None)
 
     def _plain(
@@ -184,9 +186,10 @@ class Contents:
         name: str,
         acquired: tuple[Change, ...] = (),
         released: tuple[Change, ...] = (),
+        moved: float = 0.0,
     ) -> Work:
         """Return work of one piece, the same object for the same key."""
         if key not in self._work:
-            piece = Piece(kind, name, 0, ticks, acquired=acquired, released=released)
+            piece = Piece(kind, name, 0, ticks, acquired=acquired, released=released, bytes=moved)
             self._work[key] = Work(kind, stage, ticks, (piece,))
         return self._work[key]

@@ -228,7 +228,9 @@ def _pieces(items: list[_Item]) -> list[Piece]:
     for item in items:
         step = item.step
         stream = StreamKind.COMPUTE if step.collective is None else _stream(step)
-        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, item.acquired, item.released))
+        moved = step.size if step.collective is not None else 0.0
+        changes = item.acquired, item.released
+        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, *changes, moved))
         end = max(end, start + step.ticks)
         start = start if step.beside else end
     return pieces

@@ -4,7 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.measure import _offset, nbytes  # noqa: E402
+from executor.measure import nbytes  # noqa: E402
+from executor.profiled import _offset  # noqa: E402
 from executor.trace import TraceEvent  # noqa: E402
 
 

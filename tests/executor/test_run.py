@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from tiny_jobs import TINY, job
 from executor.launcher import ExecutionError
 from executor.run import Run, compare, execute, losses, run_jobs, verification_job
 from executor.supported import unsupported
+from executor.verification import Verification, VerificationError
+from simulator.memory import CATEGORIES
 from simulator.models.experts import Experts
-from simulator.program import TaskKind
+from simulator.program import Category, StreamKind, TaskKind
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,37 @@ def test_tensor_parallel_communicates_as_megatron_does(measured: Run) -> None:
         assert {span.operators for span in sums} == {"all_reduce"}
 
 
+def test_a_rank_does_one_thing_at_a_time(measured: Run) -> None:
+    for rank in range(4):
+        spans = [s for s in measured.timeline.spans if s.rank_class == rank]
+        busy = sorted((s.start, s.end) for s in spans if s.stream in (StreamKind.COMPUTE, StreamKind.TENSOR))
+        assert all(before[1] <= after[0] for before, after in pairwise(busy))
+
+
+def test_collectives_say_their_bytes(measured: Run) -> None:
+    # between layers: 2 sequences of 16 tokens, 32 values of 4 bytes each; four sums a layer, and those of both ends
+    whole = 2 * 16 * 32 * 4
+    for rank in range(4):
+        first = [s for s in measured.timeline.spans if s.rank_class == rank and s.microbatch == 0]
+        sizes = [s.bytes for s in first if s.kind is TaskKind.TENSOR_COMMUNICATION]
+        assert sizes.count(whole) == 4 * TINY.layers + 2
+        summed = [s for s in measured.timeline.spans if s.rank_class == rank and s.kind is TaskKind.DATA_COMMUNICATION]
+        held = measured.timeline.memory[rank].usage[0][CATEGORIES.index(Category.PARAMETERS)]
+        assert [s.operators for s in summed] == ["all_reduce gradients"]
+        assert summed[0].bytes == held  # a gradient of 4 bytes for every parameter of 4 bytes
+
+
+def test_memory_is_told_apart(measured: Run) -> None:
+    for profile in measured.timeline.memory:
+        parameters, gradients, optimizer, activations, _ = (
+            [row[CATEGORIES.index(category)] for row in profile.usage] for category in Category
+        )
+        assert set(parameters) == {parameters[0]}
+        assert gradients[0] == 0 and gradients[-1] == max(gradients) == parameters[0]
+        assert optimizer[0] >= 2 * parameters[0] and set(optimizer) == {optimizer[0]}  # two moments, and steps
+        assert activations[0] == 0 < max(activations)
+
+
 def test_peak_memory_holds_at_least_parameters_and_optimizer(measured: Run) -> None:
     layer = 12 * TINY.hidden**2 * 2 // 3 + 13 * TINY.hidden  # ffn is 2 * hidden: 4 + 4 of 12 hidden**2
     cut = (TINY.layers * layer + 2 * TINY.vocab * TINY.hidden) // 2
@@ -85,6 +119,14 @@ def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
     wrong = replace(wrong, training=replace(wrong.training, precision="fp16"))
     with pytest.raises(ExecutionError, match=r"rank \d failed: KeyError: 'fp16'"):
         run_jobs([(wrong, tmp_path)])
+
+
+def test_a_run_that_fails_its_verification_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
+    asked = job(data=2)
+    with pytest.raises(VerificationError, match=r"not started: .* gradients 3\.0e-05, .* equal is at most 1e-12"):
+        execute(asked.spec, asked.training, asked.plan, steps=1, verify=True, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["verify"]
 
 
 def test_refused_before_launch(tmp_path: Path) -> None:

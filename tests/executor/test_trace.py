@@ -1,7 +1,7 @@
 """Records and profiler events become spans that add up."""
 
 from executor.recorder import Record
-from executor.trace import Row, TraceEvent, memory, rows
+from executor.trace import Row, TraceEvent, rows
 from simulator.program import StreamKind, TaskKind
 
 FORWARD, BACKWARD, RECOMPUTE = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE
@@ -61,11 +61,47 @@ def test_a_tensor_collective_belongs_to_the_pass_that_launched_it() -> None:
 
 def test_gradients_are_reduced_under_the_backward_pass() -> None:
     records = [Record(BACKWARD, 1, 0, "", 100, 200)]
-    events = [TraceEvent("gloo:all_reduce", 150, 260, 0), TraceEvent("gloo:barrier", 10, 20, 0)]
+    events = [
+        TraceEvent("gloo:barrier", 10, 20, 0),
+        TraceEvent("aten::mm", 110, 270, 0),
+        TraceEvent("gloo:all_reduce", 150, 260, 4096),
+    ]
     assert rows(records, events) == [
         Row(COMPUTE, BACKWARD, 1, 0, "", 100, 200),
-        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 1, 0, "all_reduce", 150, 260),
+        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 1, 0, "all_reduce gradients", 150, 260, 4096),
     ]
+
+
+def test_a_backward_pass_waits_for_the_last_bucket_once_no_operator_runs() -> None:
+    records = [Record(BACKWARD, 0, 0, "", 100, 200)]
+    events = [TraceEvent("aten::mm", 110, 170, 0), TraceEvent("gloo:all_reduce", 150, 190, 8)]
+    assert [row for row in rows(records, events) if row.kind is BACKWARD] == [
+        Row(COMPUTE, BACKWARD, 0, 0, "", 100, 170),
+        Row(COMPUTE, BACKWARD, 0, 0, "", 190, 200),
+    ]
+
+
+def test_what_fully_shard_gathers_and_reduces_is_named_by_its_unit_and_size() -> None:
+    # gloo has no reduce_scatter: it sums everything and keeps a part
+    records = [Record(FORWARD, 0, 0, "", 100, 150), Record(BACKWARD, 0, 0, "", 150, 250)]
+    events = [
+        TraceEvent("FSDP::all_gather (network.layers.0)", 100, 130, 0),
+        TraceEvent("c10d::_allgather_base_", 105, 110, 64),
+        TraceEvent("gloo:all_gather", 108, 128, 32),
+        TraceEvent("aten::mm", 130, 190, 0),
+        TraceEvent("FSDP::post_backward_reduce (network.layers.0)", 190, 240, 0),
+        TraceEvent("c10d::_reduce_scatter_base_", 200, 210, 64),
+        TraceEvent("gloo:all_reduce", 205, 235, 64),
+    ]
+    found = [row for row in rows(records, events) if row.kind is TaskKind.DATA_COMMUNICATION]
+    gathered, reduced = "all_gather parameters of layers.0", "reduce_scatter gradients of layers.0"
+    data = TaskKind.DATA_COMMUNICATION
+    assert found == [
+        Row(StreamKind.GATHER, data, 0, 0, gathered, 105, 128, 64),
+        Row(StreamKind.DATA, data, 0, 0, reduced, 200, 235, 64),
+    ]
+    passes = [(row.start, row.end) for row in rows(records, events) if row.stream is COMPUTE]
+    assert passes == [(100, 105), (128, 150), (150, 200), (235, 250)]
 
 
 def test_recomputation_is_not_part_of_the_backward_pass() -> None:
@@ -80,13 +116,13 @@ def test_recomputation_is_not_part_of_the_backward_pass() -> None:
 def test_transfers_are_named_by_the_action_that_posts_them() -> None:
     events = [
         TraceEvent("PP:0SEND_F2", 10, 30, 0),
-        TraceEvent("gloo:send", 20, 90, 0),
+        TraceEvent("gloo:send", 20, 90, 64),
         TraceEvent("PP:0RECV_B1", 40, 50, 0),
-        TraceEvent("gloo:recv", 45, 95, 0),
+        TraceEvent("gloo:recv", 45, 95, 32),
     ]
     assert rows([], events) == [
-        Row(StreamKind.SEND_FORWARD, TaskKind.PIPELINE_COMMUNICATION, 0, 2, "send", 10, 90),
-        Row(StreamKind.RECEIVE_BACKWARD, TaskKind.PIPELINE_COMMUNICATION, 0, 1, "recv", 40, 95),
+        Row(StreamKind.SEND_FORWARD, TaskKind.PIPELINE_COMMUNICATION, 0, 2, "send activations", 10, 90, 64),
+        Row(StreamKind.RECEIVE_BACKWARD, TaskKind.PIPELINE_COMMUNICATION, 1, 1, "send gradients", 40, 95, 32),
     ]
 
 
@@ -100,24 +136,18 @@ def test_a_pass_that_only_waits_stays_in_the_order() -> None:
     assert Row(COMPUTE, FORWARD, 0, 0, "", 100, 100) in rows(records, events)
 
 
-def test_memory_keeps_the_turning_points() -> None:
-    sizes = [5, 7, -3, -2, 10]
-    events = [TraceEvent("[memory]", 10 * i, 10 * i, size) for i, size in enumerate(sizes, 1)]
-    early = TraceEvent("[memory]", 1, 1, 1000)
-    assert memory([early, *events], 5) == [(5, 0), (20, 12), (40, 7), (50, 17)]
-
-
 def test_a_collective_in_a_region_is_of_the_axis_that_it_names() -> None:
     records = [Record(FORWARD, 0, 1, "", 100, 200)]
     events = [
         TraceEvent("meshwise moving expert all_to_all", 120, 140, 0),
-        TraceEvent("gloo:all_to_all", 125, 138, 0),
+        TraceEvent("gloo:all_to_all", 125, 138, 64),
         TraceEvent("gloo:all_reduce", 130, 170, 0),  # a bucket of gradients beside it
+        TraceEvent("aten::mm", 140, 190, 0),
     ]
     assert rows(records, events) == [
         Row(COMPUTE, FORWARD, 0, 1, "", 100, 120),
-        Row(StreamKind.TENSOR, TaskKind.EXPERT_COMMUNICATION, 0, 1, "all_to_all", 120, 140),
-        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 0, 1, "all_reduce", 130, 170),
+        Row(StreamKind.TENSOR, TaskKind.EXPERT_COMMUNICATION, 0, 1, "all_to_all", 120, 140, 64),
+        Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, 0, 1, "all_reduce gradients", 130, 170),
         Row(COMPUTE, FORWARD, 0, 1, "", 140, 200),
     ]
 

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios.accuracy import predict, predict_all, runs_at, to_csv
-from scenarios.accuracy_summary import errors, kendall_tau, regret, summary
+from scenarios.accuracy_summary import errors, regret, summary
 from scenarios.command_line import run
 from scenarios.errors import ScenarioError
 from scenarios.library import root
 from scenarios.published import read_runs, run_of
 from scenarios.rows.costs import seconds_of
 from simulator.engine import step_time
+from simulator.rank_correlation import kendall_tau
 from strategies.lowering import lower
 
 ROW = {

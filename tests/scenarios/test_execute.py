@@ -23,6 +23,12 @@ def test_execute_measures_verifies_and_writes(tmp_path: Path, capsys) -> None:
     assert json.loads((out / "result.json").read_text()) == document
     assert run(["validate", str(out / "plan.json")]) == 0
     assert (out / "comparison.png").stat().st_size > 10_000
+    found = document["difference"]
+    assert json.loads((out / "difference.json").read_text()) == found
+    assert sum(row["cost"] for row in found["operations"]) == pytest.approx(found["error"])
+    operations = {row["operation"] for row in found["operations"]} - {"waiting"}
+    assert operations == {"forward of stage 0", "backward of stage 0", "all_reduce gradients", "optimizer"}
+    assert found["not_predicted"] == found["did_not_happen"] == []
 
 
 @pytest.mark.parametrize(

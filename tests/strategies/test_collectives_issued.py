@@ -740,6 +740,7 @@ def issued(row: Row) -> Issued:
             size, beside = divmod(work.duration, 1000)
             kind = KINDS[beside // 10]
             assert work.pieces[0].operators.split(": ")[-1].startswith(kind)
+            assert work.pieces[0].bytes == size
             found[kind, group, size] += 1
     return found
 

@@ -1,0 +1,127 @@
+"""Steps under torch's profiler: the spans of a typical one, and the memory of one more.
+
+Shapes of messages cost a profiled step some percent, allocations more, so these are looked at apart. Of several
+steps the one is kept that took the median time: one step of a shared machine says little.
+"""
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from executor import trace
+from executor.data_parallel import local
+from executor.measured_memory import Allocation, categories, turning_points
+from executor.private_torch import allocations, trace_events
+from executor.recorder import Record, Recorder
+from executor.trace import TraceEvent
+
+STEPS = 3
+"""Profiled steps of which the median one is kept."""
+IN_ALL = STEPS + 2
+"""Profiled steps, one before those and one for memory with them."""
+Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
+_MARK = "meshwise mark "
+_MARKS = 20
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Profiled(NamedTuple):
+    """One step under the profiler; ns of the host's clock."""
+
+    start: int
+    end: int
+    records: list[Record]
+    events: list[TraceEvent]
+    spans: list[trace.Row]
+    allocations: list[Allocation]
+
+
+def profiled(
+    step: Callable[[], object],
+    recorder: Recorder,
+    spans: Spans,
+    resident: Mapping[str, int],
+    gradients: Callable[[], Iterable[Tensor]],
+) -> dict[str, Any]:
+    """Return spans and memory of steps that are not among the timed ones, for the profiler slows them.
+
+    Parameters
+    ----------
+    spans
+        What happened, from what was recorded and the profiler's events, on the host's clock.
+    resident
+        Bytes that live from step to step, by category.
+    gradients
+        Those that a rank holds when a step is over.
+    """
+    _profiled(step, recorder, spans, memory=False)  # the profiler's own first step is slow
+    typical = _median([_profiled(step, recorder, spans, memory=False) for _ in range(STEPS)])
+    result = {
+        "clock": clock(),
+        "start": typical.start,
+        "end": typical.end,
+        "spans": typical.spans,
+        "resident": resident,
+    }
+    minded = _profiled(step, recorder, spans, memory=True)
+    changes = categories(minded.allocations, minded.records, minded.events, addresses(gradients()))
+    later = typical.start - minded.start  # the memory of another step is shown as if it were of the typical one
+    points = turning_points(changes, minded.start)
+    result["memory"] = [(instant + later, usage) for instant, usage in points]
+    return result
+
+
+def clock() -> str:
+    """Return what tells this host's monotonic clock from another's: its boot, or its name where that is not told."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Return where the storages of tensors begin."""
+    return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _profiled(step: Callable[[], object], recorder: Recorder, spans: Spans, *, memory: bool) -> _Profiled:
+    records: list[Record] = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=not memory) as profiler:
+        dist.barrier()
+        marks = [_mark(index) for index in range(_MARKS)]
+        recorder.records = records
+        start = perf_counter_ns()
+        step()
+        end = perf_counter_ns()
+        recorder.records = None
+    raw = trace_events(profiler)
+    offset = _offset(marks, raw)
+    events = [event._replace(start=event.start + offset, end=event.end + offset) for event in raw]
+    taken = [each._replace(time=each.time + offset) for each in allocations(profiler)] if memory else []
+    return _Profiled(start, end, records, events, spans(records, events), taken)
+
+
+def _median(steps: Sequence[_Profiled]) -> _Profiled:
+    """Return the step that took the median time on its slowest rank: the same one on every rank."""
+    times = torch.tensor([each.end - each.start for each in steps])
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return steps[int(times.argsort()[len(steps) // 2])]
+
+
+def _mark(index: int) -> tuple[int, int]:
+    """Return the instants of the host's clock between which the profiler notes a mark."""
+    before = perf_counter_ns()
+    with record_function(f"{_MARK}{index}"):
+        pass
+    return before, perf_counter_ns()
+
+
+def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
+    """Return what to add to the profiler's clock, by the mark with the narrowest bounds: a host may pause in a mark."""
+    middles = {event.name: (event.start + event.end) // 2 for event in events if event.name.startswith(_MARK)}
+    index = min(range(len(marks)), key=lambda index: marks[index][1] - marks[index][0])
+    return sum(marks[index]) // 2 - middles[f"{_MARK}{index}"]

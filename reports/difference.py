@@ -1,0 +1,286 @@
+"""What a prediction missed: a predicted and a measured step, operation by operation.
+
+Every instant of a rank's step belongs to one operation: to what computes, where something does; else to the
+communication that is under way, that inside passes first; else to a copy to or from the host, or to launching; and
+where nothing runs, the rank waits. So the times of all operations add up to the step on both sides, and their
+differences to the error of the step: an operation costs the step what its row says, no more and no less.
+Communication under computing costs nothing; what it takes in all stands in its row beside that.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from reports.lanes import labels
+from simulator.program import StreamKind, TaskKind
+from simulator.timeline import Span, Timeline
+from simulator.units import format_time
+
+WAITING = "waiting"
+"""The kind, and the operation, of instants in which nothing runs."""
+_SEEN = 1e-3
+"""Of the predicted step: what costs less is no line of a report."""
+_BACKWARD = (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD)
+_LAST = (TaskKind.PIPELINE_COMMUNICATION, TaskKind.DATA_COMMUNICATION, TaskKind.HOST_COPY, TaskKind.LAUNCH)
+
+
+class Use(NamedTuple):
+    """What an operation takes of one rank in a step.
+
+    Parameters
+    ----------
+    time
+        Seconds of the step that are its own; over all operations they add up to the step.
+    busy
+        Seconds of its spans, with those that lie under others.
+    runs
+        How often; passes count once a microbatch.
+    bytes
+        Of its messages.
+    """
+
+    time: float = 0.0
+    busy: float = 0.0
+    runs: float = 0.0
+    bytes: float = 0.0
+
+    def plus(self, other: "Use", weight: float = 1.0) -> "Use":
+        """Return the sum with ``weight`` times another."""
+        return Use(*(mine + weight * more for mine, more in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRow:
+    """One operation of one rank class: what was predicted and measured of it on a rank, and what that costs the step.
+
+    Parameters
+    ----------
+    ranks
+        Of how many of all ranks the class is.
+    cost
+        Seconds by which it makes the mean rank's step longer than predicted, below 0: shorter.
+    share
+        Of the step's error; 0 where there is none.
+    """
+
+    rank_class: str
+    ranks: int
+    kind: str
+    operation: str
+    predicted: Use
+    measured: Use
+    cost: float
+    share: float
+
+    @property
+    def difference(self) -> float:
+        """Measured minus predicted seconds of a rank of the class."""
+        return self.measured.time - self.predicted.time
+
+    @property
+    def verdict(self) -> str:
+        """What went wrong in words: ``not predicted``, ``did not happen``, or by how much its time differs."""
+        if self.kind != WAITING and not self.predicted.runs:
+            return "not predicted"
+        if self.kind != WAITING and not self.measured.runs:
+            return "did not happen"
+        longer = "longer" if self.difference > 0 else "shorter"
+        return f"{format_time(abs(self.difference))} {longer}" if self.difference else "as predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two timelines of the same ranks set side by side; what costs the step most comes first."""
+
+    predicted: float
+    measured: float
+    rows: tuple[DifferenceRow, ...]
+
+    @property
+    def error(self) -> float:
+        """Seconds by which the measured step is longer than the predicted one."""
+        return self.measured - self.predicted
+
+    def operations(self) -> tuple[DifferenceRow, ...]:
+        """Return the rows of all rank classes together, on the mean rank."""
+        return self._merged(lambda row: (row.kind, row.operation))
+
+    def kinds(self) -> tuple[DifferenceRow, ...]:
+        """Return the rows of all operations of a kind together, on the mean rank."""
+        return self._merged(lambda row: (row.kind, row.kind))
+
+    def _merged(self, key: Any) -> tuple[DifferenceRow, ...]:
+        total = _num_ranks(self.rows)
+        found: dict[tuple[str, str], list[DifferenceRow]] = {}
+        for row in self.rows:
+            found.setdefault(key(row), []).append(row)
+        merged = []
+        for (kind, operation), rows in found.items():
+            predicted = measured = Use()
+            for row in rows:
+                predicted = predicted.plus(row.predicted, row.ranks / total)
+                measured = measured.plus(row.measured, row.ranks / total)
+            cost, share = sum(row.cost for row in rows), sum(row.share for row in rows)
+            merged.append(DifferenceRow("all ranks", total, kind, operation, predicted, measured, cost, share))
+        return tuple(sorted(merged, key=_by_cost))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready data; seconds and bytes are a rank's."""
+        operations = self.operations()
+        return {
+            "predicted_step_time": self.predicted,
+            "measured_step_time": self.measured,
+            "error": self.error,
+            "kinds": [_document(row) for row in self.kinds()],
+            "operations": [_document(row) for row in self.rows],
+            "not_predicted": [row.operation for row in operations if row.verdict == "not predicted"],
+            "did_not_happen": [row.operation for row in operations if row.verdict == "did not happen"],
+        }
+
+    def lines(self, most: int = 6) -> list[tuple[str, ...]]:
+        """Return the operations that cost the step most, one a row under `HEAD`."""
+        rows = [row for row in self.operations() if abs(row.cost) > _SEEN * self.predicted][:most]
+        return [
+            (row.operation, *map(format_time, (row.predicted.time, row.measured.time)), *_cost(row), row.verdict)
+            for row in rows
+        ]
+
+
+HEAD = ("operation", "predicted", "measured", "costs the step", "of its error", "")
+"""What the columns of `Difference.lines` hold: a mean rank's seconds of the step."""
+
+
+def difference(predicted: Timeline, measured: Timeline) -> Difference:
+    """Return what was predicted and measured of every operation, per rank class of the prediction.
+
+    Of measured ranks that are predicted alike the mean is taken.
+
+    Raises
+    ------
+    ValueError
+        Where the two are not of the same ranks.
+    """
+    home = {rank: index for index, each in enumerate(measured.rank_classes) for rank in each.ranks}
+    asked = {rank for each in predicted.rank_classes for rank in each.ranks}
+    if asked != home.keys():
+        held = "a predicted and a measured timeline are of the same ranks"
+        raise ValueError(f"{held}, met {len(asked)} and {len(home)} of which {len(asked & home.keys())} are the same")
+    error = measured.step_time - predicted.step_time
+    before, after = _uses(predicted), _uses(measured)
+    rows = []
+    for index, (name, members) in enumerate(zip(labels(predicted.rank_classes), predicted.rank_classes, strict=True)):
+        there: dict[tuple[str, str], Use] = {}
+        for other, number in Counter(home[rank] for rank in members.ranks).items():
+            for key, use in after[other].items():
+                there[key] = there.get(key, Use()).plus(use, number / len(members.ranks))
+        for key in {**before[index], **there}:
+            one, two = before[index].get(key, Use()), there.get(key, Use())
+            cost = (two.time - one.time) * len(members.ranks) / len(asked)
+            share = cost / error if error else 0.0
+            rows.append(DifferenceRow(name, len(members.ranks), *key, one, two, cost, share))
+    return Difference(predicted.step_time, measured.step_time, tuple(sorted(rows, key=_by_cost)))
+
+
+def operation(span: Span) -> str:
+    """Return what a span is called on both sides.
+
+    >>> operation(Span(0, StreamKind.SEND_FORWARD, TaskKind.PIPELINE_COMMUNICATION, 0, 3, "send activations", 0, 1))
+    'send activations 0 -> 1'
+    >>> operation(Span(0, StreamKind.TENSOR, TaskKind.TENSOR_COMMUNICATION, 1, 3, "head: all_reduce loss", 0, 1))
+    'tensor all_reduce, stage 1'
+    """
+    if span.kind is TaskKind.OPTIMIZER:
+        return "optimizer"
+    if span.kind is TaskKind.PIPELINE_COMMUNICATION:
+        backward = span.stream in _BACKWARD
+        what, to = ("gradients", span.stage - 1) if backward else ("activations", span.stage + 1)
+        return f"send {what} {span.stage} -> {to}"
+    words = span.operators.rpartition(": ")[2].split()
+    if span.kind is TaskKind.DATA_COMMUNICATION:
+        over = " over replicas" if span.stream is StreamKind.REPLICA else ""
+        return " ".join(words[:2] if "norm" not in words else words) + over
+    if span.kind.inside_passes:
+        return f"{span.kind.value.removesuffix(' communication')} {' '.join(words[:1])}, stage {span.stage}"
+    if span.kind is TaskKind.HOST_COPY:
+        return f"host copy: {' '.join(words[:1])} {span.stream.value}"
+    return f"{span.kind} of stage {span.stage}"
+
+
+def owners(spans: Sequence[Span], length: float) -> Iterator[tuple[float, Span | None]]:
+    """Yield, in order, seconds and the span to which they belong, ``None`` where nothing runs; they sum to ``length``.
+
+    Of several spans of one kind the first begun has them.
+    """
+    first = sorted(spans, key=lambda span: span.start)
+    moments = sorted({0.0, length, *(moment for span in spans for moment in (span.start, span.end))})
+    running: list[tuple[int, int, Span]] = []
+    place = 0
+    for begin, end in pairwise(moments):
+        while place < len(first) and first[place].start <= begin:
+            heappush(running, (_rank_of(first[place].kind), place, first[place]))
+            place += 1
+        while running and running[0][2].end <= begin:
+            heappop(running)
+        yield end - begin, running[0][2] if running else None
+
+
+def _rank_of(kind: TaskKind) -> int:
+    return 0 if kind.computes else 1 if kind.inside_passes else 2 + _LAST.index(kind)
+
+
+def _uses(timeline: Timeline) -> list[dict[tuple[str, str], Use]]:
+    """Return for every rank class what operations, by kind and name, take of a step."""
+    of_class: list[list[Span]] = [[] for _ in timeline.rank_classes]
+    for span in timeline.spans:
+        of_class[span.rank_class].append(span)
+    return [_uses_of(spans, timeline.length, timeline.steps) for spans in of_class]
+
+
+def _uses_of(spans: Sequence[Span], length: float, steps: int) -> dict[tuple[str, str], Use]:
+    found: dict[tuple[str, str], Use] = {}
+    passes: dict[tuple[str, str], set[tuple[int, int]]] = {}
+    for span in spans:
+        key = (str(span.kind), operation(span))
+        again = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
+        passes.setdefault(key, set()).add((span.stage, span.microbatch))
+        counts = not again and (bool(span.bytes) or not span.kind.communicates)
+        found[key] = found.get(key, Use()).plus(Use(0.0, span.duration, counts, span.bytes), 1 / steps)
+    for seconds, owner in owners(spans, length):
+        key = (WAITING, WAITING) if owner is None else (str(owner.kind), operation(owner))
+        found[key] = found.get(key, Use()).plus(Use(seconds), 1 / steps)
+    return found
+
+
+def _num_ranks(rows: Sequence[DifferenceRow]) -> int:
+    return sum({row.rank_class: row.ranks for row in rows}.values())
+
+
+def _by_cost(row: DifferenceRow) -> tuple[float, str, str]:
+    return -abs(row.cost), row.rank_class, row.operation
+
+
+def _cost(row: DifferenceRow) -> tuple[str, str]:
+    sign = "+" if row.cost > 0 else "-"
+    return f"{sign}{format_time(abs(row.cost))}", f"{row.share:.0%}"
+
+
+def _used(use: Use) -> dict[str, float]:
+    return {"time": use.time, "busy": use.busy, "count": use.runs, "bytes": use.bytes}
+
+
+def _document(row: DifferenceRow) -> dict[str, Any]:
+    return {
+        "rank_class": row.rank_class,
+        "ranks": row.ranks,
+        "kind": row.kind,
+        "operation": row.operation,
+        "predicted": _used(row.predicted),
+        "measured": _used(row.measured),
+        "difference": row.difference,
+        "cost": row.cost,
+        "share": row.share,
+        "verdict": row.verdict,
+    }

@@ -1,0 +1,183 @@
+"""Search, run the best plans, fit the machine's figures to what they took, and rank the plans again."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.rank_correlation import kendall_tau
+from strategies.plan import Plan
+from strategies.search import SearchResult
+
+if TYPE_CHECKING:
+    from executor.recalibration import PlanRun, Refit
+    from executor.run import Run
+    from scenarios.scenario import Scenario
+
+TOP_UP = 500
+"""Evaluations in which every plan is looked at where the search itself evaluated too few: one that proves its best
+plan needs no second one."""
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Looped:
+    """A plan that ran: seconds of a step predicted before, measured, and predicted after the figures were fitted.
+
+    ``after`` is predicted from the other runs alone, so that it is a prediction; ``None`` where there is no other.
+    ``fitted`` is of figures fitted to all runs, this one too.
+    """
+
+    plan: Plan
+    before: float
+    measured: float
+    after: float | None
+    fitted: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON-ready data."""
+        return {
+            "plan": self.plan.describe(),
+            "predicted_step_time": self.before,
+            "step_time": self.measured,
+            "predicted_after": self.after,
+            "fitted_step_time": self.fitted,
+            "error_before": self.before / self.measured - 1,
+            "error_after": self.after / self.measured - 1 if self.after is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """What came of a loop: the plans that ran, the fitted machine, and the best plan on it.
+
+    ``best`` is that of a search on the fitted machine, ``fastest`` the plan that ran fastest. ``interrupted`` says
+    that the user ended it: then it is of the plans that were done.
+    """
+
+    rows: tuple[Looped, ...]
+    refit: "Refit"
+    best: Plan | None
+    interrupted: bool
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan that ran fastest."""
+        return min(self.rows, key=lambda row: row.measured).plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the loop as JSON-ready data, without the cluster."""
+        before = [abs(row.before / row.measured - 1) for row in self.rows]
+        after = [abs(row.after / row.measured - 1) for row in self.rows if row.after is not None]
+        return {
+            "plans": [row.to_json() for row in self.rows],
+            "mean_error_before": sum(before) / len(before),
+            "mean_error_after": sum(after) / len(after) if after else None,
+            "tau_before": kendall_tau([(row.before, row.measured) for row in self.rows]),
+            "tau_after": kendall_tau([(row.after, row.measured) for row in self.rows if row.after is not None]),
+            "device": dict(self.refit.device),
+            "collectives": dict(self.refit.collectives),
+            "fastest": self.fastest.describe(),
+            "best": self.best.describe() if self.best is not None else None,
+            "interrupted": self.interrupted,
+        }
+
+
+def executable(scenario: "Scenario", found: SearchResult, most: int) -> list[Plan]:
+    """Return the ``most`` fastest plans that a search found to fit and that this machine can run."""
+    plans = []
+    for trial in sorted((t for t in found.trials if t.evaluation.fits), key=lambda t: t.evaluation.step_time):
+        try:
+            scenario.check_executable(trial.plan)
+        except ValueError:
+            continue
+        plans.append(trial.plan)
+    return plans[:most]
+
+
+def best_plans(scenario: "Scenario", most: int, note: Note) -> list[Plan]:
+    """Return the fastest executable plans of the scenario's search, and of all plans where it evaluated too few."""
+    found = scenario.search()
+    plans = executable(scenario, found, most)
+    if len(plans) < most:
+        note(f"{found.algorithm} evaluated {len(found.trials)} plans; looking at the others for {most} that can run")
+        every = executable(scenario, scenario.search("exhaustive", budget=TOP_UP), most)
+        plans = sorted({*plans, *every}, key=lambda plan: scenario.simulate(plan).step_time)[:most]
+    if not plans:
+        raise ValueError(f"{scenario.file}: no plan that fits can be run by the executor")
+    return plans
+
+
+def close_loop(
+    scenario: "Scenario",
+    most: int,
+    *,
+    steps: int,
+    verify: bool | None,
+    folder: Path | None,
+    seed: int,
+    note: Note,
+    progress: Callable[[int, float, float], None] | None = None,
+    finished: "Callable[[int, Plan, Run], None] | None" = None,
+) -> ClosedLoop:
+    """Run the best ``most`` plans of a scenario and fit its machine to them.
+
+    An interrupt ends the runs; what was done is fitted.
+
+    Parameters
+    ----------
+    folder
+        Where the runs leave their files, a folder a plan; a temporary one by default.
+    note
+        Told what happens next.
+    finished
+        Called with number, plan and run after each.
+
+    Raises
+    ------
+    ValueError
+        Where no plan can be run.
+    KeyboardInterrupt
+        Where the user ends it before any plan was run.
+    """
+    from executor.recalibration import PlanRun
+
+    plans = best_plans(scenario, most, note)
+    done: list[PlanRun] = []
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as temporary:
+        base = Path(temporary) if folder is None else folder
+        try:
+            for number, plan in enumerate(plans, 1):
+                note(f"plan {number} of {len(plans)}: {plan.describe()}")
+                where = base / f"plan-{number}"
+                run = scenario.execute(plan, steps=steps, verify=verify, folder=where, seed=seed, progress=progress)
+                done.append(PlanRun(plan, run.timeline, run.step_time))
+                if finished is not None:
+                    finished(number, plan, run)
+        except KeyboardInterrupt:
+            interrupted = True
+            if not done:
+                raise
+    return _fitted(scenario, done, interrupted, note)
+
+
+def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
+    from executor.recalibration import predicted_step, refitted
+
+    problem = scenario.problem
+    note(f"fitting the machine to {len(runs)} runs")
+    refit = refitted(problem, runs)
+    rows = []
+    for run in runs:
+        others = [other for other in runs if other is not run]
+        after = predicted_step(problem, refitted(problem, others).cluster, run.plan) if others else None
+        before, fitted = (predicted_step(problem, each, run.plan) for each in (problem.cluster, refit.cluster))
+        rows.append(Looped(run.plan, before, run.step_time, after, fitted))
+    best = None
+    if not interrupted:
+        note("searching again on the fitted machine")
+        best = next(iter(best_plans(scenario.on(refit.cluster), 1, note)), None)
+    return ClosedLoop(tuple(rows), refit, best, interrupted)
