@@ -182,9 +182,8 @@ def _launches(events: Sequence[TraceEvent]) -> list[_Launch]:
     units = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
     found = []
     for event in events:
-        if event.name in _LAUNCHES:
-            index = units.at(event.start)
-            unit = named[index][1].removeprefix("network.") if index is not None else ""
+        if event.name in _LAUNCHES and (index := units.at(event.start)) is not None:
+            unit = named[index][1].removeprefix("network.")
             found.append(_Launch(_LAUNCHES[event.name], unit, event.start, event.size))
     return found
 
