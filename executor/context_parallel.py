@@ -12,8 +12,10 @@ References
 
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.exchange import exchange_parts, gather_parts
@@ -23,7 +25,7 @@ from strategies.mesh import CONTEXT
 from strategies.parallelism import Attention
 
 
-def positions(rank: int, ranks: int, sequence: int) -> Tensor:
+def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
     """Return the positions of the tokens that a rank of a context group has.
 
     >>> positions(1, 2, 8).tolist()
@@ -31,13 +33,13 @@ def positions(rank: int, ranks: int, sequence: int) -> Tensor:
     >>> positions(0, 2, 8).tolist()
     [0, 1, 6, 7]
     """
-    parts = torch.arange(sequence).view(2 * ranks, -1)
-    return torch.cat([parts[rank], parts[-1 - rank]])
+    parts = np.arange(sequence).reshape(2 * ranks, -1)
+    return np.concatenate([parts[rank], parts[-1 - rank]])
 
 
 def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequence: int) -> None:
     """Make ``network`` read this rank's part of sequences of ``sequence`` tokens, in place."""
-    own = positions(group.rank(), group.size(), sequence)
+    own = torch.from_numpy(positions(group.rank(), group.size(), sequence))
     if network.embedding is not None:
         network.embedding.own = own
     for layer in network.decoder_layers():

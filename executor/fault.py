@@ -103,6 +103,7 @@ class _Culprit(Thread):
         self.over = False
         self.sent = 0.0
         self.before = ""
+        self.others = set(children(os.getpid()))  # of whoever asks for a trial
         self.pids: list[int] = []
         self.places: set[tuple[str, int]] = set()
 
@@ -115,7 +116,7 @@ class _Culprit(Thread):
             victim = victim or _process_of(self.fault.rank)
             time.sleep(_LOOK)
         time.sleep(self.fault.delay)
-        self.pids = children(os.getpid())
+        self.pids = [pid for pid in children(os.getpid()) if pid not in self.others]
         self.places = listening(self.pids)
         self.before = operation(read(self.folder, self.fault.rank))
         os.kill(victim, self.fault.signal)

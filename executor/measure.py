@@ -63,11 +63,14 @@ def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
 
 
 def _profiled_step(trainer: Trainer) -> dict[str, Any]:
-    if not trainer.job.plan.asynchronous:  # then gradients are there between steps
+    once = trainer.job.plan.asynchronous  # then gradients are there between steps
+    if not once:
         trainer.zero_gradients()
     steps = count(trainer.job.steps)
     gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
-    found = profiled(lambda: trainer.step(next(steps)), trainer.recorder, trace.rows, _resident(trainer), gradients)
+    found = profiled(
+        lambda: trainer.step(next(steps)), trainer.recorder, trace.rows, _resident(trainer), gradients, once=once
+    )
     return found | {"host": trainer.host.peak}
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from executor.supported import UNFUSED_CORE
+from executor.recomputable import UNFUSED_CORE
 
 NORMS = ("input_norm", "feed_forward_norm")
 READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}

@@ -24,8 +24,6 @@ from executor.trace import TraceEvent
 
 STEPS = 3
 """Profiled steps of which the median one is kept."""
-IN_ALL = STEPS + 2
-"""Profiled steps, one before those and one for memory with them."""
 Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
 _MARK = "meshwise mark "
 _MARKS = 20
@@ -49,6 +47,8 @@ def profiled(
     spans: Spans,
     resident: Mapping[str, int],
     gradients: Callable[[], Iterable[Tensor]],
+    *,
+    once: bool = False,
 ) -> dict[str, Any]:
     """Return spans and memory of steps that are not among the timed ones, for the profiler slows them.
 
@@ -60,9 +60,16 @@ def profiled(
         Bytes that live from step to step, by category.
     gradients
         Those that a rank holds when a step is over.
+    once
+        Whether one step has to tell all: where messages are under way between steps, they would end under another
+        profiler than they began under, which corrupts torch's memory.
     """
-    _profiled(step, recorder, spans, memory=False)  # the profiler's own first step is slow
-    typical = _median([_profiled(step, recorder, spans, memory=False) for _ in range(STEPS)])
+    if once:
+        typical = minded = _profiled(step, recorder, spans, shapes=True, memory=True)
+    else:
+        _profiled(step, recorder, spans, shapes=True)  # the profiler's own first step is slow
+        typical = _median([_profiled(step, recorder, spans, shapes=True) for _ in range(STEPS)])
+        minded = _profiled(step, recorder, spans, memory=True)
     result = {
         "clock": clock(),
         "start": typical.start,
@@ -70,7 +77,6 @@ def profiled(
         "spans": typical.spans,
         "resident": resident,
     }
-    minded = _profiled(step, recorder, spans, memory=True)
     changes = categories(minded.allocations, minded.records, minded.events, addresses(gradients()))
     later = typical.start - minded.start  # the memory of another step is shown as if it were of the typical one
     points = turning_points(changes, minded.start)
@@ -88,9 +94,11 @@ def addresses(tensors: Iterable[Tensor]) -> set[int]:
     return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _profiled(step: Callable[[], object], recorder: Recorder, spans: Spans, *, memory: bool) -> _Profiled:
+def _profiled(
+    step: Callable[[], object], recorder: Recorder, spans: Spans, *, shapes: bool = False, memory: bool = False
+) -> _Profiled:
     records: list[Record] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=not memory) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=shapes) as profiler:
         dist.barrier()
         marks = [_mark(index) for index in range(_MARKS)]
         recorder.records = records

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from executor.recomputable import UNFUSED_CORE, recomputable
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
 from strategies.divisors import nearest_divisor
-from strategies.lowering.pipeline import slices
 from strategies.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS
 from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
@@ -19,16 +19,6 @@ _AXES = tuple(name for name in AXES if name != TENSOR_ROWS)
 ALL_REDUCE = "all_reduce"
 BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
-
-
-UNFUSED_CORE = ("scores", "softmax", "context")
-"""The operators of unfused attention, which run as one here."""
-
-
-def recomputable(spec: Transformer) -> tuple[str, ...]:
-    """Return the operators of a layer that the executor computes again one by one."""
-    core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
-    return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
 
 
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
@@ -104,7 +94,7 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield from _unflushed(spec, training, plan)
     if plan.placement:
         yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
-    if slices(plan):
+    if plan.slices_boundaries:
         yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
     if any(plan.offload.parameters) and plan.splits_backward:
         yield (

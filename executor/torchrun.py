@@ -26,6 +26,6 @@ def shell(words: Iterable[str]) -> str:
     """Return a command as a line of a shell.
 
     >>> shell(("torchrun", "--node-rank", Expanded('"$1"'), "/my run/job.json"))
-    'torchrun --node-rank "$1" \'/my run/job.json\''
+    'torchrun --node-rank "$1" \\'/my run/job.json\\''
     """
     return " ".join(word if isinstance(word, Expanded) else shlex.quote(word) for word in words)

@@ -215,7 +215,9 @@ class Trainer:
     def _own_tokens(self) -> Any:
         """Return which tokens of a sequence this rank has, as an array indexes them."""
         context, sequence = self.job.plan.context, self.job.training.sequence
-        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence).numpy()
+        if context == 1:
+            return slice(None)
+        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence)
 
     @property
     def _shared_table(self) -> nn.Parameter | None:

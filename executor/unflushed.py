@@ -26,7 +26,6 @@ from executor.data_parallel import local
 from executor.job import Job
 from executor.model import Network
 from executor.optimizer import set_learning_rate
-from executor.profiled import IN_ALL
 from executor.recorder import Recorder
 from executor.split_optimizer import SplitOptimizer
 from executor.trainer import Trainer
@@ -113,7 +112,7 @@ class UnflushedTrainer(Trainer):
         plan = job.plan
         ((self.stage, self.network),) = self.networks.items()
         self.weights = Weights(self.network)
-        total = (job.steps + job.profile * IN_ALL) * plan.num_microbatches
+        total = (job.steps + job.profile) * plan.num_microbatches
         self.actions = iter(plan.rule.order(self.position, plan.pipeline, total, plan.chunks).tolist())
         self.total = total
         self.under_way: dict[int, Microbatch] = {}

@@ -10,7 +10,7 @@ from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, 
 from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.parameters import Parameters
-from strategies.lowering.pipeline import boundary_part, slices
+from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.stage import BlockCost, Machine, Rank, StageCosts
@@ -106,7 +106,7 @@ class Durations:
             each = [self.sends(plan.even(size), machine) for size in plan.sizes]
             return Sends(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*each, strict=True)))
         made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, slices(plan))
+        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, plan.slices_boundaries)
         if key not in self._sends:
             kinds = [boundary_part(plan, self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
             sizes = [kinds[kind] for kind in (made.kind_of if plan.looped else made.kind_of[: plan.pipeline])[:-1]]

@@ -10,7 +10,6 @@ from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.durations import Durations
 from strategies.finish import Endings
-from strategies.lowering.pipeline import slices
 from strategies.lowering.placed import tied_kind
 from strategies.lowering.stage import Machine, StageCosts
 from strategies.mesh import TENSOR
@@ -31,11 +30,11 @@ class PathRows:
         """Return the ticks of every pass, columns ``2 * stage`` and 1 more for a backward."""
         (rank,) = machine.ranks[0]
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
+        key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
         if key not in self._passes:
             forward, backward = map(_row, self.durations.passes(plan, rank))
             rows = np.stack([forward, backward], axis=1)[made.index]
-            self._passes[key] = (rows + self._gathers(plan, machine) if slices(plan) else rows).ravel()
+            self._passes[key] = (rows + self._gathers(plan, machine) if plan.slices_boundaries else rows).ravel()
         return self._passes[key]
 
     def sends(self, plan: Plan, machine: Machine) -> IntArray:
@@ -49,7 +48,7 @@ class PathRows:
         """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
         (rank,) = machine.ranks[0]
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.how(plan), rank.key, slices(plan) and plan.pipeline)
+        key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
         if key not in self._filled:
             kinds = []
             for kind, buckets in enumerate(self.durations.buckets(plan, machine)):
@@ -58,7 +57,7 @@ class PathRows:
                 kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
             rows = [kinds[kind] for kind in made.kind_of]
             found = _row(list(chain.from_iterable(rows)))
-            if slices(plan):
+            if plan.slices_boundaries:
                 found += np.repeat(self._gathers(plan, machine)[:, 1], list(map(len, rows)))
             self._filled[key] = found
         return self._filled[key]
@@ -67,7 +66,7 @@ class PathRows:
         """Return the ticks in which each pass first gathers the slices that it is sent, a row a stage."""
         result = np.zeros((len(plan.stages), 2), np.int64)
         tensor = machine.ranks[0][0].groups.get(TENSOR)
-        if plan.pipeline > 1 and tensor is not None and slices(plan):
+        if plan.pipeline > 1 and tensor is not None and plan.slices_boundaries:
             sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
             result[1:, 0] = result[:-1, 1] = _row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
         return result

@@ -15,7 +15,6 @@ from simulator.engine import step_ticks
 from simulator.program import IntArray
 from strategies.finish import Endings, Steps, finish
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import Machine
 from strategies.path_rows import PathRows
 from strategies.plan import Plan
@@ -81,7 +80,7 @@ class _Batch:
     def add(self, index: int, plan: Plan, machine: Machine) -> None:
         """Take in one more plan, whose result has a place."""
         self.indices.append(index)
-        lane = (machine, self.costs.blocks.how(plan), slices(plan))
+        lane = (machine, self.costs.blocks.how(plan), plan.slices_boundaries)
         if lane not in self._lanes:
             self._lanes[lane] = len(self._lanes)
             rows = self.rows

@@ -165,6 +165,11 @@ class Plan:
         return self.tensor_depth * self.tensor_rows * self.tensor
 
     @property
+    def slices_boundaries(self) -> bool:
+        """Whether a stage boundary crosses in one slice a tensor rank."""
+        return self.scatter_gather and self.tensor == self.operator_ranks > 1 and not self.sequence_parallel
+
+    @property
     def pipeline(self) -> int:
         """Pipeline-parallel degree."""
         return self.mesh.size(PIPELINE)

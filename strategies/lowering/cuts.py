@@ -11,7 +11,6 @@ from strategies.lowering.offload import OnHost
 from strategies.lowering.on_host import blocks_on_host, on_host
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
-from strategies.lowering.pipeline import slices
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
 from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
@@ -128,7 +127,7 @@ class Cuts:
         arrives = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
         if kind_of(variant) is ActionKind.WEIGHT:
             return ()
-        if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not slices(self.plan):
+        if not 0 <= arrives < len(self.plan.stages) - 1 or tensor is None or not self.plan.slices_boundaries:
             return ()
         if self.positions[arrives] == self.positions[arrives + 1]:
             return ()

@@ -107,9 +107,4 @@ def boundary_part(plan: Plan, size: float) -> float:
     With ``scatter_gather`` each sends its slice, and the slices are gathered again in the receiving
     node (Narayanan et al., SC 2021, section 4.1).
     """
-    return size / plan.tensor if slices(plan) else float(size)
-
-
-def slices(plan: Plan) -> bool:
-    """Return whether a stage boundary crosses in one slice a tensor rank."""
-    return plan.scatter_gather and plan.tensor == plan.operator_ranks > 1 and not plan.sequence_parallel
+    return size / plan.tensor if plan.slices_boundaries else float(size)

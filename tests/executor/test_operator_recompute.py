@@ -13,8 +13,8 @@ from executor.job import Job  # noqa: E402
 from executor.measured_timeline import read_timeline  # noqa: E402
 from executor.model import Network, initialize  # noqa: E402
 from executor.operator_recompute import NORMS, READERS  # noqa: E402
+from executor.recomputable import recomputable  # noqa: E402
 from executor.run import run_jobs  # noqa: E402
-from executor.supported import recomputable  # noqa: E402
 from simulator.compute import PRODUCTS  # noqa: E402
 from simulator.engine import simulate  # noqa: E402
 from simulator.models.transformer import Transformer, build  # noqa: E402

@@ -153,7 +153,7 @@ def test_simulate_writes_what_it_is_asked_for(folder: Path, capsys) -> None:
 
 
 def test_search_writes_a_plan_that_simulate_reads(folder: Path, capsys) -> None:
-    assert run(["search", "local/dp2-tp2-pp2", "--out", "plan.json", "--json"]) == 0
+    assert run(["search", "local/dp2-tp2-pp2", "--algorithm", "best_first", "--out", "plan.json", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["gap"] == 0
     assert {"evaluations", "elapsed", "best"} == set(document["history"][0])
