@@ -20,14 +20,14 @@ def heads(*shape: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_ranks_have_every_token_once_and_equal_causal_work(ranks: int) -> None:
-    owned = [positions(rank, ranks, SEQUENCE) for rank in range(ranks)]
+    owned = [torch.from_numpy(positions(rank, ranks, SEQUENCE)) for rank in range(ranks)]
     assert sorted(torch.cat(owned).tolist()) == list(range(SEQUENCE))
     # a token at position p attends to p + 1 tokens: 1 + 2 + ... + 12 = 78 in all
     assert [int((own + 1).sum()) for own in owned] == [78 // ranks] * ranks
 
 
 def test_what_a_part_shows_is_what_causal_attention_sees() -> None:
-    own = [positions(rank, RANKS, SEQUENCE) for rank in range(RANKS)]
+    own = [torch.from_numpy(positions(rank, RANKS, SEQUENCE)) for rank in range(RANKS)]
     for rank in range(RANKS):
         for source in range(RANKS):
             visible = own[source] <= own[rank][:, None]
