@@ -64,7 +64,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_memory_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
-    # a profiler sees some buffers a little after they are freed: 1.1 % at most in 20 runs
+    # a profiler sees some buffers a little after they are freed: 1.1 % was seen
     assert told(name) == pytest.approx(ran[name].peak_memory, rel=0.02)
 
 
