@@ -24,7 +24,7 @@ def write(path: str | Path, text: str) -> None:
             os.chmod(name, 0o666 & ~_umask())
             os.replace(name, target)
         except BaseException:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)  # an interrupt may come when it has its name already
             raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
