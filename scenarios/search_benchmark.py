@@ -16,11 +16,14 @@ def best_first() -> list[Figure]:
 
 
 def wide() -> list[Figure]:
-    """Measure the proven optimum of more than a million uniform plans of GPT-3: ZeRO 0 and 1, every schedule."""
+    """Measure the proven optimum of more than a million uniform plans of GPT-3: ZeRO 0 and 1, schedules with a flush.
+
+    All but dualpipev, of whose pairs of passes little is bounded: with it the proof takes minutes.
+    """
     from strategies.schedule import SCHEDULES
     from strategies.search import BestFirst, Space, search
 
-    schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
+    schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous and name != "dualpipev")
     problem, space = load(GPT3).problem, Space(wide=True, zero=(0, 1), schedule=schedules)
     found: list[Any] = []
     taken = seconds(lambda: found.append(search(BestFirst(), problem, space)))
