@@ -37,8 +37,10 @@ from strategies.search import LAYOUT_ALGORITHMS
 TITLE = "Searches side by side"
 ROUNDS = 10
 MOST_ROUNDS = 1000
-COUNTS = (100, 1_000)
+COUNTS = (100, 1_000, 10_000)
 """Evaluations after which algorithms are compared."""
+PICTURED = COUNTS[1]
+"""Evaluations after which they are drawn for every problem."""
 TIMES = (1.0, 5.0)
 """CPU seconds after which they are."""
 Table = tuple[tuple[str, ...], ...]
@@ -125,7 +127,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
         "By algorithm",
         (
             f"Within {_whole(WITHIN)}: the part of runs that near to the optimum. Wins: problems in which no algorithm "
-            "has a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds.",
+            "has a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds. "
+            f"{_sizes(found)}: an algorithm that evaluates none twice has seen all after as many evaluations.",
         ),
         _algorithm_table(found),
         "solved.png",
@@ -143,11 +146,16 @@ def _sections(found: Comparison) -> Iterator[Section]:
         ),
         _case_table(found),
         "problems.png",
-        f"Median gap after {COUNTS[-1]:,} evaluations",
+        f"Median gap after {PICTURED:,} evaluations",
     )
     if found.refused:
         reasons = dict.fromkeys((run.algorithm, run.case, run.refused) for run in found.refused)
         yield Section("Problems that an algorithm refuses", (), (("algorithm", "problem", "reason"), *reasons))
+
+
+def _sizes(found: Comparison) -> str:
+    sizes = [found.runs[PROVING][case][0].considered for case in found.cases]
+    return f"Spaces have {min(sizes):,} to {max(sizes):,} plans"
 
 
 def _seeds(found: Comparison) -> int:
@@ -212,9 +220,9 @@ def draw(found: Comparison, place: Path) -> None:
         (seconds, "gap-seconds", "CPU time (s)"),
     ):
         draw_gaps(courses, place / f"{name}.png", title=f"Gap to the proven optimum by {what}", facts=facts, what=what)
-    by_name = {name: found.gaps(name, COUNTS[-1]) for name in found.names}
+    by_name = {name: found.gaps(name, PICTURED) for name in found.names}
     gaps = {case: {name: by_name[name][case] for name in found.names if case in by_name[name]} for case in found.cases}
-    title = f"Gap to the proven optimum after {COUNTS[-1]:,} evaluations"
+    title = f"Gap to the proven optimum after {PICTURED:,} evaluations"
     draw_cases(gaps, place / "problems.png", title=title, facts="median over seeds; white: within 1 %")
 
 

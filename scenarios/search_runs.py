@@ -28,7 +28,7 @@ from strategies.search import LAYOUT_ALGORITHMS, Proposals, SearchAlgorithm, Spa
 
 BUDGET = 10_000
 """Evaluations of a run."""
-SECONDS = 5.0
+SECONDS = 60.0
 """CPU seconds of a run."""
 MOST_PLANS = 20_000
 """Plans of a space that the exhaustive search is asked to evaluate."""
