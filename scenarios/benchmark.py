@@ -241,6 +241,12 @@ def _auto() -> list[Figure]:
     return auto()
 
 
+def _mixed() -> list[Figure]:
+    from scenarios.search_benchmark import mixed
+
+    return mixed()
+
+
 def _operators_cold() -> list[Figure]:
     from scenarios.operator_benchmark import gpt3
 
@@ -282,5 +288,5 @@ def _ring() -> list[Figure]:
 
 _STEPS = ("_gpt3_cold", "_gpt3", "_llama_cold", "_llama", "_straggler", "_unfolded")
 _ENGINE = ("_events", "_flows", "_longest_path", *_STEPS, "_ring", "_plans")
-_SEARCH = ("_best_first", "_wide", "_auto", "_operators_cold", "_operators")
+_SEARCH = ("_best_first", "_wide", "_auto", "_mixed", "_operators_cold", "_operators")
 _RUNS = [("engine", name) for name in _ENGINE] + [("search", name) for name in _SEARCH]

@@ -40,6 +40,28 @@ def auto() -> list[Figure]:
     ]
 
 
+def mixed() -> list[Figure]:
+    """Measure what a mixed cluster gains over plans that are made for one kind of device, simulated on it."""
+    from dataclasses import replace
+
+    from strategies.cost_model import SimulatedCost
+    from strategies.search import Auto, search
+
+    problem = load(MIXED).problem
+    cluster, costs = problem.cluster, SimulatedCost(problem)
+    alike = []
+    for node, _ in cluster.nodes:
+        assumed = replace(problem, cluster=replace(cluster, nodes=((node, cluster.num_nodes),)))
+        best = search(Auto(), assumed).best
+        if best is not None and costs.fits(best.plan):
+            alike.append((costs.evaluate(best.plan).step_time, node.accelerator.name))
+    found = search(Auto(), problem).best
+    assert found is not None and alike
+    least, name = min(alike)
+    what = f"a step; {least:.4g} s by the best plan for {name} alone, simulated on the same devices"
+    return [Figure("auto's plan for mixed H100 and A100", found.evaluation.step_time, "s", least, what)]
+
+
 def _auto(name: str, title: str, most: float | None) -> list[Figure]:
     taken, found = _search(name, "auto")
     what = f"{found.considered:,} uniform plans and every division of their layers, {found.evaluations} simulated"
