@@ -49,9 +49,10 @@ def _read_batch(stated: Stated) -> Facts:
 
 def _say_zero(facts: Facts) -> Values:
     zero, overlap = facts["plan.zero"], facts["plan.overlap_gradients"]
-    if not zero and overlap:
-        can = "false with zero 0, whose gradients are summed after backward"
-        raise Unsayable(Reason("plan.overlap_gradients", can, "true"))
+    alone = facts["plan.data"] * facts["plan.context"] == 1
+    if not zero and overlap != alone:
+        can = "true where no rank shares gradients" if alone else "false with zero 0, whose gradients are summed after"
+        raise Unsayable(Reason("plan.overlap_gradients", can, plainly(overlap)))
     return {_STAGE: zero} | ({_OVERLAP: overlap} if zero else {})
 
 
@@ -59,8 +60,8 @@ def _read_zero(stated: Stated) -> Facts:
     zero = stated.count(_STAGE, 0, 0)
     if zero > 3:
         raise stated.fault(_STAGE, f"is 0, 1, 2 or 3, met {zero}")
-    overlap = stated.flag(_OVERLAP, zero == 3)
-    return {"plan.zero": zero, "plan.overlap_gradients": overlap and zero > 0}
+    alone = _read_batch(stated)["plan.data"] * stated.count(_SEQUENCE, 1) == 1
+    return {"plan.zero": zero, "plan.overlap_gradients": stated.flag(_OVERLAP, zero == 3) if zero else alone}
 
 
 def _say_offload(facts: Facts) -> Values:
