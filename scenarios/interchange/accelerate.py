@@ -27,7 +27,7 @@ from scenarios.interchange.common import (
     no_pipeline,
     one_size,
 )
-from scenarios.interchange.entry import Elsewhere, Needed, Reason, Together, Unsayable, Values, Word, always
+from scenarios.interchange.entry import Elsewhere, Entry, Needed, Reason, Together, Unsayable, Values, Word, always
 from scenarios.interchange.facts import Facts, Request, plainly
 from scenarios.interchange.stated import Stated, nested
 from scenarios.interchange.target import Target
@@ -190,7 +190,7 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
         yield Reason("plan.zero_shards", "0 with zero 1 and 2", str(facts["plan.zero_shards"]))
 
 
-_MAP = (
+_MAP: tuple[Entry, ...] = (
     Needed("compute_environment", "LOCAL_MACHINE", fixed=True),
     Needed(_MACHINES, 1),
     Needed("machine_rank", 0),

@@ -16,7 +16,18 @@ from collections.abc import Iterator
 
 from scenarios.errors import shown
 from scenarios.interchange.common import MODEL_ELSEWHERE, ONE_STAGE, PLAIN, accumulation, no_pipeline, one_size
-from scenarios.interchange.entry import Count, Elsewhere, Needed, Reason, Together, Unsayable, Values, Word, always
+from scenarios.interchange.entry import (
+    Count,
+    Elsewhere,
+    Entry,
+    Needed,
+    Reason,
+    Together,
+    Unsayable,
+    Values,
+    Word,
+    always,
+)
 from scenarios.interchange.facts import Facts, Request, plainly
 from scenarios.interchange.stated import Stated, nested
 from scenarios.interchange.target import Target
@@ -148,7 +159,7 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
         yield Reason(f"plan.{together[-1]}", "one of tensor, context and expert ranks in a file", met)
 
 
-_MAP = (
+_MAP: tuple[Entry, ...] = (
     Together(
         (_MICRO, _WHOLE, _STEPS), ("plan.microbatch", "plan.data", "training.global_batch"), _say_batch, _read_batch
     ),

@@ -15,18 +15,16 @@ from typing import Any
 
 from scenarios.errors import shown
 from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
-from scenarios.interchange.entry import Always, Count, Reason, Together, Unsayable, Values, Word, always
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Pair, argument, document
+from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word, always
+from scenarios.interchange.facts import Facts, plainly
 from scenarios.interchange.megatron_model import MODEL_MAP
+from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
-from scenarios.reader import Document
 from strategies.offloading import NOTHING, Offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import FirstLayers, Recompute
 
-_NODES, _EACH = "NNODES", "NPROC_PER_NODE"
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
 _LAYERS_OF_ONE = "--num-layers-per-virtual-pipeline-stage"
@@ -49,10 +47,10 @@ _ATTENTIONS = ((Attention.RING, "p2p"), (Attention.ALL_GATHER, "allgather"), (At
 
 def _read_batch(stated: Stated) -> Facts:
     """Return data ranks, which are those of the script that the other degrees leave, and batches."""
-    ranks = stated.count(_NODES) * stated.count(_EACH)
+    ranks = stated.count(NODES) * stated.count(EACH)
     others = stated.count(_TENSOR, 1) * stated.count(_PIPELINE, 1) * stated.count(_CONTEXT, 1)
     if ranks % others:
-        raise stated.fault(_EACH, f"{_NODES} * {_EACH} is a multiple of the other degrees({others}), met {ranks}")
+        raise stated.fault(EACH, f"{NODES} * {EACH} is a multiple of the other degrees({others}), met {ranks}")
     size, whole = stated.count(_MICRO), stated.count(_GLOBAL)
     return {"plan.data": ranks // others, "plan.microbatch": size, "training.global_batch": whole}
 
@@ -254,9 +252,9 @@ def _flag(key: str, field: str, on: Any = True, off: Any = False) -> Word:
     return Word(key, field, ((on, True), (off, False)), False)
 
 
-_MAP = (
+_MAP: tuple[Entry, ...] = (
     Together(
-        (_MICRO, _GLOBAL, _NODES, _EACH),
+        (_MICRO, _GLOBAL, NODES, EACH),
         ("plan.microbatch", "plan.data", "training.global_batch"),
         _say_batch,
         _read_batch,
@@ -297,51 +295,5 @@ _MAP = (
     *PLAIN,
 )
 
-_HEAD = """#!/bin/bash
-# {title}
-# For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
-#   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
-{nodes}={hosts}
-{each}={ranks}
-{environment}ARGUMENTS=(
-"""
-_FOOT = """)
-torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NODE_RANK:-0}" \\
-    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\
-    pretrain_gpt.py "${ARGUMENTS[@]}" "$@"
-"""
-_ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-
-
-def _write(values: Values, request: Request, called: str) -> str:
-    hosts, ranks = request.hosts
-    one = _FSDP not in values and (_TENSOR in values or _CONTEXT in values)
-    environment = _ONE_CONNECTION if one else ""
-    head = _HEAD.format(
-        title=request.title, called=called, nodes=_NODES, each=_EACH, hosts=hosts, ranks=ranks, environment=environment
-    )
-    return head + "".join(f"    {_argument(key, value)}\n" for key, value in values.items()) + _FOOT
-
-
-def _argument(key: str, value: Any) -> str:
-    return key if value is True else f"{key} '{value}'" if re.search(r"[|()*\[]", str(value)) else f"{key} {value}"
-
-
-_IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=1")
-
-
-def _parse(content: bytes, file: str) -> Document:
-    foot = _FOOT.removeprefix(")\n").encode()
-    return document(content.removesuffix(foot), file, _pair)
-
-
-def _pair(line: str) -> Pair | None:
-    if _IGNORED.fullmatch(line):
-        return None
-    if found := re.fullmatch(rf"({_NODES}|{_EACH})=([0-9]{{1,9}})", line):
-        return found[1], int(found[2])
-    return argument(line)
-
-
-MEGATRON = Target("megatron", "core 0.16.1", _MAP, _write, _parse, _combinations)
+MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _combinations)
 to_megatron, from_megatron = MEGATRON.to, MEGATRON.read

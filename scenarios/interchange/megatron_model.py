@@ -122,9 +122,14 @@ def _read_latent(stated: Stated) -> Facts:
     if not stated.flag(_LATENT, False):
         default = max(1, stated.count("--hidden-size") // stated.count(_HEADS))
         return {"model.latent": None, "model.kv_channels": stated.count(_CHANNELS, default)}
-    sizes = [stated.count(key, 128 if key != _ROPE else 64) for key in (_NOPE, _ROPE, _VALUE)]
-    rank = stated.count(_Q_RANK) if _Q_RANK in stated else None
-    return {"model.latent": LatentAttention(stated.count(_KV_RANK, 32), *sizes, rank), "model.kv_channels": None}
+    latent = LatentAttention(
+        kv_rank=stated.count(_KV_RANK, 32),
+        nope_dim=stated.count(_NOPE, 128),
+        rope_dim=stated.count(_ROPE, 64),
+        value_dim=stated.count(_VALUE, 128),
+        q_rank=stated.count(_Q_RANK) if _Q_RANK in stated else None,
+    )
+    return {"model.latent": latent, "model.kv_channels": None}
 
 
 MODEL_MAP: tuple[Entry, ...] = (

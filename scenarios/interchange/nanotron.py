@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import yaml
 
 from scenarios.interchange.common import PLAIN, accumulation, one_size
-from scenarios.interchange.entry import Always, Count, Needed, Reason, Together, Unsayable, Values, Word, always
+from scenarios.interchange.entry import Always, Count, Entry, Needed, Reason, Together, Unsayable, Values, Word, always
 from scenarios.interchange.facts import Facts, Request, plainly
 from scenarios.interchange.stated import Stated, nested
 from scenarios.interchange.target import Target
@@ -57,8 +57,8 @@ def division(layers: int, hidden: int, ffn: int, vocab: int, pipeline: int) -> t
 
 
 def _say_stages(facts: Facts) -> Values:
-    sizes = (facts[f"model.{name}"] for name in ("layers", "hidden", "ffn", "vocab"))
-    own = division(*sizes, facts["plan.pipeline"])
+    sizes = {name: facts[f"model.{name}"] for name in ("layers", "hidden", "ffn", "vocab")}
+    own = division(**sizes, pipeline=facts["plan.pipeline"])
     if own != facts["plan.stages"]:
         can = f"{plainly(own)}, as it divides the layers itself" if own else "fewer, for a rank is left without layers"
         raise Unsayable(Reason("plan.stages", can, plainly(facts["plan.stages"])))
@@ -190,6 +190,6 @@ def _write(values: Values, request: Request, called: str) -> str:
     return f"# {request.title}\n{launch}\n" + yaml.safe_dump(nested(values), sort_keys=False)
 
 
-_MAP = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *PLAIN)
+_MAP: tuple[Entry, ...] = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *PLAIN)
 NANOTRON = Target("nanotron", "0.4 (main)", _MAP, _write, parse, _combinations)
 to_nanotron, from_nanotron = NANOTRON.to, NANOTRON.read

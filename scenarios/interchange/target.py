@@ -10,7 +10,7 @@ from scenarios.errors import Fault, ScenarioError
 from scenarios.interchange.entry import Entry, Reason, Unsayable, Values
 from scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
 from scenarios.interchange.stated import Stated, path_of, stated
-from scenarios.reader import Document
+from scenarios.reader import Document, FieldPath
 from simulator.models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Target:
         """
         values = stated(self.parse(content, file))
         facts = self._facts(values)
-        places = {
+        places: dict[FieldPath, tuple[int, int]] = {
             path_of(field.removeprefix("plan.")): values.document.places[path_of(key)]
             for entry in self.entries
             for field in entry.fields

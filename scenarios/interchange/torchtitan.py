@@ -12,9 +12,7 @@ microbatches), ``.../fsdp.py`` (sharding, offload), ``.../activation_checkpoint.
 PyTorch 2, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``.
 """
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
 from scenarios.errors import shown
 from scenarios.interchange.common import (
@@ -29,6 +27,7 @@ from scenarios.interchange.entry import (
     Always,
     Count,
     Elsewhere,
+    Entry,
     Reason,
     Together,
     Unsayable,
@@ -36,11 +35,10 @@ from scenarios.interchange.entry import (
     Word,
     always,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Pair, document, literal
+from scenarios.interchange.facts import Facts, plainly
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
-from scenarios.reader import Document
+from scenarios.interchange.torchtitan_module import FULL, parse, write
 from strategies.offloading import NOTHING
 from strategies.parallelism import Attention
 from strategies.recomputation import Recompute
@@ -64,9 +62,7 @@ _PIPELINE, _SCHEDULE = f"{_BY}.pipeline_parallel_degree", f"{_BY}.pipeline_paral
 _PARTS, _GLOBAL = f"{_BY}.module_fqns_per_model_part", f"{_TRAINING}.global_batch_size"
 _CONTEXT = f"{_BY}.context_parallel_degree"
 _ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
-_FULL = "FullAC.Config()"
 _NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
-_IMPORT = "from torchtitan.distributed.activation_checkpoint import FullAC\n"
 _TENSOR, _SEQUENCE = f"{_BY}.tensor_parallel_degree", f"{_BY}.enable_sequence_parallel"
 
 
@@ -230,7 +226,7 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
         )
 
 
-_MAP = (
+_MAP: tuple[Entry, ...] = (
     Together(
         (_SHARD, _REPLICATE, _RESHARD),
         ("plan.data", "plan.zero", "plan.zero_shards", "plan.reshard_after_forward"),
@@ -260,7 +256,7 @@ _MAP = (
         ((NOTHING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
         False,
     ),
-    Word("activation_checkpoint", "plan.recompute", ((Recompute.NONE, "None"), (Recompute.FULL, _FULL))),
+    Word("activation_checkpoint", "plan.recompute", ((Recompute.NONE, "None"), (Recompute.FULL, FULL))),
     Together((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
     Together((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
     *always("FSDP overlaps", overlap_gradients=True),
@@ -271,66 +267,5 @@ _MAP = (
     *PLAIN,
 )
 
-_HEAD = '''"""{title}.
-
-For {called} (`meshwise export --to torchtitan`). In a module of your own:
-
-    def mine() -> Trainer.Config:
-        return laid_out(llama3_8b())
-
-The model is that of the configuration which is given; its sizes: {summary}.
-"""
-
-{imports}from torchtitan.trainer import Trainer
-
-
-def laid_out(config: Trainer.Config) -> Trainer.Config:
-    """Return the configuration with the plan laid upon it."""
-'''
-_FOOT = "    return config\n"
-_ASSIGNMENT = re.compile(r"config\.([a-z_]+(?:\.[a-z_]+)?) = (.+)")
-_IGNORED = re.compile(r"(#.*|from [a-z._]+ import [A-Za-z]+|def laid_out\(.*|return config|\"\"\"Return .*\"\"\"|)")
-
-
-def _write(values: Values, request: Request, called: str) -> str:
-    title = request.title.replace("\\", "/").replace('"', "'").rstrip(".")
-    imports = _IMPORT if values["activation_checkpoint"] == _FULL else ""
-    head = _HEAD.format(title=title, called=called, summary=request.spec.summary, imports=imports)
-    lines = [f"    config.{key} = {_shown(key, value)}\n" for key, value in values.items()]
-    return head + "".join(lines) + _FOOT
-
-
-def _shown(key: str, value: Any) -> str:
-    if key == "activation_checkpoint":
-        return str(value)
-    return (
-        "[\n" + "".join(f"        {part!r},\n" for part in value) + "    ]" if isinstance(value, list) else repr(value)
-    )
-
-
-def _parse(content: bytes, file: str) -> Document:
-    return document(_on_one_line(content), file, _pair)
-
-
-def _on_one_line(content: bytes) -> bytes:
-    """Return the text without its docstring, each list of stages on the first of its lines; places stay."""
-    text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda met: b"\n" * met[0].count(b"\n"), content)
-    return re.sub(rb"= \[\n((?:        \[[^\n]*\],\n)*)    \]", _joined, text)
-
-
-def _joined(met: re.Match[bytes]) -> bytes:
-    return b"= [" + met[1].replace(b"\n", b"") + b"]" + b"\n" * (met[1].count(b"\n") + 1)
-
-
-def _pair(line: str) -> Pair | None:
-    if _IGNORED.fullmatch(line):
-        return None
-    found = _ASSIGNMENT.fullmatch(line)
-    if found is None:
-        raise ValueError(f"a line sets a field of config, as in config.training.seq_len = 8192, met {shown(line)}")
-    key, value = found.groups()
-    return (key, value) if key == "activation_checkpoint" else (key, literal(value))
-
-
-TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, _write, _parse, _combinations)
+TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, write, parse, _combinations)
 to_torchtitan, from_torchtitan = TORCHTITAN.to, TORCHTITAN.read

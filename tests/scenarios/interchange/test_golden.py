@@ -70,7 +70,8 @@ DEEPSPEED = """{
   "gradient_clipping": 1.0,
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
   "tensor_parallel": {"autotp_size": 4},
-  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.25}, "offload_param": {"device": "cpu"}}
+  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.25},
+    "offload_param": {"device": "cpu"}}
 }
 """
 ACCELERATE = """# script: per_device_train_batch_size = 2
