@@ -1,6 +1,6 @@
 """What the field maps of several targets have in common."""
 
-from scenarios.interchange.entry import Always, Elsewhere, Reason, Unsayable, always
+from scenarios.interchange.entry import Always, Elsewhere, Entry, Reason, Unsayable, always
 from scenarios.interchange.facts import MODEL, Facts, plainly
 from strategies.mesh import AXES
 from strategies.offloading import Offloading
@@ -12,7 +12,7 @@ HOST_STATES = Offloading(optimizer=(1.0,))
 HOST_OPTIMIZER_AND_PARAMETERS = Offloading(optimizer=(1.0,), parameters=(1.0,))
 """What ``torch.distributed.fsdp.CPUOffloadPolicy`` keeps on the host: parameters, gradients and states."""
 
-PLAIN = (
+PLAIN: tuple[Entry, ...] = (
     *always("its rank order is fixed", order=AXES, placement=()),
     *always("its collectives are decentralised", gradient_reduction="all_reduce"),
     *always("its tensor parallelism has one axis", tensor_rows=1),

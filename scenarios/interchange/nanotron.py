@@ -118,7 +118,7 @@ def _read_channels(stated: Stated) -> Facts:
     return {"model.kv_channels": hidden // heads}
 
 
-_PLAN_MAP = (
+_PLAN_MAP: tuple[Entry, ...] = (
     Count(_DATA, "plan.data"),
     Count(_PIPELINE, "plan.pipeline"),
     Count(_TENSOR, "plan.tensor"),
@@ -139,14 +139,14 @@ _PLAN_MAP = (
     *always("of ZeRO 3, which it does not have", reshard_after_forward=True),
     *always("its buckets overlap", overlap_gradients=True),
 )
-_TRAINING_MAP = (
+_TRAINING_MAP: tuple[Entry, ...] = (
     Count(f"{_TOKENS}.sequence_length", "training.sequence"),
     Word(_DTYPE, "training.precision", _DTYPES),
     Word(_IN_FP32, "training.gradient_precision", (("fp32", True), ("same", False))),
     Word(f"{_OPTIMIZER}.clip_grad", "training.gradient_clipping", ((True, 1.0), (False, None))),
     Word(f"{_OPTIMIZER}.optimizer_factory.name", "training.optimizer", (("adamw", "adamW"), ("sgd", "sgd"))),
 )
-_MODEL_MAP = (
+_MODEL_MAP: tuple[Entry, ...] = (
     Needed(f"{_MODEL}.is_qwen2_config", True, fixed=True),
     Count(_LAYERS, "model.layers"),
     Count(_HIDDEN, "model.hidden"),
@@ -168,7 +168,7 @@ _MODEL_MAP = (
     Always("model.latent", None, "its Qwen2 has no latent attention"),
     Together((), ("model.kv_channels",), lambda facts: {}, _read_channels),
 )
-_NEEDED_MAP = (
+_NEEDED_MAP: tuple[Entry, ...] = (
     Needed("general.project", "meshwise"),
     Needed("general.run", "meshwise"),
     Needed("model.init_method.std", 0.02),
