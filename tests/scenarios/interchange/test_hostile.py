@@ -1,6 +1,8 @@
 """Files that are read back are data: whatever they hold, there is a value or one message with its place."""
 
+import ast
 import random
+import subprocess
 
 import pytest
 from hypothesis import given, settings
@@ -113,3 +115,10 @@ def test_names_cannot_leave_their_comment(target: Target) -> None:
     name = '"""\nimport os\n*/ $(reboot) `x` \\ \' }'
     text = target.to(request("llama", name=name))
     assert target.read(text.encode()) == target.read(target.to(request("llama", name="x")).encode())
+    if target.name == "torchtitan":
+        module = ast.parse(text)
+        assert [type(each) for each in module.body] == [ast.Expr, ast.ImportFrom, ast.FunctionDef]
+    if target.name == "megatron":
+        done = subprocess.run(["bash", "-c", f"torchrun() {{ printf '%s\\n' \"$@\"; }}\n{text}"], capture_output=True)
+        words = done.stdout.decode().split("\n")
+        assert done.stderr == b"" and words[words.index("--hidden-size") + 1] == "64"
