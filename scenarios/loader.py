@@ -16,7 +16,7 @@ from scenarios.long_run_schema import RunTable
 from scenarios.model_file import load_model
 from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.pins import to_pins
-from scenarios.reader import Document, FieldPath, read
+from scenarios.reader import Document, FieldPath, content_of, read
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schema import (
     MAX_ACTIONS,
@@ -48,6 +48,7 @@ from strategies.training import Training
 from strategies.violation import Violation
 
 if TYPE_CHECKING:
+    from scenarios.interchange.target import Target
     from scenarios.long_run import RunSettings
 
 T = TypeVar("T")
@@ -62,14 +63,31 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
     path
         A YAML or JSON file, or a library name such as ``gpt3-175b-1024-a100``.
     plan
-        A plan file that replaces the scenario's own plan.
+        A plan file that replaces the scenario's own plan; ``TARGET:FILE`` for a file of another trainer, as
+        ``meshwise export --to TARGET`` writes it.
 
     Raises
     ------
     ScenarioError
         Where anything is wrong; it lists everything, each with file, line and column.
     """
+    if plan is not None and (foreign := _foreign(str(plan))) is not None:
+        target, file = foreign
+        document, facts = target.plan(content_of(file), file)
+        result = scenario_in(read(find(path)), document)
+        target.check(facts, result, file)
+        return result
     return scenario_in(read(find(path)), read(plan) if plan is not None else None)
+
+
+def _foreign(plan: str) -> "tuple[Target, str] | None":
+    """Return the trainer and the file that ``TARGET:FILE`` names; None where it is a plan file of this program."""
+    name, _, file = plan.partition(":")
+    if not file or Path(plan).exists():
+        return None
+    from scenarios.interchange.targets import TARGETS
+
+    return (TARGETS[name], file) if name in TARGETS else None
 
 
 def scenario_in(document: Document, plan_document: Document | None = None) -> Scenario:

@@ -65,15 +65,19 @@ def read(path: str | Path) -> Document:
     ScenarioError
         Where the file cannot be read or is not strict YAML; never another error.
     """
+    return parse(content_of(path), str(path))
+
+
+def content_of(path: str | Path) -> bytes:
+    """Return the bytes of a file, at most one more than a document may have; `ScenarioError` where it has none."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise ScenarioError((Fault(str(path), 0, 0, "", "a file is needed, met a directory"),)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
-    return parse(content, str(path))
 
 
 def parse(content: bytes, file: str = "<text>") -> Document:

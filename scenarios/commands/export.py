@@ -7,6 +7,7 @@ import typer
 from scenarios.commands.output import Json, emit
 
 if TYPE_CHECKING:
+    from executor.job import Job
     from scenarios.scenario import Scenario
 
 
@@ -14,7 +15,12 @@ def export(
     plan: Annotated[
         str, typer.Argument(metavar="PLAN", help="A scenario that has a plan, or a plan file with --scenario.")
     ],
-    to: Annotated[str, typer.Option(metavar="TARGET", help="slurm or kubernetes.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET", help="torchtitan, megatron, deepspeed, accelerate or nanotron; slurm or kubernetes."
+        ),
+    ],
     scenario: Annotated[
         str | None, typer.Option(help="The scenario that a plan file is of: model and training.")
     ] = None,
@@ -32,34 +38,51 @@ def export(
 ) -> None:
     """Say a plan in another system's words; what that system cannot say is refused.
 
-    slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out FOLDER`
-    reads what came of it.
+    Trainers get their configuration, in the fields of the version that the file names; `--plan TARGET:FILE` reads it
+    back. slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out
+    FOLDER` reads what came of it.
     """
-    from executor.device import CPU, CUDA
-    from executor.export.request import Request
-    from executor.export.targets import TARGETS
-    from executor.job import Job
+    from executor.export.request import Request as LaunchRequest
+    from executor.export.targets import TARGETS as LAUNCHERS
     from scenarios.files import check_output, write
+    from scenarios.interchange.facts import Request
+    from scenarios.interchange.targets import TARGETS as TRAINERS
 
     check_output(out)
-    if to not in TARGETS:
-        raise ValueError(f"--to is one of {', '.join(TARGETS)}, met {to[:60]!r}")
+    if to not in (*TRAINERS, *LAUNCHERS):
+        raise ValueError(f"--to is one of {', '.join((*TRAINERS, *LAUNCHERS))}, met {to[:60]!r}")
     value = _scenario(plan, scenario)
-    chosen = value.chosen()
-    node = value.problem.cluster.first
-    each = min(node.devices, chosen.mesh.num_ranks) if processes is None else processes
-    device = CPU if node.accelerator.computes_collectives else CUDA
-    job = Job(value.executable_spec(), value.problem.training, chosen, steps, seed, device=device)
-    request = Request(value.name, job, each, folder, port, image, claim)
-    text = TARGETS[to](request)
+    if to in TRAINERS:
+        target = TRAINERS[to]
+        text = target.to(Request(value.name, value.spec, value.problem, value.chosen()))
+        said: dict[str, object] = {"version": target.version}
+        words = f"for {target.called}"
+    else:
+        job, each = _job(value, steps, seed), processes or _ranks_a_host(value)
+        request = LaunchRequest(value.name, job, each, folder, port, image, claim)
+        text = LAUNCHERS[to](request)
+        said = {"nodes": request.nodes, "processes": request.processes, "device": request.job.device}
+        words = f"{request.nodes} hosts, {request.processes} ranks on each"
     if out is not None:
         write(out, text)
     if as_json:
-        emit({"target": to, "nodes": request.nodes, "processes": each, "device": device, "file": out, "text": text})
+        emit({"target": to} | said | {"file": out, "text": text})
     elif out is None:
         print(text, end="")
     else:
-        print(f"{out} is written: {request.nodes} hosts, {each} ranks on each")
+        print(f"{out} is written: {words}")
+
+
+def _job(value: "Scenario", steps: int, seed: int) -> "Job":
+    from executor.device import CPU, CUDA
+    from executor.job import Job
+
+    device = CPU if value.problem.cluster.first.accelerator.computes_collectives else CUDA
+    return Job(value.executable_spec(), value.problem.training, value.chosen(), steps, seed, device=device)
+
+
+def _ranks_a_host(value: "Scenario") -> int:
+    return min(value.problem.cluster.first.devices, value.chosen().mesh.num_ranks)
 
 
 def _scenario(plan: str, scenario: str | None) -> "Scenario":

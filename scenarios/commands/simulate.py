@@ -31,7 +31,12 @@ class Engine(StrEnum):
 
 def simulate(
     scenario: ScenarioName,
-    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
+        ),
+    ] = None,
     cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,

@@ -47,7 +47,10 @@ def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["local/dp2", "--to", "pbs"], "--to is one of slurm, kubernetes, met 'pbs'"),
+        (
+            ["local/dp2", "--to", "pbs"],
+            "--to is one of torchtitan, megatron, deepspeed, accelerate, nanotron, slurm, kubernetes, met 'pbs'",
+        ),
         (["local/dp2", "--to", "slurm", "--processes", "3"], "met 3 processes of 2 ranks; nearest: 2"),
         (["local/dp2", "--to", "kubernetes"], "image: the name of a container image"),
         (["local/dp2", "--to", "slurm", "--out", "/nowhere/x"], "there is no folder /nowhere"),

@@ -1,0 +1,224 @@
+"""One entry of a field map: keys of a target's file and the fields of a scenario that they say, in both directions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scenarios.interchange.facts import Facts, plainly
+from scenarios.interchange.stated import Stated
+
+Values = dict[str, Any]
+"""Values by dotted key of a target's file."""
+
+NEEDED = object()
+"""The default of a key that a file must state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a target cannot say a field: what it can say, and what was met."""
+
+    field: str
+    can: str
+    met: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.can}, met {self.met}"
+
+
+class Unsayable(Exception):
+    """A target has no words for what fields hold."""
+
+    def __init__(self, *reasons: Reason) -> None:
+        super().__init__("; ".join(map(str, reasons)))
+        self.reasons = reasons
+
+
+class Entry(Protocol):
+    """Keys of a file, fields of a scenario, and the way from each to the other."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys that it writes and reads."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that they say."""
+
+    def say(self, facts: Facts) -> Values:
+        """Return the keys of what the fields hold; `Unsayable` where there are none."""
+
+    def read(self, stated: Stated) -> Facts:
+        """Return the fields of what the keys hold; ``ScenarioError`` where the file is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number under a key; where it is the ``default`` the key is left out."""
+
+    key: str
+    field: str
+    default: int | None = None
+    least: int = 1
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The one key."""
+        return (self.key,)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The one field."""
+        return (self.field,)
+
+    def say(self, facts: Facts) -> Values:
+        """Return the number under its key."""
+        value = facts[self.field]
+        if type(value) is not int:
+            raise Unsayable(Reason(self.field, f"one number ({self.key})", plainly(value)))
+        return {} if value == self.default else {self.key: value}
+
+    def read(self, stated: Stated) -> Facts:
+        """Return the number."""
+        return {self.field: stated.count(self.key, self.default, self.least)}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A choice under a key, in the target's words; where it is the ``default`` word the key is left out.
+
+    Parameters
+    ----------
+    words
+        Pairs of what the field holds and the target's word for it.
+    """
+
+    key: str
+    field: str
+    words: tuple[tuple[Any, Any], ...]
+    default: Any = NEEDED
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The one key."""
+        return (self.key,)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The one field."""
+        return (self.field,)
+
+    def say(self, facts: Facts) -> Values:
+        """Return the word under its key."""
+        for value, word in self.words:
+            if facts[self.field] == value:
+                return {} if self.default is not NEEDED and word == self.default else {self.key: word}
+        can = " or ".join(plainly(value) for value, _ in self.words)
+        raise Unsayable(Reason(self.field, f"{can} ({self.key})", plainly(facts[self.field])))
+
+    def read(self, stated: Stated) -> Facts:
+        """Return what the word means."""
+        default = None if self.default is NEEDED else self.default
+        met = stated.word(self.key, tuple(word for _, word in self.words), default)
+        return {self.field: next(value for value, word in self.words if type(word) is type(met) and word == met)}
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """What a target does always, or as its file cannot say otherwise."""
+
+    field: str
+    value: Any
+    why: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """No key."""
+        return ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The one field."""
+        return (self.field,)
+
+    def say(self, facts: Facts) -> Values:
+        """Return nothing; `Unsayable` where the field holds another value."""
+        if facts[self.field] != self.value:
+            raise Unsayable(Reason(self.field, f"{plainly(self.value)} alone, {self.why}", plainly(facts[self.field])))
+        return {}
+
+    def read(self, stated: Stated) -> Facts:
+        """Return what the target does."""
+        return {self.field: self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Fields that a target's user states outside the file, in the script or the model's own configuration."""
+
+    fields: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """No key."""
+        return ()
+
+    def say(self, facts: Facts) -> Values:
+        """Return nothing."""
+        return {}
+
+    def read(self, stated: Stated) -> Facts:
+        """Return nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A key that the target needs and that says nothing of a plan; where it is ``fixed`` no other value is read."""
+
+    key: str
+    value: Any
+    fixed: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The one key."""
+        return (self.key,)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """No field."""
+        return ()
+
+    def say(self, facts: Facts) -> Values:
+        """Return the key with its value."""
+        return {self.key: self.value}
+
+    def read(self, stated: Stated) -> Facts:
+        """Return nothing; ``ScenarioError`` where a value that is fixed is another one."""
+        if self.fixed:
+            stated.word(self.key, (self.value,))
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Fields that several keys say together, by a function each way."""
+
+    keys: tuple[str, ...]
+    fields: tuple[str, ...]
+    says: Callable[[Facts], Values]
+    reads: Callable[[Stated], Facts]
+
+    def say(self, facts: Facts) -> Values:
+        """Return the keys of what the fields hold."""
+        return self.says(facts)
+
+    def read(self, stated: Stated) -> Facts:
+        """Return the fields of what the keys hold."""
+        return self.reads(stated)
+
+
+def always(why: str, **plan: Any) -> tuple[Always, ...]:
+    """Return what a target does always of fields of a plan."""
+    return tuple(Always(f"plan.{name}", value, why) for name, value in plan.items())

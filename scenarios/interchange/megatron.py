@@ -1,0 +1,299 @@
+"""Megatron-LM: a bash script of arguments for ``pretrain_gpt.py``.
+
+References
+----------
+megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transformer/transformer_config.py``,
+``.../transformer/pipeline_parallel_layer_layout.py`` (the layout's text form), ``.../optimizer/optimizer_config.py``,
+``.../distributed/distributed_data_parallel_config.py``; Megatron-LM at commit 000c4ac,
+``megatron/training/arguments.py`` (the names of arguments, and `validate_args`: what goes together);
+``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from scenarios.errors import shown
+from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
+from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word, always
+from scenarios.interchange.facts import Facts, plainly
+from scenarios.interchange.megatron_model import MODEL_MAP
+from scenarios.interchange.megatron_script import EACH, NODES, parse, write
+from scenarios.interchange.stated import Stated
+from scenarios.interchange.target import Target
+from strategies.offloading import NOTHING, Offloading
+from strategies.parallelism import Attention
+from strategies.recomputation import FirstLayers, Recompute
+
+_TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+_VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
+_LAYERS_OF_ONE = "--num-layers-per-virtual-pipeline-stage"
+_CONTEXT, _HOW = "--context-parallel-size", "--cp-comm-type"
+_MICRO, _GLOBAL = "--micro-batch-size", "--global-batch-size"
+_DISTRIBUTED, _INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
+_FSDP, _STRATEGY, _FORMAT = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format"
+_OVERLAP, _OVERLAP_GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
+_GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
+_OFFLOAD, _FRACTION, _AWARE = (
+    "--optimizer-cpu-offload",
+    "--optimizer-offload-fraction",
+    "--use-precision-aware-optimizer",
+)
+_BF16, _FP16, _FP8 = "--bf16", "--fp16", "--fp8-format"
+_IN_FP32, _IN_BF16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
+_STRATEGIES = ((2, "optim_grads"), (3, "optim_grads_params"))
+_ATTENTIONS = ((Attention.RING, "p2p"), (Attention.ALL_GATHER, "allgather"), (Attention.ULYSSES, "a2a"))
+
+
+def _read_batch(stated: Stated) -> Facts:
+    """Return data ranks, which are those of the script that the other degrees leave, and batches."""
+    ranks = stated.count(NODES) * stated.count(EACH)
+    others = stated.count(_TENSOR, 1) * stated.count(_PIPELINE, 1) * stated.count(_CONTEXT, 1)
+    if ranks % others:
+        raise stated.fault(EACH, f"{NODES} * {EACH} is a multiple of the other degrees({others}), met {ranks}")
+    size, whole = stated.count(_MICRO), stated.count(_GLOBAL)
+    return {"plan.data": ranks // others, "plan.microbatch": size, "training.global_batch": whole}
+
+
+def _say_batch(facts: Facts) -> Values:
+    return {_MICRO: one_size(facts), _GLOBAL: facts["training.global_batch"]}
+
+
+def _say_pipeline(facts: Facts) -> Values:
+    pipeline, chunks, stages = facts["plan.pipeline"], facts["plan.chunks"], facts["plan.stages"]
+    own = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
+    if facts["plan.schedule"] != own:
+        can = "1f1b, or interleaved with chunks"
+        raise Unsayable(Reason("plan.schedule", can, plainly(facts["plan.schedule"]).split("\n")[0][:60]))
+    values: Values = {} if pipeline == 1 else {_PIPELINE: pipeline}
+    if len(set(stages)) > 1:
+        return values | {_LAYOUT: _layout(stages)}
+    return values | ({_VIRTUAL: chunks} if chunks > 1 else {})
+
+
+def _layout(stages: tuple[int, ...]) -> str:
+    """Return the layers of every stage in Megatron-LM's text form.
+
+    >>> _layout((1, 2, 1))
+    'Et|tt|tL'
+    """
+    return "E" + "|".join("t" * count for count in stages) + "L"
+
+
+def _read_pipeline(stated: Stated) -> Facts:
+    pipeline, layers = stated.count(_PIPELINE, 1), stated.count("--num-layers")
+    if sum(key in stated for key in (_LAYOUT, _VIRTUAL, _LAYERS_OF_ONE)) > 1:
+        raise stated.fault(_LAYOUT, f"one of {_LAYOUT}, {_VIRTUAL} and {_LAYERS_OF_ONE}, met several")
+    stages = _read_layout(stated, pipeline) if _LAYOUT in stated else _read_even(stated, pipeline, layers)
+    if sum(stages) != layers:
+        raise stated.fault(_LAYOUT, f"has the layers of --num-layers {layers}, met {sum(stages)}")
+    chunks = len(stages) // pipeline
+    schedule = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
+    return {"plan.pipeline": pipeline, "plan.chunks": chunks, "plan.schedule": schedule, "plan.stages": stages}
+
+
+def _read_layout(stated: Stated, pipeline: int) -> tuple[int, ...]:
+    text = str(stated.get(_LAYOUT))
+    if not re.fullmatch(r"E[t|]*L", text) or (text.count("|") + 1) % pipeline:
+        raise stated.fault(
+            _LAYOUT, f"is E, layers t of stages of {pipeline} ranks and L, as in Ett|tL, met {shown(text)}"
+        )
+    return tuple(map(len, text[1:-1].split("|")))
+
+
+def _read_even(stated: Stated, pipeline: int, layers: int) -> tuple[int, ...]:
+    chunks = stated.count(_VIRTUAL, 1)
+    if _LAYERS_OF_ONE in stated:
+        chunks = max(1, layers // (stated.count(_LAYERS_OF_ONE) * pipeline))
+    if chunks * pipeline > layers or layers % (chunks * pipeline):
+        raise stated.fault(_PIPELINE, f"stages({chunks * pipeline}) divide --num-layers {layers}")
+    return (layers // (chunks * pipeline),) * (chunks * pipeline)
+
+
+def _say_context(facts: Facts) -> Values:
+    context = facts["plan.context"]
+    if context == 1:
+        return {}
+    if facts["training.sequence"] % (2 * context):
+        can = "a divisor of half the sequence, for each rank has two parts"
+        raise Unsayable(Reason("plan.context", can, f"{context} of {facts['training.sequence']} tokens"))
+    return {_CONTEXT: context, _HOW: dict(_ATTENTIONS)[facts["plan.attention"]]}
+
+
+def _read_context(stated: Stated) -> Facts:
+    context = stated.count(_CONTEXT, 1)
+    word = stated.word(_HOW, tuple(word for _, word in _ATTENTIONS), "p2p")
+    how = next(own for own, one in _ATTENTIONS if one == word)
+    return {"plan.context": context, "plan.attention": how if context > 1 else None}
+
+
+def _say_zero(facts: Facts) -> Values:
+    zero, shards, overlap = facts["plan.zero"], facts["plan.zero_shards"], facts["plan.overlap_gradients"]
+    values: Values = {_OVERLAP: True} if overlap else {}
+    if zero:
+        values |= {_DISTRIBUTED: True} | ({_INSTANCES: facts["plan.data"] // shards} if shards else {})
+    if zero > 1:
+        values |= {_FSDP: True, _STRATEGY: dict(_STRATEGIES)[zero], _FORMAT: "fsdp_dtensor"}
+    return values | ({_OVERLAP_GATHER: True} if zero == 3 and overlap else {})
+
+
+def _read_zero(stated: Stated) -> Facts:
+    zero = int(stated.flag(_DISTRIBUTED, False))
+    if stated.flag(_FSDP, False):
+        word = stated.word(_STRATEGY, tuple(word for _, word in _STRATEGIES))
+        zero = next(own for own, one in _STRATEGIES if one == word)
+        stated.word(_FORMAT, ("fsdp_dtensor",))
+    elif _STRATEGY in stated or _FORMAT in stated:
+        raise stated.fault(_STRATEGY if _STRATEGY in stated else _FORMAT, f"needs {_FSDP}, met none")
+    overlap, gather = stated.flag(_OVERLAP, False), stated.flag(_OVERLAP_GATHER, False)
+    if gather != (overlap and zero == 3):
+        raise stated.fault(_OVERLAP_GATHER, f"goes with {_OVERLAP} and optim_grads_params, and they with it")
+    return {"plan.zero": zero, "plan.overlap_gradients": overlap, "plan.zero_shards": _shards(stated, zero)}
+
+
+def _shards(stated: Stated, zero: int) -> int:
+    instances = stated.count(_INSTANCES, 1)
+    if instances == 1:
+        return 0
+    data = _read_batch(stated)["plan.data"]
+    if not zero or data % instances:
+        raise stated.fault(_INSTANCES, f"divides the data ranks({data}) of {_DISTRIBUTED}, met {instances}")
+    return int(data // instances)
+
+
+def _say_recompute(facts: Facts) -> Values:
+    how = facts["plan.recompute"]
+    if how is Recompute.NONE:
+        return {}
+    if how is Recompute.SELECTIVE:
+        return {_GRANULARITY: "selective"}
+    if how is Recompute.FULL:
+        return {_GRANULARITY: "full", _METHOD: "uniform", _LAYERS: 1}
+    if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
+        return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
+    can = f"none, selective, full or full of the first layers of all stages ({_GRANULARITY})"
+    raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+
+
+def _read_recompute(stated: Stated) -> Facts:
+    what = stated.word(_GRANULARITY, ("none", "selective", "full"), "none")
+    if what != "full":
+        if _METHOD in stated or _LAYERS in stated:
+            raise stated.fault(_METHOD if _METHOD in stated else _LAYERS, f"needs {_GRANULARITY} full, met {what}")
+        return {"plan.recompute": Recompute(what)}
+    method, layers = stated.word(_METHOD, ("uniform", "block")), stated.count(_LAYERS)
+    if method == "uniform" and layers != 1:
+        raise stated.fault(_LAYERS, f"1 with uniform, for each layer is kept at its start, met {layers}")
+    return {"plan.recompute": Recompute.FULL if method == "uniform" else FirstLayers(Recompute.FULL, layers)}
+
+
+def _say_offload(facts: Facts) -> Values:
+    how: Offloading = facts["plan.offload"]
+    if how == NOTHING:
+        return {}
+    if how != Offloading(optimizer=how.optimizer) or len(how.optimizer) > 1:
+        can = f"one fraction of the optimizer's states, stepped on the host ({_FRACTION})"
+        raise Unsayable(Reason("plan.offload", can, plainly(how)))
+    if not facts["plan.zero"]:
+        raise Unsayable(Reason("plan.offload", f"nothing without {_DISTRIBUTED}", "zero 0"))
+    return {_OFFLOAD: True, _FRACTION: how.optimizer[0], _AWARE: True}
+
+
+def _read_offload(stated: Stated) -> Facts:
+    if not stated.flag(_OFFLOAD, False):
+        if _FRACTION in stated or _AWARE in stated:
+            raise stated.fault(_FRACTION if _FRACTION in stated else _AWARE, f"needs {_OFFLOAD}, met none")
+        return {"plan.offload": NOTHING}
+    stated.word(_AWARE, (True,))
+    fraction = stated.get(_FRACTION, 1.0)
+    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        raise stated.fault(_FRACTION, f"is more than 0 and at most 1, met {shown(fraction)}")
+    return {"plan.offload": Offloading(optimizer=(float(fraction),))}
+
+
+def _say_precision(facts: Facts) -> Values:
+    precision, gradients = facts["training.precision"], facts["training.gradient_precision"]
+    words: dict[str, Values] = {
+        "fp32": {},
+        "bf16": {_BF16: True},
+        "fp16": {_FP16: True},
+        "fp8": {_BF16: True, _FP8: "hybrid"},
+    }
+    if precision not in words:
+        raise Unsayable(Reason("training.precision", "fp32, bf16, fp16 or fp8", precision))
+    half = precision in ("bf16", "fp8")
+    if half and gradients == "same":
+        return words[precision] | {_IN_BF16: True}
+    return words[precision] | ({_IN_FP32: True} if precision == "fp16" and gradients == "fp32" else {})
+
+
+def _read_precision(stated: Stated) -> Facts:
+    bf16, fp16 = stated.flag(_BF16, False), stated.flag(_FP16, False)
+    fp8 = stated.word(_FP8, (False, "hybrid"), False) == "hybrid"
+    if (bf16 and fp16) or (fp8 and not bf16):
+        raise stated.fault(_FP8 if fp8 else _FP16, f"{_BF16} or {_FP16}, and {_FP8} with {_BF16}")
+    precision = "fp8" if fp8 else "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    wide = stated.flag(_IN_FP32, False), stated.flag(_IN_BF16, False)
+    same = wide[1] if bf16 else fp16 and not wide[0]
+    return {"training.precision": precision, "training.gradient_precision": "same" if same else "fp32"}
+
+
+def _combinations(facts: Facts) -> Iterator[Reason]:
+    expert, context = facts["plan.expert"], facts["plan.context"]
+    if expert > 1 and context > 1:
+        yield Reason("plan.expert", "1 with context ranks, which it makes expert ranks first", f"context {context}")
+    if expert > 1 and facts["training.precision"] == "fp16":
+        yield Reason("training.precision", "not fp16 with expert parallelism", "fp16")
+    if facts["plan.zero"] > 1 and facts["plan.chunks"] > 1:
+        yield Reason("plan.zero", "0 or 1 with chunks, of which the map knows no run with Megatron-FSDP", "interleaved")
+
+
+def _flag(key: str, field: str, on: Any = True, off: Any = False) -> Word:
+    return Word(key, field, ((on, True), (off, False)), False)
+
+
+_MAP: tuple[Entry, ...] = (
+    Together(
+        (_MICRO, _GLOBAL, NODES, EACH),
+        ("plan.microbatch", "plan.data", "training.global_batch"),
+        _say_batch,
+        _read_batch,
+    ),
+    Count(_TENSOR, "plan.tensor", 1),
+    _flag("--sequence-parallel", "plan.sequence_parallel"),
+    _flag("--tp-comm-overlap", "plan.overlap_tensor"),
+    Together(
+        (_LAYOUT, _PIPELINE, _VIRTUAL, _LAYERS_OF_ONE),
+        ("plan.stages", "plan.pipeline", "plan.chunks", "plan.schedule"),
+        _say_pipeline,
+        _read_pipeline,
+    ),
+    _flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
+    Together((_CONTEXT, _HOW), ("plan.context", "plan.attention"), _say_context, _read_context),
+    Count("--expert-model-parallel-size", "plan.expert", 1),
+    Together(
+        (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _FORMAT, _OVERLAP, _OVERLAP_GATHER),
+        ("plan.zero", "plan.zero_shards", "plan.overlap_gradients"),
+        _say_zero,
+        _read_zero,
+    ),
+    *always("parameters are given up after forward", reshard_after_forward=True),
+    Together((_GRANULARITY, _METHOD, _LAYERS), ("plan.recompute",), _say_recompute, _read_recompute),
+    Together((_OFFLOAD, _FRACTION, _AWARE), ("plan.offload",), _say_offload, _read_offload),
+    Count("--seq-length", "training.sequence"),
+    Together(
+        (_BF16, _FP16, _FP8, _IN_FP32, _IN_BF16),
+        ("training.precision", "training.gradient_precision"),
+        _say_precision,
+        _read_precision,
+    ),
+    Word("--optimizer", "training.optimizer", (("adamw", "adam"), ("sgd", "sgd")), "adam"),
+    Word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0),
+    *MODEL_MAP,
+    Always("model.window", None, "sliding windows are not in the field map"),
+    Always("model.parallel_residual", False, "which it does not have"),
+    *PLAIN,
+)
+
+MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _combinations)
+to_megatron, from_megatron = MEGATRON.to, MEGATRON.read

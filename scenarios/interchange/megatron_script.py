@@ -1,0 +1,62 @@
+"""The bash script that hands arguments to Megatron-LM's ``pretrain_gpt.py``: written, and read line by line."""
+
+import re
+from typing import Any
+
+from scenarios.interchange.entry import Values
+from scenarios.interchange.facts import Request
+from scenarios.interchange.lines import Pair, argument, document
+from scenarios.reader import Document
+
+NODES, EACH = "NNODES", "NPROC_PER_NODE"
+"""Variables of the script: hosts, and ranks on each."""
+
+_ORDERED = ("tensor-model", "context")
+"""Axes whose collectives have to be launched in order, before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
+
+_HEAD = """#!/bin/bash
+# {title}
+# For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
+#   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
+{nodes}={hosts}
+{each}={ranks}
+{environment}ARGUMENTS=(
+"""
+_FOOT = """)
+torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NODE_RANK:-0}" \\
+    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\
+    pretrain_gpt.py "${ARGUMENTS[@]}" "$@"
+"""
+_ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+
+
+def write(values: Values, request: Request, called: str) -> str:
+    """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it."""
+    hosts, ranks = request.hosts
+    one = "--use-megatron-fsdp" not in values and any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
+    environment = _ONE_CONNECTION if one else ""
+    head = _HEAD.format(
+        title=request.title, called=called, nodes=NODES, each=EACH, hosts=hosts, ranks=ranks, environment=environment
+    )
+    return head + "".join(f"    {_argument(key, value)}\n" for key, value in values.items()) + _FOOT
+
+
+def _argument(key: str, value: Any) -> str:
+    return key if value is True else f"{key} '{value}'" if re.search(r"[|()*\[]", str(value)) else f"{key} {value}"
+
+
+_IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=1")
+
+
+def parse(content: bytes, file: str) -> Document:
+    """Return the document of a script, argument by argument; ``ScenarioError`` where a line is something else."""
+    foot = _FOOT.removeprefix(")\n").encode()
+    return document(content.removesuffix(foot), file, _pair)
+
+
+def _pair(line: str) -> Pair | None:
+    if _IGNORED.fullmatch(line):
+        return None
+    if found := re.fullmatch(rf"({NODES}|{EACH})=([0-9]{{1,9}})", line):
+        return found[1], int(found[2])
+    return argument(line)

@@ -1,0 +1,132 @@
+"""Another trainer: its field map, how its file is written, and how it is read back."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from executor.export.request import CannotSay
+from scenarios.errors import Fault, ScenarioError
+from scenarios.interchange.entry import Entry, Reason, Unsayable, Values
+from scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
+from scenarios.interchange.stated import Stated, path_of, stated
+from scenarios.reader import Document, FieldPath
+from simulator.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from scenarios.scenario import Scenario
+
+
+def no_more(facts: Facts) -> Iterator[Reason]:
+    """Yield nothing: the target combines all that it can say."""
+    return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A trainer whose configuration states a plan.
+
+    Parameters
+    ----------
+    version
+        The version that the map was written for; each file names it.
+    entries
+        The field map: every field of a plan is in one entry.
+    write, parse
+        The file of values by key, and back.
+    combinations
+        What the target cannot combine, of all fields together.
+    """
+
+    name: str
+    version: str
+    entries: tuple[Entry, ...]
+    write: Callable[[Values, Request, str], str]
+    parse: Callable[[bytes, str], Document]
+    combinations: Callable[[Facts], Iterator[Reason]] = no_more
+
+    @property
+    def called(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}"
+
+    def to(self, request: Request) -> str:
+        """Return the file of a request; `CannotSay`, with every reason, where the target has no words for it."""
+        try:
+            facts = facts_of(request)
+        except ValueError as error:
+            raise CannotSay(self.name, (str(error),)) from None
+        values: Values = {}
+        reasons: list[Reason] = []
+        for entry in self.entries:
+            try:
+                values |= entry.say(facts)
+            except Unsayable as error:
+                reasons += error.reasons
+        reasons += self.combinations(facts)
+        if reasons:
+            raise CannotSay(self.called, tuple(dict.fromkeys(map(str, reasons))))
+        return self.write(values, request, self.called)
+
+    def read(self, content: bytes, file: str = "<text>") -> Facts:
+        """Return the fields that a file says.
+
+        Raises
+        ------
+        ScenarioError
+            Where it is no file of the target, or states a key that is not in the map.
+        """
+        return self._facts(stated(self.parse(content, file)))
+
+    def _facts(self, values: Stated) -> Facts:
+        facts: Facts = {}
+        faults: list[Fault] = []
+        for entry in self.entries:
+            try:
+                facts |= entry.read(values)
+            except ScenarioError as error:
+                faults += error.faults
+        known = {key for entry in self.entries for key in entry.keys}
+        for key in values.values:
+            if key not in known:
+                close = [f"; nearest: {near}" for near in get_close_matches(key, known, n=1)]
+                message = f"the field map of {self.called} has no such key{''.join(close)}"
+                faults += values.fault(key, message).faults
+        if faults:
+            raise ScenarioError(tuple(faults))
+        return facts
+
+    def plan(self, content: bytes, file: str) -> tuple[Document, Facts]:
+        """Return the plan of a file as the document of a plan file, whose places are those of the keys; and all facts.
+
+        Raises
+        ------
+        ScenarioError
+            As `read`.
+        """
+        values = stated(self.parse(content, file))
+        facts = self._facts(values)
+        places: dict[FieldPath, tuple[int, int]] = {
+            path_of(field.removeprefix("plan.")): values.document.places[path_of(key)]
+            for entry in self.entries
+            for field in entry.fields
+            for key in entry.keys[:1]
+            if field in PLAN and path_of(key) in values.document.places
+        }
+        return Document(file, plan_document(facts), places), facts
+
+    def check(self, facts: Facts, scenario: "Scenario", file: str) -> None:
+        """Raise ``ScenarioError`` where a file is of another model or training step than a scenario."""
+        assert scenario.plan is not None
+        own = facts_of(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
+        if isinstance(scenario.spec, Transformer):
+            own |= model_facts(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
+        different = [name for name in facts if name not in PLAN and name in own and facts[name] != own[name]]
+        if different:
+            message = "is {} in the scenario that the plan is of, met {}"
+            raise ScenarioError(
+                tuple(
+                    Fault(file, 0, 0, name, message.format(plainly(own[name]), plainly(facts[name])))
+                    for name in different
+                )
+            )

@@ -1,0 +1,271 @@
+"""torchtitan: a Python function that lays a plan upon a configuration.
+
+Since 0.3 torchtitan is configured in Python, by a function that returns a ``Trainer.Config``; it reads no TOML any
+more. The file has one function, ``laid_out``, that takes any such configuration and sets what the plan decides.
+
+References
+----------
+torchtitan 0.3.0: ``torchtitan/config/configs.py`` (``TrainingConfig``, ``ParallelismConfig``, ``CompileConfig``),
+``torchtitan/trainer.py`` (``Trainer.Config``), ``torchtitan/config/README.md`` (how configurations are written),
+``torchtitan/distributed/parallel_dims.py`` (degrees and their order), ``.../pipeline_parallel.py`` (stages, schedules,
+microbatches), ``.../fsdp.py`` (sharding, offload), ``.../activation_checkpoint.py``, ``.../context_parallel/api.py``;
+PyTorch 2, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``.
+"""
+
+from collections.abc import Iterator
+
+from scenarios.errors import shown
+from scenarios.interchange.common import (
+    HOST_OPTIMIZER_AND_PARAMETERS,
+    MODEL_ELSEWHERE,
+    ONE_FORWARD_ONE_BACKWARD,
+    PLAIN,
+    accumulation,
+    one_size,
+)
+from scenarios.interchange.entry import (
+    Always,
+    Count,
+    Elsewhere,
+    Entry,
+    Reason,
+    Together,
+    Unsayable,
+    Values,
+    Word,
+    always,
+)
+from scenarios.interchange.facts import Facts, plainly
+from scenarios.interchange.stated import Stated
+from scenarios.interchange.target import Target
+from scenarios.interchange.torchtitan_module import FULL, parse, write
+from strategies.offloading import NOTHING
+from strategies.parallelism import Attention
+from strategies.recomputation import Recompute
+
+_TRAINING, _BY, _COMPILE = "training", "parallelism", "compile"
+_SCHEDULES = (
+    ("gpipe", "GPipe"),
+    ("1f1b", "1F1B"),
+    ("interleaved", "Interleaved1F1B"),
+    ("looped_bfs", "LoopedBFS"),
+    ("interleaved_zero_bubble", "InterleavedZeroBubble"),
+    ("zbv", "ZBVZeroBubble"),
+    ("dualpipev", "DualPipeV"),
+)
+"""Schedules whose order is that of ``torch.distributed.pipelining``, by their names there."""
+
+_LOCAL, _MICRO = f"{_TRAINING}.local_batch_size", f"{_BY}.pipeline_parallel_microbatch_size"
+_REPLICATE, _SHARD = f"{_BY}.data_parallel_replicate_degree", f"{_BY}.data_parallel_shard_degree"
+_RESHARD = f"{_BY}.fsdp_reshard_after_forward"
+_PIPELINE, _SCHEDULE = f"{_BY}.pipeline_parallel_degree", f"{_BY}.pipeline_parallel_schedule"
+_PARTS, _GLOBAL = f"{_BY}.module_fqns_per_model_part", f"{_TRAINING}.global_batch_size"
+_CONTEXT = f"{_BY}.context_parallel_degree"
+_ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
+_NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
+_TENSOR, _SEQUENCE = f"{_BY}.tensor_parallel_degree", f"{_BY}.enable_sequence_parallel"
+
+
+def _say_data(facts: Facts) -> Values:
+    data, shards, context = facts["plan.data"], facts["plan.zero_shards"] or facts["plan.data"], facts["plan.context"]
+    zero = facts["plan.zero"]
+    if zero not in (0, 3):
+        raise Unsayable(Reason("plan.zero", "0 (replicas) or 3 (FSDP) (data_parallel_shard_degree)", str(zero)))
+    if zero == 0 and context > 1:
+        raise Unsayable(Reason("plan.zero", "3 where context ranks share a sequence, for FSDP spans them", "0"))
+    if zero == 3 and shards * context == 1:
+        raise Unsayable(Reason("plan.zero", "0 where no rank shares states (data_parallel_shard_degree 1)", "3"))
+    shard = shards if zero else 1
+    values: Values = {_REPLICATE: data // shard, _SHARD: shard}
+    return values | ({_RESHARD: "always" if facts["plan.reshard_after_forward"] else "never"} if zero else {})
+
+
+def _read_data(stated: Stated) -> Facts:
+    replicas, shard = stated.count(_REPLICATE, 1), stated.count(_SHARD)
+    sharded = shard * stated.count(_CONTEXT, 1) > 1
+    default = "never" if stated.count(_PIPELINE, 1) > 1 else "always"
+    reshard = stated.word(_RESHARD, ("default", "always", "never"), "default")
+    reshard = default if reshard == "default" else reshard
+    return {
+        "plan.data": replicas * shard,
+        "plan.zero": 3 if sharded else 0,
+        "plan.zero_shards": shard if sharded and replicas > 1 else 0,
+        "plan.reshard_after_forward": reshard == "always" or not sharded,
+    }
+
+
+def _say_batch(facts: Facts) -> Values:
+    size, whole = one_size(facts), facts["training.global_batch"]
+    if facts["plan.pipeline"] == 1:
+        return {_LOCAL: size, _GLOBAL: whole}
+    return {_LOCAL: size * accumulation(facts), _GLOBAL: whole, _MICRO: size}
+
+
+def _read_batch(stated: Stated) -> Facts:
+    local, whole = stated.count(_LOCAL), stated.count(_GLOBAL)
+    piped = stated.count(_PIPELINE, 1) > 1
+    ranks = stated.count(_REPLICATE, 1) * stated.count(_SHARD)
+    if piped and local * ranks != whole:
+        raise stated.fault(
+            _GLOBAL, f"a step is one pass of the pipeline: local_batch_size({local}) * data({ranks}), met {whole}"
+        )
+    size = stated.count(_MICRO, 1) if piped else local
+    if local % size:
+        raise stated.fault(_MICRO, f"divides local_batch_size({local}), met {size}")
+    return {"plan.microbatch": size, "training.global_batch": whole}
+
+
+def _say_pipeline(facts: Facts) -> Values:
+    name, stages = facts["plan.schedule"], facts["plan.stages"]
+    if facts["plan.pipeline"] == 1:
+        if name != ONE_FORWARD_ONE_BACKWARD:
+            raise Unsayable(Reason("plan.schedule", f"{ONE_FORWARD_ONE_BACKWARD} of one pipeline rank", plainly(name)))
+        return {}
+    word = dict(_SCHEDULES).get(name)
+    if word is None:
+        can = f"one of {', '.join(own for own, _ in _SCHEDULES)} ({_SCHEDULE})"
+        raise Unsayable(Reason("plan.schedule", can, plainly(name).split("\n")[0][:60]))
+    if not all(stages[1:-1]):
+        raise Unsayable(Reason("plan.stages", "a layer at least between the ends (module_fqns)", plainly(stages)))
+    return {_PIPELINE: facts["plan.pipeline"], _SCHEDULE: word, _PARTS: _parts(stages)}
+
+
+def _parts(stages: tuple[int, ...]) -> list[list[str]]:
+    """Return the modules of every stage by name.
+
+    >>> _parts((1, 2))
+    [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
+    """
+    result, first = [], 0
+    for count in stages:
+        result.append([f"layers.{layer}" for layer in range(first, first + count)])
+        first += count
+    return [["tok_embeddings", *result[0]], *result[1:-1], [*result[-1], "norm", "lm_head"]]
+
+
+def _read_pipeline(stated: Stated) -> Facts:
+    pipeline = stated.count(_PIPELINE, 1)
+    if pipeline == 1:
+        if _PARTS in stated:
+            raise stated.fault(_PARTS, "needs a pipeline, met pipeline_parallel_degree 1")
+        return {"plan.pipeline": 1, "plan.schedule": ONE_FORWARD_ONE_BACKWARD, "plan.chunks": 1}
+    met = stated.word(_SCHEDULE, tuple(word for _, word in _SCHEDULES), "1F1B")
+    parts = stated.get(_PARTS)
+    if not isinstance(parts, list) or len(parts) % pipeline or not all(isinstance(part, list) for part in parts):
+        raise stated.fault(_PARTS, f"is a list of modules for each stage of {pipeline} ranks, met {shown(parts)}")
+    stages = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+    if len(stages) < 2 or parts != _parts(stages):
+        raise stated.fault(_PARTS, "names tok_embeddings, all layers in their order, norm and lm_head, met others")
+    return {
+        "plan.pipeline": pipeline,
+        "plan.schedule": next(own for own, word in _SCHEDULES if word == met),
+        "plan.chunks": len(parts) // pipeline,
+        "plan.stages": stages,
+    }
+
+
+def _say_tensor(facts: Facts) -> Values:
+    tensor = facts["plan.tensor"]
+    return {} if tensor == 1 else {_TENSOR: tensor, _SEQUENCE: facts["plan.sequence_parallel"]}
+
+
+def _read_tensor(stated: Stated) -> Facts:
+    tensor = stated.count(_TENSOR, 1)
+    return {"plan.tensor": tensor, "plan.sequence_parallel": stated.flag(_SEQUENCE, True) and tensor > 1}
+
+
+def _say_overlap(facts: Facts) -> Values:
+    return {_COMPILED: True, _ASYNC: True} if facts["plan.overlap_tensor"] else {}
+
+
+def _read_overlap(stated: Stated) -> Facts:
+    on = stated.flag(_ASYNC, False)
+    if on and not stated.flag(_COMPILED, False):
+        raise stated.fault(_ASYNC, "needs compile.enable, met false")
+    return {"plan.overlap_tensor": on}
+
+
+def _say_attention(facts: Facts) -> Values:
+    context, how = facts["plan.context"], facts["plan.attention"]
+    if context > 1 and how is not Attention.ALL_GATHER:
+        raise Unsayable(Reason("plan.attention", "all_gather of keys and values", plainly(how)))
+    return {} if context == 1 else {_CONTEXT: context}
+
+
+def _read_attention(stated: Stated) -> Facts:
+    context = stated.count(_CONTEXT, 1)
+    return {"plan.context": context, "plan.attention": Attention.ALL_GATHER if context > 1 else None}
+
+
+def _say_graphs(facts: Facts) -> Values:
+    """Return that CUDA graphs are off where ``Trainer.Config`` refuses them: with pipelines and expert ranks."""
+    return {_NO_GRAPHS: True} if facts["plan.pipeline"] > 1 or facts["plan.expert"] > 1 else {}
+
+
+def _read_graphs(stated: Stated) -> Facts:
+    stated.flag(_NO_GRAPHS, False)
+    return {}
+
+
+def _combinations(facts: Facts) -> Iterator[Reason]:
+    """Yield what torchtitan cannot combine: `ParallelDims` takes expert ranks from tensor and context ranks first."""
+    expert, context = facts["plan.expert"], facts["plan.context"]
+    parts = 2 * context * (facts["plan.tensor"] if facts["plan.sequence_parallel"] else 1)
+    if context > 1 and facts["training.sequence"] % parts:
+        can = f"{parts} parts of the sequence, two a rank"
+        yield Reason("plan.context", can, f"{context} of {facts['training.sequence']} tokens")
+    if expert == 1:
+        return
+    for axis in ("tensor", "context"):
+        if (met := facts[f"plan.{axis}"]) > 1:
+            yield Reason("plan.expert", f"1 with {axis} ranks, which it makes expert ranks first", f"{axis} {met}")
+    shards = facts["plan.zero_shards"] or facts["plan.data"]
+    if facts["plan.zero"] != 3 or shards % expert:
+        yield Reason(
+            "plan.expert", "a divisor of data_parallel_shard_degree", f"{expert} with zero {facts['plan.zero']}"
+        )
+
+
+_MAP: tuple[Entry, ...] = (
+    Together(
+        (_SHARD, _REPLICATE, _RESHARD),
+        ("plan.data", "plan.zero", "plan.zero_shards", "plan.reshard_after_forward"),
+        _say_data,
+        _read_data,
+    ),
+    Together((_TENSOR, _SEQUENCE), ("plan.tensor", "plan.sequence_parallel"), _say_tensor, _read_tensor),
+    Together(
+        (_PIPELINE, _SCHEDULE, _PARTS),
+        ("plan.pipeline", "plan.schedule", "plan.chunks", "plan.stages"),
+        _say_pipeline,
+        _read_pipeline,
+    ),
+    Together((_CONTEXT,), ("plan.context", "plan.attention"), _say_attention, _read_attention),
+    Count(f"{_BY}.expert_parallel_degree", "plan.expert", 1),
+    Together((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
+    Count(f"{_TRAINING}.seq_len", "training.sequence"),
+    Word(
+        f"{_TRAINING}.mixed_precision_param",
+        "training.precision",
+        (("bf16", "bfloat16"), ("fp32", "float32")),
+        "bfloat16",
+    ),
+    Word(
+        f"{_TRAINING}.enable_cpu_offload",
+        "plan.offload",
+        ((NOTHING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
+        False,
+    ),
+    Word("activation_checkpoint", "plan.recompute", ((Recompute.NONE, "None"), (Recompute.FULL, FULL))),
+    Together((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
+    Together((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
+    *always("FSDP overlaps", overlap_gradients=True),
+    *always("stages send whole tensors", scatter_gather=False),
+    Always("training.optimizer", "adamw", "in the configuration that is given"),
+    Elsewhere(("training.gradient_precision", "training.gradient_clipping")),
+    MODEL_ELSEWHERE,
+    *PLAIN,
+)
+
+TORCHTITAN = Target("torchtitan", "0.3.0", _MAP, write, parse, _combinations)
+to_torchtitan, from_torchtitan = TORCHTITAN.to, TORCHTITAN.read

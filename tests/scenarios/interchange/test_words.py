@@ -1,0 +1,96 @@
+"""Every choice is said in the trainer's own word, as its source lists it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_requests import TRAINING, request
+
+from scenarios.interchange.stated import stated
+from scenarios.interchange.targets import TARGETS
+from strategies.offloading import Offloading
+from strategies.parallelism import Attention
+from strategies.recomputation import FirstLayers, Recompute
+
+RING, GATHER, ULYSSES = Attention.RING, Attention.ALL_GATHER, Attention.ULYSSES
+BOTH = Offloading(optimizer=(1.0,), parameters=(1.0,))
+CHUNKED: dict[str, Any] = {"pipeline": 2, "chunks": 2}
+SHARDED: dict[str, Any] = {"data": 4, "zero": 3}
+BY, FSDP, PC = "parallelism.", "fsdp_config.fsdp_", "parallelism_config.parallelism_config_"
+TITAN_SCHEDULE = f"{BY}pipeline_parallel_schedule"
+MODEL = "model.model_config."
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "expected"),
+    [
+        ("torchtitan", {"pipeline": 2, "schedule": "gpipe"}, {TITAN_SCHEDULE: "GPipe"}),
+        ("torchtitan", {"pipeline": 2}, {TITAN_SCHEDULE: "1F1B", "training.disable_cuda_graphs": True}),
+        ("torchtitan", CHUNKED | {"schedule": "interleaved"}, {TITAN_SCHEDULE: "Interleaved1F1B"}),
+        ("torchtitan", CHUNKED | {"schedule": "looped_bfs"}, {TITAN_SCHEDULE: "LoopedBFS"}),
+        ("torchtitan", CHUNKED | {"schedule": "interleaved_zero_bubble"}, {TITAN_SCHEDULE: "InterleavedZeroBubble"}),
+        ("torchtitan", CHUNKED | {"schedule": "zbv"}, {TITAN_SCHEDULE: "ZBVZeroBubble"}),
+        ("torchtitan", CHUNKED | {"schedule": "dualpipev"}, {TITAN_SCHEDULE: "DualPipeV"}),
+        ("torchtitan", SHARDED, {f"{BY}fsdp_reshard_after_forward": "always", "activation_checkpoint": "None"}),
+        ("torchtitan", SHARDED | {"reshard_after_forward": False}, {f"{BY}fsdp_reshard_after_forward": "never"}),
+        ("torchtitan", SHARDED | {"offload": BOTH}, {"training.enable_cpu_offload": True}),
+        ("torchtitan", {"recompute": Recompute.FULL}, {"activation_checkpoint": "FullAC.Config()"}),
+        ("torchtitan", {"tensor": 2}, {f"{BY}enable_sequence_parallel": False}),
+        ("megatron", {"context": 2, "attention": RING}, {"--cp-comm-type": "p2p"}),
+        ("megatron", {"context": 2, "attention": GATHER}, {"--cp-comm-type": "allgather"}),
+        ("megatron", {"context": 2, "attention": ULYSSES}, {"--cp-comm-type": "a2a"}),
+        ("megatron", CHUNKED | {"schedule": "interleaved"}, {"--num-virtual-stages-per-pipeline-rank": 2}),
+        ("megatron", {"data": 2, "zero": 2}, {"--data-parallel-sharding-strategy": "optim_grads"}),
+        ("megatron", {"data": 2, "zero": 3}, {"--data-parallel-sharding-strategy": "optim_grads_params"}),
+        ("megatron", {"recompute": Recompute.FULL}, {"--recompute-method": "uniform", "--recompute-num-layers": 1}),
+        ("megatron", {"recompute": Recompute.SELECTIVE}, {"--recompute-granularity": "selective"}),
+        ("megatron", {"recompute": FirstLayers(Recompute.FULL, 3)}, {"--recompute-method": "block"}),
+        ("megatron", {"model": "llama"}, {"--position-embedding-type": "rope", "--normalization": "RMSNorm"}),
+        ("megatron", {"model": "mixture"}, {"--moe-layer-freq": "([0]*1+[1]*7)", "--num-experts": 8}),
+        ("deepspeed", {"context": 2, "attention": ULYSSES, "zero": 1}, {"sequence_parallel_size": 2}),
+        ("deepspeed", SHARDED | {"offload": BOTH}, {"zero_optimization.offload_param.device": "cpu"}),
+        ("accelerate", SHARDED | {"context": 2, "attention": RING}, {f"{PC}cp_comm_strategy": "alltoall"}),
+        ("accelerate", SHARDED | {"context": 2, "attention": GATHER}, {f"{PC}cp_comm_strategy": "allgather"}),
+        (
+            "accelerate",
+            SHARDED,
+            {"distributed_type": "FSDP", f"{FSDP}version": 2, f"{FSDP}reshard_after_forward": True},
+        ),
+        ("accelerate", {"data": 2}, {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"}),
+        ("accelerate", {}, {"distributed_type": "NO", "num_processes": 1}),
+        ("accelerate", {"data": 2, "zero": 2, "overlap_gradients": False}, {"distributed_type": "DEEPSPEED"}),
+        ("nanotron", {"model": "llama", "schedule": "1f1b"}, {f"{BY}pp_engine": "1f1b"}),
+        ("nanotron", {"model": "llama", "tensor": 2, "sequence_parallel": True}, {f"{BY}tp_mode": "REDUCE_SCATTER"}),
+        ("nanotron", {"model": "llama", "context": 2}, {f"{MODEL}_attn_implementation": "ring"}),
+        (
+            "nanotron",
+            {"model": "llama"},
+            {f"{MODEL}_attn_implementation": "flash_attention_2", "model.dtype": "bfloat16"},
+        ),
+    ],
+)
+def test_word(name: str, choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert _values(name, **choice) | expected == _values(name, **choice)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "present", "absent"),
+    [
+        ("megatron", "bf16", {"--bf16": True}, "--fp8-format"),
+        ("megatron", "fp8", {"--bf16": True, "--fp8-format": "hybrid"}, "--fp16"),
+        ("megatron", "fp16", {"--fp16": True}, "--bf16"),
+        ("megatron", "fp32", {}, "--bf16"),
+        ("deepspeed", "fp16", {"fp16.enabled": True, "data_types.grad_accum_dtype": "fp16"}, "bf16.enabled"),
+        ("deepspeed", "bf16", {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32"}, "fp16.enabled"),
+        ("accelerate", "fp32", {"mixed_precision": "no"}, "fp8_config"),
+        ("torchtitan", "fp32", {"training.mixed_precision_param": "float32"}, "training.dtype"),
+    ],
+)
+def test_precision(name: str, precision: str, present: dict[str, Any], absent: str) -> None:
+    values = _values(name, training=replace(TRAINING, precision=precision))
+    assert values | present == values and absent not in values
+
+
+def _values(name: str, model: str = "gpt", **choice: Any) -> dict[str, Any]:
+    target = TARGETS[name]
+    return stated(target.parse(target.to(request(model, **choice)).encode(), "file")).values
