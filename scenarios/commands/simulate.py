@@ -156,7 +156,7 @@ def _draw(result: Any, title: str, timeline: str | None, memory: str | None, tra
 
         draw_memory(result.timeline, Path(memory), title=title)
     if trace is not None:
-        from reports.trace import write_trace
+        from reports.traces.chrome import write_trace
 
         write_trace(result.timeline, Path(trace))
 
