@@ -120,9 +120,7 @@ class Chakra:
             return size + _attribute("comm_tag", INT32, varint(node.task))
         return size + _attribute("comm_type", INT64, varint(COLLECTIVES[communication.collective]))
 
-    def _add(
-        self, content: bytearray, holes: list[_Hole], head: bytes, communication: Communication | None
-    ) -> None:
+    def _add(self, content: bytearray, holes: list[_Hole], head: bytes, communication: Communication | None) -> None:
         """Add a node; holes are the last bytes of its last attributes."""
         found: list[tuple[bytes, str]] = []
         if communication is not None and not (communication.sends or communication.receives):

@@ -88,8 +88,7 @@ def _texts(timeline: Timeline, chosen: Sequence[Process]) -> Iterator[str]:
 def _text(events: Iterable[Event]) -> str:
     """Return events as text in which a character stands for their process."""
     return ",\n".join(
-        json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_PROCESS}', 1)
-        for event in events
+        json.dumps(event, separators=(",", ":")).replace('"pid":0', f'"pid":{_PROCESS}', 1) for event in events
     )
 
 

@@ -108,9 +108,7 @@ class Execution:
         found: list[int] = np.unique(holders[np.isin(program.stream_of, streams)]).tolist()
         return found
 
-    def _node(
-        self, task: int, stream: int, duration: int, follows: tuple[int, ...], needs: tuple[int, ...]
-    ) -> Node:
+    def _node(self, task: int, stream: int, duration: int, follows: tuple[int, ...], needs: tuple[int, ...]) -> Node:
         program = self.sited.program
         work, kind = program.work[program.work_of[task]], program.streams[stream].kind
         piece, microbatch = work.pieces[0], int(program.microbatch_of[task])
