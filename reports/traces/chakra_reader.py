@@ -2,7 +2,7 @@
 
 Every rank is a rank class of its own. A collective is one task of all ranks of its group, the n-th of that group on
 each; a send and the receive with the same ends, tag and number are one task of both. What nodes wait for stays, and
-each stream runs its tasks in the order of one that all of them allow.
+each stream runs its tasks in the order of one that all of them allow. A rank may send and receive at once.
 """
 
 import heapq
@@ -174,14 +174,14 @@ def _program(nodes: Sequence[Sequence[ReadNode]], joints: list[_Joint]) -> Progr
         before.append(waits)
     order = _order(joints, before)
     place = {joint: number for number, joint in enumerate(order)}
-    streams: dict[Stream, int] = {}
+    streams: dict[tuple[Stream, bool], int] = {}
     tasks = []
     for index in order:
-        held = [Stream(rank, _stream(node)) for rank, node in joints[index].nodes]
+        held = [(Stream(rank, _stream(node)), node.type == chakra.RECEIVE) for rank, node in joints[index].nodes]
         numbers = tuple(dict.fromkeys(streams.setdefault(stream, len(streams)) for stream in held))
         tasks.append(_task(joints[index], numbers, tuple(sorted(place[other] for other in before[index]))))
     classes = [RankClass(f"rank {rank}", (), (rank,)) for rank in range(len(nodes))]
-    return program_of(classes, list(streams), tasks)
+    return program_of(classes, [stream for stream, _ in streams], tasks)
 
 
 def _waited(home: dict[Key, int], rank: int, node: ReadNode, other: int) -> int:

@@ -4,7 +4,7 @@ It asks of a file for ``distributedInfo.rank``, of an event for ``cat``, ``dur``
 ``args.correlation``, which a launch on the host has too; kernels are communication where their name begins as NCCL's
 do, and memory where it begins with ``Memcpy`` (github.com/facebookresearch/HolisticTraceAnalysis,
 ``hta/common/trace_file.py``, ``hta/common/trace.py``, ``hta/utils/utils.py``). The simulator does not know when
-hosts launch kernels: each launch stands at the start of its kernel.
+hosts launch kernels: each launch stands at the whole microsecond before its kernel.
 """
 
 import json
@@ -98,7 +98,7 @@ def _events(timeline: Timeline, spans: Iterable[Span]) -> Iterator[dict[str, Any
             tid = _HOST + 1 + row.lane
             yield {**place, "cat": "cpu_op", "name": span_name(row.span), "tid": tid, "ts": start, "dur": length}
             continue
-        launch = {"cat": LAUNCHES, "name": "cudaLaunchKernel", "tid": _HOST, "ts": start, "dur": 0.0}
+        launch = {"cat": LAUNCHES, "name": "cudaLaunchKernel", "tid": _HOST, "ts": row.start // 1000, "dur": 0}
         yield {**place, **launch, "args": {"correlation": correlation}}
         yield {**place, **_kernel(row, correlation), "ts": start, "dur": length}
 

@@ -49,9 +49,7 @@ def simulate(
     ] = None,
     measured: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Compare with a rank's torch.profiler trace (.json, .json.gz); repeat it."
-        ),
+        typer.Option(metavar="FILE", help="Compare with a rank's torch.profiler trace (.json, .json.gz); repeat it."),
     ] = None,
     schedule_csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the schedule as torch.distributed.pipelining reads it.")
