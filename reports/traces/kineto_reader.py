@@ -7,7 +7,6 @@ launched on a rank, so that waiting for others is in them.
 
 import gzip
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -145,7 +144,7 @@ def _step(path: Path, events: list[Any]) -> tuple[float, list[Span]]:
         if category == "user_annotation" and name.startswith(STEP):
             steps.append(_times(path, index, event))
         elif category == "kernel" or category in _COPIES:
-            kernels.append((*_times(path, index, event), *_kind(event, name, str(category))))
+            kernels.append((*_times(path, index, event), *_kind(name, str(category))))
     if not steps or not kernels:
         raise ValueError(f"{path}: {_HELD} of GPUs: {STEP}N and kernels, met {len(steps)} and {len(kernels)}")
     begin, end = sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
@@ -162,18 +161,14 @@ def _times(path: Path, index: int, event: dict[str, Any]) -> tuple[float, float]
     found = []
     for name in ("ts", "dur"):
         value = event.get(name)
-        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 2**63:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
             raise ValueError(f"{path}: traceEvents[{index}].{name}: microseconds from 0 on, met {str(value)[:40]}")
         found.append(float(value))
     return found[0] / 1e6, (found[0] + found[1]) / 1e6
 
 
-def _kind(event: dict[str, Any], name: str, category: str) -> tuple[StreamKind, TaskKind, str]:
-    if category in _COPIES:
-        arguments = event.get("args")
-        inside = "DtoD" in name or category == "gpu_memset" or not isinstance(arguments, dict)
-        if inside:
-            return StreamKind.COMPUTE, TaskKind.FORWARD, name
+def _kind(name: str, category: str) -> tuple[StreamKind, TaskKind, str]:
+    if category in _COPIES and not ("DtoD" in name or category == "gpu_memset"):
         return StreamKind.TO_HOST if "DtoH" in name else StreamKind.FROM_HOST, TaskKind.HOST_COPY, "copy"
     match = _NCCL.match(name)
     if match is None:

@@ -91,14 +91,9 @@ def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:
     each = len(layout.slices(sample).content) / max(len(sample), 1)
     counted = [len(found) for found in spans_by_class(timeline)]
     moments = {profile.rank_class: len(profile.times) for profile in timeline.memory}
-    names = sum(14 + len(name) for name in {span.operators for span in spans}) + 20 * len(set(spans_names(spans)))
+    names = sum(14 + len(name) for name in {span.operators for span in spans}) + 20 * len(set(map(span_name, spans)))
     each_process = (250 + each * counted[p.rank_class] + 60 * moments.get(p.rank_class, 0) for p in chosen)
     return round(names + sum(each_process))
-
-
-def spans_names(spans: Iterable[Span]) -> Iterator[str]:
-    """Yield the name of every span."""
-    return map(span_name, spans)
 
 
 class _Layout:

@@ -15,7 +15,7 @@ from strategies.schedule import schedule
 
 SCENARIO = """\
 model: {{transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 2048, vocab: 4096{model}}}}}
-training: {{global_batch: 16, sequence: 512, precision: bf16}}
+training: {{global_batch: 8, sequence: 512, precision: bf16}}
 cluster: {{preset: {cluster}}}
 plan: {{{plan}}}
 """
@@ -76,8 +76,8 @@ def test_ranks_send_to_the_next_stage_and_groups_are_those_of_the_mesh(
     sent = {(n.numbers["comm_src"], n.numbers["comm_dst"]) for n in nodes[1] if n.type == 5}
     received = {(n.numbers["comm_src"], n.numbers["comm_dst"]) for n in nodes[1] if n.type == 6}
     assert (sent, received) == ({(1, 5)}, {(5, 1)})
-    # 16 sequences over 2 data ranks in microbatches of 1: 8 transfers of 512 x 512 bf16, half of it a tensor rank's
-    assert [n.numbers["comm_size"] for n in nodes[1] if n.type == 5] == [512 * 512 * 2 // 2] * 8
+    # 8 sequences over 2 data ranks in microbatches of 1: 4 transfers of 512 x 512 bf16, half of it a tensor rank's
+    assert [n.numbers["comm_size"] for n in nodes[1] if n.type == 5] == [512 * 512 * 2 // 2] * 4
     assert {tuple(groups[str(int(n.texts["pg_name"]))]) for n in nodes[1] if n.type == 7} == {(0, 1), (1, 3), (1, 5)}
 
 
@@ -150,7 +150,7 @@ def test_a_schedule_is_written_and_read_as_csv(tmp_path: Path, capsys: pytest.Ca
     scenario(file, NODE, "data: 2, pipeline: 4, schedule: order.csv", "")
     written = load(file)
     assert written.simulate().step_time == named
-    assert str(written.chosen().schedule) == str(schedule("zb1p", 4, 8))
+    assert str(written.chosen().schedule) == str(schedule("zb1p", 4, 4))
     (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1X0\n")
     assert run(["simulate", str(file)]) == 2
     assert "order.csv:2:1: schedule: an action is" in capsys.readouterr().err
