@@ -8,7 +8,7 @@ Communication under computing costs nothing; what it takes in all stands in its 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -153,10 +153,17 @@ HEAD = ("operation", "predicted", "measured", "costs the step", "of its error", 
 """What the columns of `Difference.lines` hold: a mean rank's seconds of the step."""
 
 
-def difference(predicted: Timeline, measured: Timeline) -> Difference:
+def difference(
+    predicted: Timeline, measured: Timeline, called: Callable[[Span], tuple[str, str]] | None = None
+) -> Difference:
     """Return what was predicted and measured of every operation, per rank class of the prediction.
 
     Of measured ranks that are predicted alike the mean is taken.
+
+    Parameters
+    ----------
+    called
+        The kind and the operation of a span; default: its kind and `operation`.
 
     Raises
     ------
@@ -169,7 +176,8 @@ def difference(predicted: Timeline, measured: Timeline) -> Difference:
         held = "a predicted and a measured timeline are of the same ranks"
         raise ValueError(f"{held}, met {len(asked)} and {len(home)} of which {len(asked & home.keys())} are the same")
     error = measured.step_time - predicted.step_time
-    before, after = _uses(predicted), _uses(measured)
+    named = called or _called
+    before, after = _uses(predicted, named), _uses(measured, named)
     rows = []
     for index, (name, members) in enumerate(zip(labels(predicted.rank_classes), predicted.rank_classes, strict=True)):
         there: dict[tuple[str, str], Use] = {}
@@ -231,25 +239,31 @@ def _rank_of(kind: TaskKind) -> int:
     return 0 if kind.computes else 1 if kind.inside_passes else 2 + _LAST.index(kind)
 
 
-def _uses(timeline: Timeline) -> list[dict[tuple[str, str], Use]]:
+def _called(span: Span) -> tuple[str, str]:
+    return str(span.kind), operation(span)
+
+
+def _uses(timeline: Timeline, called: Callable[[Span], tuple[str, str]]) -> list[dict[tuple[str, str], Use]]:
     """Return for every rank class what operations, by kind and name, take of a step."""
     of_class: list[list[Span]] = [[] for _ in timeline.rank_classes]
     for span in timeline.spans:
         of_class[span.rank_class].append(span)
-    return [_uses_of(spans, timeline.length, timeline.steps) for spans in of_class]
+    return [_uses_of(spans, timeline.length, timeline.steps, called) for spans in of_class]
 
 
-def _uses_of(spans: Sequence[Span], length: float, steps: int) -> dict[tuple[str, str], Use]:
+def _uses_of(
+    spans: Sequence[Span], length: float, steps: int, called: Callable[[Span], tuple[str, str]]
+) -> dict[tuple[str, str], Use]:
     found: dict[tuple[str, str], Use] = {}
     passes: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for span in spans:
-        key = (str(span.kind), operation(span))
+        key = called(span)
         again = span.kind.computes and (span.stage, span.microbatch) in passes.setdefault(key, set())
         passes.setdefault(key, set()).add((span.stage, span.microbatch))
         counts = not again and (bool(span.bytes) or not span.kind.communicates)
         found[key] = found.get(key, Use()).plus(Use(0.0, span.duration, counts, span.bytes), 1 / steps)
     for seconds, owner in owners(spans, length):
-        key = (WAITING, WAITING) if owner is None else (str(owner.kind), operation(owner))
+        key = (WAITING, WAITING) if owner is None else called(owner)
         found[key] = found.get(key, Use()).plus(Use(seconds), 1 / steps)
     return found
 

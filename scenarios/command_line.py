@@ -19,6 +19,7 @@ from scenarios.commands import (
     library,
     search,
     simulate,
+    traces,
 )
 from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
 
@@ -37,6 +38,7 @@ def application() -> typer.Typer:
     app.command("validate")(library.validate)
     app.command("schema")(library.schema)
     app.command("simulate")(simulate.simulate)
+    app.command("replay")(traces.replay)
     app.command("search")(search.search)
     app.command("compare")(search.compare)
     app.command("explain")(explain.explain)

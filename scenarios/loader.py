@@ -18,6 +18,7 @@ from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.pins import to_pins
 from scenarios.reader import Document, FieldPath, content_of, read
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
+from scenarios.schedule_file import with_schedule
 from scenarios.schema import (
     MAX_ACTIONS,
     MAX_MICROBATCHES,
@@ -92,6 +93,7 @@ def _foreign(plan: str) -> "tuple[Target, str] | None":
 
 def scenario_in(document: Document, plan_document: Document | None = None) -> Scenario:
     """Return the scenario that a document states; ``plan_document`` replaces its plan."""
+    document = with_schedule(document)
     table, faults = check(ScenarioTable, document)
     parts = dict(table) if table is not None else sound_sections(ScenarioTable, document, faults)
     plan_table: PlanTable | PlanDocument | None = parts.get("plan")
@@ -119,6 +121,7 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
 
 def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
     """Return the table of a plan file, complete or as a user writes it; adds to ``faults``."""
+    document = with_schedule(document, ())
     kind: type[PlanTable] | type[PlanDocument] = PlanDocument if "version" in _keys(document) else PlanTable
     table, found = check(kind, document)
     faults.extend(found)

@@ -69,6 +69,6 @@ def test_the_core_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import scenarios, simulator.engine, strategies.lowering, strategies.cost_model, strategies.search\n"
-        "import reports.timeline, reports.trace\n"
+        "import reports.timeline, reports.traces.chrome\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -20,6 +20,7 @@ from scenarios.commands.output import (
     show,
     table,
 )
+from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
 
 
 class Engine(StrEnum):
@@ -41,7 +42,23 @@ def simulate(
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
-    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json).")] = None,
+    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json, .pftrace).")] = None,
+    ranks: Annotated[
+        str, typer.Option(help="Whose steps traces show: classes (ranks alike as one), all, or ranks as 0-7,16.")
+    ] = "classes",
+    kineto: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write traces as torch.profiler does, a file a rank.")
+    ] = None,
+    chakra: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write Chakra execution traces, a file a rank.")
+    ] = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Compare with a rank's torch.profiler trace (.json, .json.gz); repeat it."),
+    ] = None,
+    schedule_csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the schedule as torch.distributed.pipelining reads it.")
+    ] = None,
     save: Annotated[str | None, typer.Option(help="Write result, plan and spans (.json).")] = None,
     goodput: Annotated[str | None, typer.Option(help="Draw the scenario's long run (.png, .svg).")] = None,
     check: Annotated[
@@ -70,7 +87,8 @@ def simulate(
     outputs = (
         (timeline, (".png", ".svg")),
         (memory, (".png", ".svg")),
-        (trace, (".json",)),
+        (trace, (".json", ".pftrace")),
+        (schedule_csv, (".csv",)),
         (save, (".json",)),
         (goodput, (".png", ".svg")),
     )
@@ -97,7 +115,16 @@ def simulate(
         from scenarios.files import write
 
         write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
-    _draw(result, value.name, timeline, memory, trace)
+    _draw(result, value.name, timeline, memory)
+    _write_traces(value, result, trace, kineto, chakra, ranks)
+    if schedule_csv is not None:
+        from scenarios.files import write
+        from strategies.schedule_csv import to_csv
+
+        write(schedule_csv, to_csv(result.plan.schedule))
+    compared = compare_measured(result, measured) if measured else None
+    if compared is not None:
+        document["difference"] = compared.to_json()
     checked = _checked(value) if check else None
     if checked is not None:
         document["check"] = checked.to_json()
@@ -107,6 +134,8 @@ def simulate(
         emit(document)
     else:
         _print(value.name, result.plan.describe(), document)
+        if compared is not None:
+            print_measured(compared)
         if checked is not None:
             _print_check(checked)
     if checked is not None and not checked.equal:
@@ -151,7 +180,7 @@ def _mark(equal: bool) -> str:
     return "equal" if equal else "DIFFERENT"
 
 
-def _draw(result: Any, title: str, timeline: str | None, memory: str | None, trace: str | None) -> None:
+def _draw(result: Any, title: str, timeline: str | None, memory: str | None) -> None:
     if timeline is not None:
         from reports.timeline import draw_timeline
 
@@ -160,10 +189,17 @@ def _draw(result: Any, title: str, timeline: str | None, memory: str | None, tra
         from reports.memory import draw_memory
 
         draw_memory(result.timeline, Path(memory), title=title)
-    if trace is not None:
-        from reports.trace import write_trace
 
-        write_trace(result.timeline, Path(trace))
+
+def _write_traces(
+    value: Any, result: Any, trace: str | None, kineto: str | None, chakra: str | None, ranks: str
+) -> None:
+    if trace is not None:
+        write_trace(result.timeline, trace, ranks)
+    if kineto is not None:
+        write_kineto(result.timeline, kineto, ranks)
+    if chakra is not None:
+        write_chakra(value, result, chakra)
 
 
 def _spans(result: Any) -> dict[str, Any]:

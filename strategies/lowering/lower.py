@@ -9,15 +9,15 @@ from simulator.collection import no_collection
 from simulator.engine.longest_path import finish_times
 from simulator.engine.steady import window
 from simulator.interconnect.interconnect import interconnect
-from simulator.program import LinkClass, Program
-from strategies.lowering.assemble import assemble
+from simulator.program import IntArray, LinkClass, Program
+from strategies.lowering.assemble import assemble, frame
 from strategies.lowering.classes import ClassTable
 from strategies.lowering.contents import Contents
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.residents import hosts, residents
 from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import skeleton
+from strategies.lowering.skeleton import Slot, skeleton
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.lowering.traffic import traffic
@@ -66,6 +66,37 @@ def lower(
         uncounted = replace(plan, num_microbatches=UNCOUNTED)
         step = _Step(_passes(costs, uncounted, Granularity(granularity), folded=folded), plan)
         return _steady(step) if plan.asynchronous else step.program()
+
+
+class Sited(NamedTuple):
+    """A program, and for every task where it is: ``slots`` and the class of ranks or groups there, by ``rows``."""
+
+    program: Program
+    table: ClassTable
+    slots: tuple[tuple[Slot, int], ...]
+    rows: IntArray
+
+
+def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
+    """Return the program of one step, every operator and collective a task, with the groups that run its tasks.
+
+    Raises
+    ------
+    ValueError
+        Where the schedule has no flush: a step of it is no step of its own.
+    """
+    if plan.asynchronous:
+        raise ValueError(f"the tasks of one step need a schedule with a flush, met {plan.schedule_name}")
+    costs = StageCosts(problem)
+    with no_collection():
+        uncounted = replace(plan, num_microbatches=UNCOUNTED)
+        passes = _passes(costs, uncounted, Granularity.OPERATOR, folded=True)
+        tasks = skeleton(passes.shape._replace(microbatches=plan.num_microbatches))
+        table = passes.cuts.machine.table
+        place = frame(tasks, table)
+        slots = zip(tasks.slots, place.instances, strict=True)
+        every = tuple((slot, instance) for slot, instances in slots for instance in instances)
+        return Sited(_Step(passes, plan).program(), table, every, place.rows)
 
 
 class _Passes:

@@ -24,7 +24,7 @@ def test_text_is_cut_to_one_printable_line():
     assert plain("abcdef", 4) == "abc…"
 
 
-@pytest.mark.parametrize("module", ["reports.tables", "reports.trace", "reports.document"])
+@pytest.mark.parametrize("module", ["reports.tables", "reports.traces.chrome", "reports.document"])
 def test_what_draws_nothing_starts_without_plot_and_table_libraries(module: str):
     code = f"import sys, {module}; print(sorted({{'matplotlib', 'pandas'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from reports.trace import write_trace
+from reports.traces.chrome import write_trace
 from simulator.program import RankClass, StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 

@@ -1,0 +1,1 @@
+"""Traces of steps in the forms that other programs read, and their traces read here."""

@@ -1,0 +1,229 @@
+"""Chakra execution traces read back as a program, which the simulator runs.
+
+Every rank is a rank class of its own. A collective is one task of all ranks of its group, the n-th of that group on
+each; a send and the receive with the same ends, tag and number are one task of both. What nodes wait for stays, and
+each stream runs its tasks in the order of one that all of them allow. A rank may send and receive at once.
+"""
+
+import heapq
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reports.traces import chakra
+from reports.traces.chakra_nodes import MAX_FILE, MAX_NODES, ReadNode, read_nodes
+from simulator.program import Program, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+
+MAX_RANKS = 65_536
+_FILE = re.compile(r"(?P<name>.*)\.(?P<rank>0|[1-9][0-9]{0,6})\.et")
+_STREAMS = {
+    chakra.COMP: StreamKind.COMPUTE,
+    chakra.MEM_LOAD: StreamKind.FROM_HOST,
+    chakra.MEM_STORE: StreamKind.TO_HOST,
+    chakra.SEND: StreamKind.SEND_FORWARD,
+    chakra.RECEIVE: StreamKind.RECEIVE_FORWARD,
+    chakra.COLLECTIVE: StreamKind.DATA,
+}
+_KINDS = {
+    chakra.COMP: TaskKind.FORWARD,
+    chakra.MEM_LOAD: TaskKind.HOST_COPY,
+    chakra.MEM_STORE: TaskKind.HOST_COPY,
+    chakra.SEND: TaskKind.PIPELINE_COMMUNICATION,
+    chakra.RECEIVE: TaskKind.PIPELINE_COMMUNICATION,
+    chakra.COLLECTIVE: TaskKind.DATA_COMMUNICATION,
+}
+_TYPES = "MEM_LOAD, MEM_STORE, COMP, COMM_SEND, COMM_RECV or COMM_COLL (2 to 7)"
+Key = tuple[int, int]
+"""A rank and the number of a node of it."""
+
+
+@dataclass(slots=True)
+class _Joint:
+    """Nodes of several ranks that are one task."""
+
+    expected: tuple[int, ...]
+    nodes: list[tuple[int, ReadNode]] = field(default_factory=list)
+
+
+def read_chakra(folder: Path | str) -> Program:
+    """Return the program of the execution traces in a folder: ``NAME.RANK.et``, and the groups' file if there is one.
+
+    Raises
+    ------
+    ValueError
+        Where a file is no execution trace, ranks are missing, nodes wait for what is not there or for each other, or
+        a communication lacks one of its ends.
+    """
+    home = Path(folder)
+    files = _files(home)
+    groups = _groups(home / chakra.GROUPS_FILE, len(files))
+    nodes: list[list[ReadNode]] = []
+    left = MAX_NODES
+    for file in files:
+        nodes.append(read_nodes(file, left))
+        left -= len(nodes[-1])
+    return _program(nodes, _joined(nodes, groups))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the file of every rank."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: a folder of execution traces, met {'a file' if folder.exists() else 'none'}")
+    found = {int(m["rank"]): (m["name"], path) for path in folder.iterdir() if (m := _FILE.fullmatch(path.name))}
+    if not found or len({name for name, _ in found.values()}) > 1 or len(found) > MAX_RANKS:
+        met = sorted({name for name, _ in found.values()})
+        held = f"files NAME.RANK.et of one name, of at most {MAX_RANKS} ranks"
+        raise ValueError(f"{folder}: {held}, met {len(found)} files of {len(met)} names")
+    missing = next((rank for rank in range(len(found)) if rank not in found), None)
+    if missing is not None:
+        raise ValueError(f"{folder}: ranks are 0 to {max(found)} without a gap, met no file of rank {missing}")
+    return [found[rank][1] for rank in range(len(found))]
+
+
+def _groups(path: Path, num_ranks: int) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every group by name."""
+    if not path.exists():
+        return {}
+    if path.stat().st_size > MAX_FILE:
+        raise ValueError(f"{path}: a file of groups has at most {MAX_FILE} bytes, met {path.stat().st_size}")
+    held = f"groups of ranks from 0 to {num_ranks - 1}, each rank once, by number"
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path}: {held} as JSON, met something else") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: {held}, met no object")
+    result = {}
+    for name, ranks in document.items():
+        whole = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks)
+        if not (whole and ranks and len(set(ranks)) == len(ranks) and re.fullmatch("[0-9]{1,18}", name)):
+            raise ValueError(f"{path}: {held}, met {name[:20]!a}: {str(ranks)[:60]}")
+        result[str(int(name))] = tuple(ranks)
+    return result
+
+
+def _joined(nodes: Sequence[Sequence[ReadNode]], groups: dict[str, tuple[int, ...]]) -> list[_Joint]:
+    """Return all nodes as tasks, in order of their first node."""
+    found: list[_Joint] = []
+    open_ones: dict[tuple[object, ...], _Joint] = {}
+    met: dict[tuple[object, ...], int] = {}
+    for rank, own in enumerate(nodes):
+        for node in own:
+            if node.type not in _STREAMS:
+                raise node.wrong(f"its type is {_TYPES}, met {node.type}")
+            which, expected = _meeting(rank, node, groups, len(nodes))
+            number = met[rank, node.type, which] = met.get((rank, node.type, which), -1) + 1
+            key = (which, number)
+            if which is None:
+                found.append(_Joint((rank,), [(rank, node)]))
+            elif key in open_ones:
+                open_ones[key].nodes.append((rank, node))
+            else:
+                open_ones[key] = _Joint(expected, [(rank, node)])
+                found.append(open_ones[key])
+    for joint in open_ones.values():
+        _check_joint(joint)
+    return found
+
+
+def _meeting(
+    rank: int, node: ReadNode, groups: dict[str, tuple[int, ...]], num_ranks: int
+) -> tuple[object, tuple[int, ...]]:
+    """Return what a node meets others at, and the ranks that are to meet there; ``None`` for a node alone."""
+    if node.type == chakra.COLLECTIVE:
+        name = node.texts.get("pg_name", "")
+        name = str(int(name)) if re.fullmatch("[0-9]{1,18}", name) else name
+        if name in ("", "0"):
+            return ("all",), tuple(range(num_ranks))
+        if name not in groups or rank not in groups[name]:
+            held = f"pg_name: a group of {chakra.GROUPS_FILE} with rank {rank}"
+            raise node.wrong(f"{held}, met {name[:20]!a}")
+        return ("group", name), groups[name]
+    if node.type in (chakra.SEND, chakra.RECEIVE):
+        sends = node.type == chakra.SEND
+        source = rank if sends and "comm_src" not in node.numbers else node.needed("comm_src")
+        target = rank if not sends and "comm_dst" not in node.numbers else node.needed("comm_dst")
+        own, other = (source, target) if sends else (target, source)
+        if own != rank or other >= num_ranks or other == rank:
+            raise node.wrong(f"a transfer between rank {rank} and another of {num_ranks}, met {source} to {target}")
+        return ("send", source, target, node.numbers.get("comm_tag", 0)), (source, target)
+    return None, (rank,)
+
+
+def _check_joint(joint: _Joint) -> None:
+    """Raise where a communication lacks a rank, or its ranks do not say the same."""
+    _, first = joint.nodes[0]
+    missing = set(joint.expected) - {rank for rank, _ in joint.nodes}
+    if missing:
+        raise first.wrong(f"ranks {', '.join(map(str, joint.expected[:8]))} take part, met none of rank {min(missing)}")
+    for name in ("comm_type", "comm_size"):
+        said = {node.numbers.get(name) for _, node in joint.nodes}
+        if len(said) > 1:
+            raise first.wrong(f"{name}: the same on all of its ranks, met {sorted(map(str, said))[:4]}")
+
+
+def _program(nodes: Sequence[Sequence[ReadNode]], joints: list[_Joint]) -> Program:
+    home = {(rank, node.id): index for index, joint in enumerate(joints) for rank, node in joint.nodes}
+    before: list[set[int]] = []
+    for index, joint in enumerate(joints):
+        waits = {_waited(home, rank, node, other) for rank, node in joint.nodes for other in node.follows + node.needs}
+        if index in waits:
+            raise joint.nodes[0][1].wrong("a node waits for others, met itself")
+        before.append(waits)
+    order = _order(joints, before)
+    place = {joint: number for number, joint in enumerate(order)}
+    streams: dict[tuple[Stream, bool], int] = {}
+    tasks = []
+    for index in order:
+        held = [(Stream(rank, _stream(node)), node.type == chakra.RECEIVE) for rank, node in joints[index].nodes]
+        numbers = tuple(dict.fromkeys(streams.setdefault(stream, len(streams)) for stream in held))
+        tasks.append(_task(joints[index], numbers, tuple(sorted(place[other] for other in before[index]))))
+    classes = [RankClass(f"rank {rank}", (), (rank,)) for rank in range(len(nodes))]
+    return program_of(classes, [stream for stream, _ in streams], tasks)
+
+
+def _waited(home: dict[Key, int], rank: int, node: ReadNode, other: int) -> int:
+    if (rank, other) not in home:
+        raise node.wrong(f"it waits for nodes of its file, met {other}")
+    return home[rank, other]
+
+
+def _order(joints: list[_Joint], before: list[set[int]]) -> list[int]:
+    """Return tasks so that each comes after those it waits for, by the numbers of their nodes where that is free."""
+    left = [len(waits) for waits in before]
+    after: list[list[int]] = [[] for _ in joints]
+    for index, waits in enumerate(before):
+        for other in waits:
+            after[other].append(index)
+    ready = [(joint.nodes[0][1].id, index) for index, joint in enumerate(joints) if not left[index]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, index = heapq.heappop(ready)
+        order.append(index)
+        for other in after[index]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, (joints[other].nodes[0][1].id, other))
+    if len(order) < len(joints):
+        stuck = next(index for index, count in enumerate(left) if count)
+        many = len(joints) - len(order)
+        raise joints[stuck].nodes[0][1].wrong(f"it can run once others have, met {many} that wait for each other")
+    return order
+
+
+def _task(joint: _Joint, streams: tuple[int, ...], predecessors: tuple[int, ...]) -> Task:
+    _, first = joint.nodes[0]
+    ticks = max(node.ticks for _, node in joint.nodes)
+    if first.type in (chakra.SEND, chakra.RECEIVE, chakra.COLLECTIVE) and not ticks and "ticks" not in first.numbers:
+        raise first.wrong("a communication with a duration, met none: what it takes is not in the trace")
+    known = first.texts.get("kind")
+    kind = TaskKind(known) if known in set(TaskKind) else _KINDS[first.type]
+    return Task(kind, streams, ticks, predecessors, stage=-1, operators=first.name)
+
+
+def _stream(node: ReadNode) -> StreamKind:
+    said = node.texts.get("stream")
+    return StreamKind(said) if said in set(StreamKind) else _STREAMS[node.type]

@@ -1,0 +1,133 @@
+"""A step as every rank executes it: nodes with what they wait for, the form of Chakra execution traces.
+
+The simulator runs rank classes, and a collective as one task of all its ranks, phase by phase. Here each class has the
+nodes of one of its ranks, a collective is one node with all of its phases, and its group or its peer is still open:
+that is another one for every rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.collective_kinds import Collective
+from simulator.engine import ENGINES
+from simulator.program import IntArray, Piece, StreamKind, TaskKind
+from strategies.lowering.lower import Sited
+from strategies.lowering.skeleton import Slot
+
+_PHASED = ("collective", "reduce", "replicated", "gather", "unshard", "tied", "norm")
+"""Tasks whose key ends in the number of their phase."""
+_SENDING = (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD)
+
+
+class Communication(NamedTuple):
+    """What a node sends: the kind of its group, the collective and the bytes of the whole tensor.
+
+    ``sends`` and ``receives`` say which end of a transfer it is; both are false for what a whole group runs.
+    """
+
+    group: str
+    collective: Collective
+    size: float
+    sends: bool = False
+    receives: bool = False
+
+
+class Node(NamedTuple):
+    """A task, or the phases of a collective, on one rank of a class; ``duration`` in ticks, as it was simulated.
+
+    ``follows`` are the nodes before it on its streams, ``needs`` those whose results it waits for.
+    """
+
+    task: int
+    name: str
+    kind: TaskKind
+    stream: StreamKind
+    stage: int
+    microbatch: int
+    duration: int
+    follows: tuple[int, ...]
+    needs: tuple[int, ...]
+    size: float
+    communication: Communication | None
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """The nodes of a simulated step."""
+
+    sited: Sited
+    engine: str = "discrete_event"
+
+    @cached_property
+    def _groups(self) -> dict[str, IntArray]:
+        return {}
+
+    @cached_property
+    def times(self) -> tuple[IntArray, IntArray]:
+        """When every task starts and ends, in ticks."""
+        return ENGINES[self.engine](self.sited.program)
+
+    @cached_property
+    def roots(self) -> IntArray:
+        """For every task the first phase of its collective; itself where it has one."""
+        program, last = self.sited.program, np.full(len(self.sited.program.streams), -1)
+        found = np.arange(program.num_tasks)
+        later = np.array([slot.what in _PHASED and slot.key[-1] > 0 for slot, _ in self.sited.slots])[self.sited.rows]
+        for task, is_later in enumerate(later.tolist()):
+            streams = program.stream_of[program.stream_start[task] : program.stream_start[task + 1]]
+            if is_later:
+                found[task] = found[last[streams[0]]]
+            last[streams] = task
+        return found
+
+    def nodes(self, rank_class: int) -> Iterator[Node]:
+        """Yield the nodes of a rank of a class in their order."""
+        program, roots, (starts, ends) = self.sited.program, self.roots, self.times
+        own = {index for index, stream in enumerate(program.streams) if stream.rank_class == rank_class}
+        phases: dict[int, list[int]] = {}
+        mine: dict[int, list[int]] = {}
+        for task in self._tasks(sorted(own)):
+            phases.setdefault(int(roots[task]), []).append(task)
+            mine[task] = [stream for stream in program.streams_of(task) if stream in own]
+        last: dict[int, int] = {}
+        for root, tasks in sorted(phases.items()):
+            before = {last[stream] for stream in mine[root] if stream in last}
+            needs = {int(roots[other]) for task in tasks for other in program.predecessors_of(task)} & phases.keys()
+            duration = int(ends[tasks[-1]] - starts[root])
+            yield self._node(root, mine[root][0], duration, tuple(sorted(before)), tuple(sorted(needs - {root})))
+            last |= dict.fromkeys((stream for task in tasks for stream in mine[task]), root)
+
+    def _tasks(self, streams: list[int]) -> list[int]:
+        """Return the tasks that hold some of these streams, in order."""
+        program = self.sited.program
+        holders = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
+        found: list[int] = np.unique(holders[np.isin(program.stream_of, streams)]).tolist()
+        return found
+
+    def _node(self, task: int, stream: int, duration: int, follows: tuple[int, ...], needs: tuple[int, ...]) -> Node:
+        program = self.sited.program
+        work, kind = program.work[program.work_of[task]], program.streams[stream].kind
+        piece, microbatch = work.pieces[0], int(program.microbatch_of[task])
+        slot, _ = self.sited.slots[self.sited.rows[task]]
+        said = _communication(slot, piece, kind)
+        rest = work.stage, microbatch, duration, follows, needs, piece.bytes, said
+        return Node(task, piece.operators, work.kind, kind, *rest)
+
+    def group_rows(self, kind: str) -> IntArray:
+        """Return the groups of a kind as rows of ranks."""
+        if kind not in self._groups:
+            self._groups[kind] = self.sited.table.placed.group_devices(kind)[0]
+        return self._groups[kind]
+
+
+def _communication(slot: Slot, piece: Piece, stream: StreamKind) -> Communication | None:
+    """Return what a task communicates; nothing where it computes, or copies between a rank and its host."""
+    if not piece.kind.communicates:
+        return None
+    collective = Collective(piece.operators.rpartition(": ")[2].split()[0])
+    transfer, sends = collective is Collective.SEND, stream in _SENDING
+    return Communication(slot.site.kind, collective, piece.bytes, transfer and sends, transfer and not sends)

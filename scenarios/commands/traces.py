@@ -1,0 +1,127 @@
+"""Traces in and out: files for other programs, their size said before they are written, and ``meshwise replay``."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.commands.output import Json, emit, note, show, table
+
+MAX_JSON = 2 * 2**30
+"""Bytes of a trace in JSON, which its readers hold as a whole."""
+MAX_TRACE = 64 * 2**30
+"""Bytes of all other traces together."""
+
+
+def write_trace(timeline: Any, path: str, ranks: str) -> None:
+    """Write a trace for a trace viewer: Perfetto's protobuf where the name ends in .pftrace, else Chrome's JSON."""
+    from reports.traces import chrome, perfetto
+    from reports.traces.processes import processes
+
+    chosen = processes(timeline, ranks)
+    if path.lower().endswith(".pftrace"):
+        _announce(path, perfetto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
+        perfetto.write_perfetto(timeline, path, chosen)
+    else:
+        _announce(path, chrome.estimated_size(timeline, chosen), len(chosen), MAX_JSON)
+        chrome.write_trace(timeline, path, chosen)
+
+
+def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
+    """Write a folder of traces as torch.profiler writes them, a file a rank."""
+    from reports.traces import kineto
+    from reports.traces.processes import processes
+    from scenarios.files import folder as made
+
+    chosen = processes(timeline, ranks)
+    target = made(folder)
+    _announce(folder, kineto.estimated_size(timeline, chosen), len(chosen), MAX_TRACE)
+    kineto.write_kineto(timeline, target, chosen)
+
+
+def write_chakra(value: Any, result: Any, folder: str) -> None:
+    """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
+    from reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
+    from reports.traces.execution import Execution
+    from scenarios.files import folder as made
+    from strategies.lowering.lower import lower_with_sites
+
+    target = made(folder)
+    found = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
+    _announce(folder, found.size, result.ranks, MAX_TRACE, about="")
+    found.write(target)
+    note(f"ASTRA-sim: --workload-configuration={target / PREFIX} --comm-group-configuration={target / GROUPS_FILE}")
+
+
+def _announce(path: str, size: int, count: int, limit: int, about: str = "about ") -> None:
+    """Say how large a trace will be; ``ValueError`` where it is too large to be read, or for the disk."""
+    from simulator.units import format_size
+
+    what = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
+    free = shutil.disk_usage(Path(path).resolve().parent).free
+    if size > min(limit, free):
+        most = f"{format_size(limit)} at most" if size > limit else f"{format_size(free)} of disk are free"
+        less = "name fewer with --ranks, or write .pftrace" if limit == MAX_JSON else "name fewer ranks"
+        raise ValueError(f"{what}: {most}; {less}")
+    note(what)
+
+
+def compare_measured(result: Any, paths: Sequence[str]) -> Any:
+    """Return how a predicted step differs from one in Kineto traces, in words that both sides have."""
+    from reports.difference import difference
+    from reports.traces.kineto_reader import among, by_collective, called, read_kineto
+
+    measured = read_kineto(paths)
+    ranks = [rank for members in measured.rank_classes for rank in members.ranks]
+    return difference(by_collective(among(result.timeline, ranks)), measured, called)
+
+
+def print_measured(found: Any) -> None:
+    """Print which kinds of work the prediction missed."""
+    from reports.difference import HEAD
+    from simulator.units import format_time
+
+    print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
+    table(HEAD, found.lines())
+
+
+def replay(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Chakra execution traces: NAME.RANK.et.")],
+    trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json, .pftrace).")] = None,
+    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate Chakra execution traces: a file a rank, as `meshwise simulate --chakra` writes them and others do.
+
+    Every node takes as long as its file says, collectives and transfers from when all of their ranks are there.
+    """
+    from reports.traces.chakra_reader import read_chakra
+    from scenarios.files import check_output
+    from simulator.engine import simulate
+    from simulator.units import format_time
+
+    check_output(trace, (".json", ".pftrace"))
+    check_output(timeline, (".png", ".svg"))
+    program = read_chakra(folder)
+    found = simulate(program)
+    if timeline is not None:
+        from reports.timeline import draw_timeline
+
+        draw_timeline(found, Path(timeline), title=Path(folder).name)
+    if trace is not None:
+        write_trace(found, trace, "classes")
+    exposed = {str(kind): seconds for kind, seconds in found.exposed_communication().items()}
+    document = {
+        "step_time": found.step_time,
+        "ranks": len(found.rank_classes),
+        "tasks": program.num_tasks,
+        "bubble": found.bubble,
+        "exposed_communication": exposed,
+    }
+    if as_json:
+        emit(document)
+        return
+    show([("step", format_time(found.step_time)), ("ranks", f"{len(found.rank_classes):,}")])
+    show([("tasks", f"{program.num_tasks:,}"), *((kind, format_time(each)) for kind, each in exposed.items() if each)])
