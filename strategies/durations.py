@@ -10,7 +10,6 @@ from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, 
 from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.parameters import Parameters
-from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.stage import BlockCost, Machine, Rank, StageCosts
@@ -108,7 +107,7 @@ class Durations:
         made = self.costs.division(plan)
         key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.microbatch, plan.slices_boundaries)
         if key not in self._sends:
-            kinds = [boundary_part(plan, self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
+            kinds = [plan.boundary_part(self.costs.boundary_bytes(plan, stage)) for stage in made.first_of]
             sizes = [kinds[kind] for kind in (made.kind_of if plan.looped else made.kind_of[: plan.pipeline])[:-1]]
             if plan.pipeline == 1:
                 self._sends[key] = Sends(*[(0,) * len(made.kind_of)] * 2)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from strategies.divisors import nearest_divisor as _nearest
+from strategies.in_order import in_order
 from strategies.layout import Layout
-from strategies.lowering.pipeline import in_order
 from strategies.partition import num_layers
 from strategies.problem import Problem
 from strategies.schedule import OrderError, rule_of, schedule

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simulator.engine.compiled import compiled, pays
 from simulator.engine.longest_path import Ints
 from simulator.program import IntArray
-from strategies.lowering.pipeline import in_order
+from strategies.in_order import in_order
 from strategies.orders import Orders, orders
 from strategies.schedule import schedule
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.program import IntArray, StreamKind
+from strategies.in_order import in_order
 from strategies.lowering.kept import Activations
 from strategies.lowering.offload import (
     CHUNKS,
@@ -27,7 +28,6 @@ from strategies.lowering.offload import (
     SUM,
     TO_HOST,
 )
-from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StepShape
 from strategies.lowering.variant import JOINED, variant_of

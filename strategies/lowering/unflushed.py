@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.program import IntArray, Steps, StreamKind
+from strategies.in_order import in_order
 from strategies.lowering.assemble import Frame
 from strategies.lowering.data import overlaps
-from strategies.lowering.pipeline import in_order
 from strategies.lowering.placed import tied_kind
 from strategies.lowering.skeleton import Builder, Chain, Site, Skeleton
 from strategies.lowering.stage import StageCosts

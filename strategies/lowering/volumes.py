@@ -7,7 +7,6 @@ from strategies.lowering.clipping import SQUARES
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import SHARED, reduction, replica_sum
 from strategies.lowering.parameters import Parameters
-from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.skeleton import Slot
 from strategies.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA
@@ -49,7 +48,7 @@ class Volumes:
     def boundary(self, stage: int, batch: int) -> Volume:
         """Return the send of what one microbatch of a stage gives the next one, of ``batch`` sequences as in `Rank`."""
         if (stage, batch) not in self._boundaries:
-            size = boundary_part(self.plan, self.costs.boundary_bytes(self.costs.seen(self.plan, batch), stage))
+            size = self.plan.boundary_part(self.costs.boundary_bytes(self.costs.seen(self.plan, batch), stage))
             self._boundaries[stage, batch] = Collective.SEND, size
         return self._boundaries[stage, batch]
 

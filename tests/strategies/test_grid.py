@@ -31,7 +31,6 @@ from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
-from strategies.lowering.pipeline import boundary_part
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.step import Step
 from strategies.mesh import DATA, TENSOR, TENSOR_ROWS
@@ -127,7 +126,7 @@ def test_a_boundary_is_the_part_of_a_rank() -> None:
     for slices in (False, True):
         plan = complete(small, grid(2, 2, 4, pipeline=2, scatter_gather=slices))
 
-        assert boundary_part(plan, StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
+        assert plan.boundary_part(StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
 
 
 @pytest.mark.parametrize("q", [2, 4])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine.compiled import installed
-from strategies.lowering.pipeline import requirement
+from strategies.in_order import requirement
 from strategies.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
 from strategies.schedules.rule import ScheduleRule
 from strategies.walk import BLOCK, LANES, arrangement, walk

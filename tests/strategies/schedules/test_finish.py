@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.engine.compiled import compiled, installed
-from strategies.lowering.pipeline import in_order
+from strategies.in_order import in_order
 from strategies.schedule import KINDS, SCHEDULES, Schedule, rank_order
 from strategies.schedules.order import BACKWARD, FORWARD, WEIGHT, Order
 from strategies.schedules.rule import Placement, ScheduleRule

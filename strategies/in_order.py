@@ -1,8 +1,7 @@
-"""Pipeline parallel: the schedule's actions as tasks, and the transfers between stages."""
+"""An order in which the actions of all pipeline ranks can run, or why their own orders wait for ever."""
 
 from collections.abc import Iterator
 
-from strategies.plan import Plan
 from strategies.schedule import Action, ActionKind, OrderError, Schedule
 
 
@@ -99,12 +98,3 @@ _NAMES = {
     ActionKind.INPUT: "gradients of inputs",
     ActionKind.WEIGHT: "gradients of weights",
 }
-
-
-def boundary_part(plan: Plan, size: float) -> float:
-    """Return the bytes that one tensor rank sends of a boundary of ``size`` bytes.
-
-    With ``scatter_gather`` each sends its slice, and the slices are gathered again in the receiving
-    node (Narayanan et al., SC 2021, section 4.1).
-    """
-    return size / plan.tensor if plan.slices_boundaries else float(size)
