@@ -144,12 +144,7 @@ class Checkpoint:
         text = _small(folder / MANIFEST, MAX_MANIFEST_BYTES)
         if _small(folder / SEAL, 200) != seal(text):
             raise DamagedError(f"{folder / MANIFEST} has the SHA-256 that {SEAL} states, met another")
-        try:
-            return _checked(folder, json.loads(text))
-        except DamagedError:
-            raise
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
+        return manifest(folder, text)
 
     def verify(self) -> None:
         """Return where every file is as it was written, else raise ``DamagedError``."""
@@ -168,6 +163,16 @@ class Checkpoint:
             memory.close()
             raise DamagedError(f"{path} has the SHA-256 that the manifest states, met another")
         return memory
+
+
+def manifest(folder: Path, text: bytes) -> Checkpoint:
+    """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where that contradicts itself."""
+    try:
+        return _checked(folder, json.loads(text))
+    except DamagedError:
+        raise
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
 
 
 def seal(manifest: bytes) -> bytes:

@@ -19,23 +19,30 @@ def load_model(path: str | Path) -> Model:
         Where the file cannot be read, is not JSON, or states no model known here; never another error.
     """
     try:
-        return spec_from_config(_read(Path(path)))
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+    return model_in(content, str(path))
+
+
+def model_in(content: bytes, file: str) -> Model:
+    """Return the model that the content of a ``config.json`` states; ``file`` is what messages call it."""
+    try:
+        return spec_from_config(_mapping(content))
     except ConfigError as error:
-        raise ScenarioError((Fault(str(path), 0, 0, error.field, error.message),)) from None
-    except OSError as error:
-        reason = f"the file cannot be read: {error.strerror or error}"
+        raise ScenarioError((Fault(file, 0, 0, error.field, error.message),)) from None
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, _NotAConfig) else f"this is not JSON: {_first_line(error)}"
-    raise ScenarioError((Fault(str(path), 0, 0, "", reason),))
+    raise ScenarioError((Fault(file, 0, 0, "", reason),))
 
 
 class _NotAConfig(ValueError):
     """The file as a whole is not a configuration."""
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
+def _mapping(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise _NotAConfig(f"a file has at most {MAX_BYTES} bytes, met more")
     data = json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_no_number)

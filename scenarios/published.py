@@ -5,7 +5,7 @@ A row names its model, hardware, plan and measured step in flat fields: ``n_laye
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,20 +53,27 @@ class Run:
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
     """Return every row of a file of JSON lines; `ScenarioError` names the lines that are none."""
-    faults: list[Fault] = []
-    runs: list[Run] = []
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), start=1):
-                if line.strip():
-                    _append(runs, faults, str(path), number, line)
-                if len(faults) >= 100 or number > MAX_ROWS:
-                    break
+            return runs_in(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
+    except ScenarioError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        faults.append(Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"))
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+
+
+def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
+    """Return every row of lines of JSON; ``file`` is what messages call them."""
+    faults: list[Fault] = []
+    runs: list[Run] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            _append(runs, faults, file, number, line)
+        if len(faults) >= 100 or number > MAX_ROWS:
+            break
     if not runs and not faults:
-        faults.append(Fault(str(path), 1, 1, "", "a file of runs has one JSON object a line, met none"))
+        faults.append(Fault(file, 1, 1, "", "a file of runs has one JSON object a line, met none"))
     if faults:
         raise ScenarioError(tuple(faults))
     return tuple(runs)
