@@ -32,17 +32,21 @@ class FileKind(StrEnum):
 def init(
     directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".", as_json: Json = False
 ) -> None:
-    """Write a commented scenario to start from."""
+    """Write a commented scenario to start from, and beside it the schema by which an editor completes it."""
     from scenarios.files import folder, write
+    from scenarios.json_schema import FILE
     from scenarios.library import root
 
     target = Path(directory) / "scenario.yaml"
     if target.exists():
         raise ValueError(f"{target}: the file exists; name another folder or remove it")
     folder(directory)
+    schema = Path(directory) / FILE
+    if not schema.exists():
+        write(schema, (root() / FILE).read_text("utf-8"))
     write(target, (root() / "starter.yaml").read_text("utf-8"))
     if as_json:
-        emit({"file": str(target)})
+        emit({"file": str(target), "schema": str(schema)})
     else:
         print(f"{target} is written; try: meshwise simulate {target}")
 
@@ -203,17 +207,6 @@ def _check(kind: FileKind, document: Any) -> None:
 
 def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_json: Json = False) -> None:
     """Print the JSON Schema of a kind of file, for completion in editors."""
-    from pydantic import TypeAdapter
+    from scenarios.json_schema import json_schema
 
-    from scenarios.cluster_schema import WrittenCluster
-    from scenarios.graph_schema import GraphTable
-    from scenarios.schema import AnyPlan, ScenarioTable
-
-    types: dict[FileKind, Any] = {
-        FileKind.SCENARIO: ScenarioTable,
-        FileKind.PLAN: AnyPlan,
-        FileKind.CLUSTER: WrittenCluster,
-        FileKind.GRAPH: GraphTable,
-    }
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"meshwise {kind.value}"}
-    emit(head | {key: value for key, value in TypeAdapter(types[kind]).json_schema().items() if key != "title"})
+    emit(json_schema(kind.value))
