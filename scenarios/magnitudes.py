@@ -61,7 +61,9 @@ def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple
     if isinstance(table, ScenarioTable):
         tokens = table.training.global_batch * table.training.sequence
         if tokens > _LONGEST_STEP:
-            message = f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, usual are up to {_LONGEST_STEP:.3g}"
+            message = (
+                f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, usual are up to {_LONGEST_STEP:.3g}"
+            )
             found.append(document.fault(("training", "global_batch"), message))
     return tuple(found)
 

@@ -82,6 +82,21 @@ SCHEDULES = (
     "1f1b",
     "interleaved",
 )
+PLANNED = """
+model: {transformer: {layers: 8, hidden: 64, heads: 8, ffn: 128, vocab: 128}}
+training: {global_batch: 16, sequence: 64, precision: fp32}
+cluster: {preset: local-cpu, nodes: 1, devices_per_node: 8}
+"""
+PLANS = (
+    "{data: 2, tensor: 2, pipeline: 2, microbatch: 2, schedule: 1f1b, zero: 1, recompute: full}",
+    "{data: 4, pipeline: 2, microbatch: [1, 3, 3, 1], schedule: interleaved, chunks: 2, recompute: {full: 1}}",
+    "{data: 8, zero: 3, zero_shards: 4, reshard_after_forward: false, overlap_gradients: false, offload: [optimizer]}",
+    "{context: 2, attention: ulysses, data: 4, order: [pipeline, data, tensor], stages: even}",
+    "{tensor: 4, data: 2, sequence_parallel: true, overlap_tensor: true, recompute: {operators: [attention, up]}}",
+    "{pipeline: 8, microbatch: 4, stages: [1, 1, 1, 1, 1, 1, 1, 1], schedule: zb1p, offload: {optimizer: 0.5}}",
+    '{pipeline: 8, microbatch: 16, schedule: "0F0 0B0\\n1F0 1B0\\n2F0 2B0\\n3F0 3B0\\n4F0 4B0\\n5F0 5B0\\n6F0 6B0\\n7F0 7B0"}',
+    "{data: 8, placement: [7, 6, 5, 4, 3, 2, 1, 0], gradient_reduction: parameter_server}",
+)
 QUANTITIES = ("80 GiB", "400 Gb/s", "2 us", "312 TFLOP/s", "1.5e3 ms", ".5 h")
 QUESTIONS = ("tensor=8,pipeline=2", "tensor=8, recompute={full: 2}", "stages=[2, 2], schedule=1f1b", "zero=3")
 
@@ -97,13 +112,13 @@ def scenarios() -> tuple[str, ...]:
 
 @cache
 def plans() -> tuple[str, ...]:
-    """Return the plans of some scenarios as users write them, and as complete documents."""
-    from scenarios.loader import load
+    """Return plans of `PLANNED` as users write them, and complete ones as documents."""
+    from scenarios.loader import scenario_in
     from scenarios.reader import parse
 
-    stated = [parse(text.encode()).data.get("plan") for text in scenarios()]
-    whole = [load(name).chosen().to_json() for name in ("local/dp2-tp2-pp2", "local/zero1", "local/pp2-interleaved")]
-    return tuple(json.dumps(plan) for plan in [*filter(None, stated), *whole])
+    texts = [f"{PLANNED}plan: {plan}\n" for plan in PLANS]
+    whole = [scenario_in(parse(text.encode())).chosen().to_json() for text in texts]
+    return (*map(json.dumps, whole), *PLANS)
 
 
 @cache

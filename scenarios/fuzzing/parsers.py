@@ -13,11 +13,6 @@ from scenarios.fuzzing.tree import Mapping, Tree, text_of, tree_of
 from scenarios.reader import parse
 
 Read = Callable[[bytes], object]
-_SMALL = """
-model: {transformer: {layers: 8, hidden: 64, heads: 8, ffn: 128, vocab: 128}}
-training: {global_batch: 16, sequence: 64, precision: fp32}
-cluster: {preset: local-cpu, nodes: 1, devices_per_node: 8}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,7 @@ def _scenario(folder: Path) -> Read:
 def _plan(folder: Path) -> Read:
     from scenarios.loader import scenario_in
 
-    scenario = parse(_SMALL.encode(), "s.yaml")
+    scenario = parse(corpus.PLANNED.encode(), "s.yaml")
     return lambda content: scenario_in(scenario, parse(content, "plan.json"))
 
 

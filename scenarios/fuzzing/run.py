@@ -4,7 +4,9 @@ import mmap
 import os
 import resource
 import struct
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -113,7 +115,10 @@ def fuzz_apart(name: str, parser: Parser, inputs: int, seed: int, folder: Path, 
                     flush=True,
                 )
             code = int(bool(report.failures))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0 or status > 1:

@@ -25,6 +25,11 @@ def tree_of(data: Any) -> Tree:
     return data
 
 
+def copied(tree: Tree) -> Tree:
+    """Return a tree that shares no list with ``tree``."""
+    return type(tree)(map(copied, tree)) if isinstance(tree, list) else tree
+
+
 def nodes(tree: Tree) -> Iterator[tuple[list[Any], int]]:
     """Yield every place of a tree that holds a value, as the list that has it and its index there."""
     stack: list[list[Any]] = [tree] if isinstance(tree, list) else []

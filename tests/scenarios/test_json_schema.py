@@ -40,7 +40,9 @@ def validator(kind: str) -> Draft202012Validator:
 
 def test_the_file_is_the_schema_of_this_version() -> None:
     met = (library.root() / FILE).read_text("utf-8")
-    assert met == schema_text(), "python -c 'from scenarios.json_schema import *; print(schema_text(), end=\"\")' writes it"
+    assert met == schema_text(), (
+        "python -c 'from scenarios.json_schema import *; print(schema_text(), end=\"\")' writes it"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
