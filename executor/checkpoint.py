@@ -31,6 +31,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simulator import strict_json
+
 VERSION = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 MAX_MANIFEST_BYTES = 2**24
@@ -168,10 +170,10 @@ class Checkpoint:
 def manifest(folder: Path, text: bytes) -> Checkpoint:
     """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where that contradicts itself."""
     try:
-        return _checked(folder, json.loads(text))
+        return _checked(folder, strict_json.parse(text))
     except DamagedError:
         raise
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
 
 

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from scenarios.errors import Fault, shown
 from scenarios.fields import nearest
-from scenarios.reader import Document
+from scenarios.reader import MAX_FAULTS, Document
 from strategies.schedule import OrderError
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,7 +53,14 @@ def check(model: type[M], document: Document) -> tuple[M | None, list[Fault]]:
     try:
         return model.model_validate(document.data), []
     except ValidationError as error:
-        return None, [_fault(model, document, detail) for detail in error.errors(include_url=False)]
+        return None, [_fault(model, document, detail) for detail in _told(error.errors(include_url=False))]
+
+
+def _told(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the first details, and of each other field of the file the first one: a file may have a fault a value."""
+    first, rest = details[:MAX_FAULTS], details[MAX_FAULTS:]
+    seen = {detail["loc"][:1] for detail in first}
+    return first + [detail for detail in rest if not (detail["loc"][:1] in seen or seen.add(detail["loc"][:1]))]
 
 
 def sound_sections(model: type[BaseModel], document: Document, faults: list[Fault]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def plan_fields(text: str) -> dict[str, Any]:
         message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
-    document = parse("\n".join(lines).encode(), "--why-not")
+    document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
     table, faults = check(PlanTable, document)
     if faults or table is None:
         raise ScenarioError(tuple(faults))

@@ -4,7 +4,6 @@ A row names its model, hardware, plan and measured step in flat fields: ``n_laye
 ``dp``, ``tp``, ``pp``, ``micro_batch``, ``step_time_s`` and so on; `scenarios.rows` makes a scenario of it.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from scenarios.rows.measured import GIB, measured
 from scenarios.rows.row import Row
 from scenarios.rows.scenario import scenario_of
 from scenarios.scenario import Scenario
+from simulator import strict_json
+from simulator.plain_text import escaped
 
 __all__ = ["GIB", "Run", "read_runs", "run_of"]
 
@@ -84,9 +85,9 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
         faults.append(Fault(file, number, 1, "", f"a row has at most {MAX_ROW_BYTES} bytes, met more"))
         return
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        faults.append(Fault(file, number, 1, "", f"a row is a JSON object: {str(error).splitlines()[0]}"))
+        row = strict_json.parse(line)
+    except strict_json.JsonError as error:
+        faults.append(Fault(file, number, max(1, error.column), "", f"a row is a JSON object: {error}"))
         return
     if not isinstance(row, dict):
         faults.append(Fault(file, number, 1, "", f"a row is a JSON object, met {shown(row)}"))
@@ -94,14 +95,18 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
     runs.append(run_of(row, f"{file}:{number}"))
 
 
+def _name(value: Any) -> str:
+    return escaped(str(value)[:200])
+
+
 def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
     """Return the run that a row states: with its scenario, or the reason why there is none."""
     row = Row(fields)
     step_time, peak, status, with_context, reserved = measured(row)
     run = Run(
-        row_id=str(fields.get("row_id", place))[:200],
-        source=str(fields.get("source_id", "unknown"))[:200],
-        group=", ".join(str(fields.get(key))[:100] for key in GROUP),
+        row_id=_name(fields.get("row_id", place)),
+        source=_name(fields.get("source_id", "unknown")),
+        group=", ".join(escaped(str(fields.get(key))[:100]) for key in GROUP),
         step_time=step_time,
         peak_memory=peak,
         status=status,

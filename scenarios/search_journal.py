@@ -25,6 +25,7 @@ import simulator
 import strategies
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.files import write
+from simulator import strict_json
 from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -175,8 +176,8 @@ def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Ite
         yield Fault(file, number, 1, "", message)
         return
     try:
-        met = json.loads(line)
-    except (ValueError, RecursionError):
+        met = strict_json.parse(line)
+    except strict_json.JsonError:
         met = None
     if number == 1:
         yield from _faults_of_head(file, met if line.endswith(b"\n") else None, head)

@@ -325,7 +325,7 @@ def rule_of(name: str) -> ScheduleRule:
     if name in SCHEDULES:
         return SCHEDULES[name]
     if not is_text(name):
-        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
+        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name!a:.60}")
     return _written(name)
 
 

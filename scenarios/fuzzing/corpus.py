@@ -91,7 +91,7 @@ PLANS = (
     "{data: 2, tensor: 2, pipeline: 2, microbatch: 2, schedule: 1f1b, zero: 1, recompute: full}",
     "{data: 4, pipeline: 2, microbatch: [1, 3, 3, 1], schedule: interleaved, chunks: 2, recompute: {full: 1}}",
     "{data: 8, zero: 3, zero_shards: 4, reshard_after_forward: false, overlap_gradients: false, offload: [optimizer]}",
-    "{context: 2, attention: ulysses, data: 4, order: [pipeline, data, tensor], stages: even}",
+    "{context: 2, attention: ulysses, data: 4, order: [pipeline, data, context, tensor], stages: even}",
     "{tensor: 4, data: 2, sequence_parallel: true, overlap_tensor: true, recompute: {operators: [attention, up]}}",
     "{pipeline: 8, microbatch: 4, stages: [1, 1, 1, 1, 1, 1, 1, 1], schedule: zb1p, offload: {optimizer: 0.5}}",
     '{pipeline: 8, microbatch: 16, schedule: "0F0 0B0\\n1F0 1B0\\n2F0 2B0\\n3F0 3B0\\n4F0 4B0\\n5F0 5B0\\n6F0 6B0\\n7F0 7B0"}',

@@ -9,7 +9,7 @@ from pathlib import Path
 from scenarios.errors import Fault, ScenarioError
 from scenarios.fuzzing import corpus
 from scenarios.fuzzing.mutation import Mutator
-from scenarios.fuzzing.tree import Mapping, Tree, text_of, tree_of
+from scenarios.fuzzing.tree import Tree, text_of, tree_of
 from scenarios.reader import parse
 
 Read = Callable[[bytes], object]
