@@ -10,6 +10,9 @@ from simulator.models.hugging_face import ConfigError, spec_from_config
 from simulator.models.model import Model
 from simulator.plain_text import unsafe_character
 
+_PLACED = 200_000
+"""Bytes of a configuration whose fields are placed."""
+
 
 def load_model(path: str | Path) -> Model:
     """Return the model that a ``config.json`` states.
@@ -51,7 +54,12 @@ def _mapping(data: Any) -> dict[str, Any]:
 
 
 def _place(content: bytes, field: str) -> tuple[int, int]:
-    """Return the line and column of a field, or of the configuration where it leaves the field out."""
+    """Return the line and column of a field, or of the configuration where it leaves the field out.
+
+    Of a long file, which lists the names of many classes, no place is told.
+    """
+    if len(content) > _PLACED:
+        return 0, 0
     try:
         return parse(content).places.get((field,), (1, 1))
     except ScenarioError:  # JSON that is no strict YAML: a character written as two halves

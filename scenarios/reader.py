@@ -20,7 +20,8 @@ from simulator.plain_text import unsafe_character
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_DIGITS = 100
-MAX_VALUES = 200_000
+MAX_VALUES = 150_000
+MAX_KEYS = 50_000
 MAX_FAULTS = 100
 MAX_LINES = 4096
 """Lines of one block of text whose places are known."""
@@ -166,6 +167,8 @@ class _Builder:
             place = _place(event)
             if not key.isprintable():
                 self._plain(event, key, (*path, key))
+            if len(result) >= MAX_KEYS:
+                self._stop(event, path, f"a mapping has at most {MAX_KEYS} keys, met more")
             if key in result:
                 first = self.places[(*path, key)]
                 self._fault(event, (*path, key), f"a key occurs once, met it on line {first[0]} and on line {place[0]}")

@@ -148,7 +148,7 @@ def _read(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[E
 def trials_in(
     lines: Iterable[bytes], file: str, head: Mapping[str, Any]
 ) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
-    """Return how many bytes of lines of a journal are whole lines, and its trials; ``file`` is what messages call it."""
+    """Return how many bytes of a journal are whole lines, and its trials; ``file`` is what messages call it."""
     trials: dict[bytes, tuple[Evaluation, float]] = {}
     whole = 0
     for number, line in enumerate(lines, start=1):

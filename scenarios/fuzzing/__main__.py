@@ -1,4 +1,4 @@
-"""``python -m scenarios.fuzzing PARSER|all --inputs N --seed S``: many mutated inputs, each within a second and 500 MB."""
+"""``python -m scenarios.fuzzing PARSER|all --inputs N --seed S``: mutated inputs, each within a second and 500 MB."""
 
 import tempfile
 from pathlib import Path

@@ -17,8 +17,9 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     _DECODER | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
     _DECODER | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     _DECODER
-    | {"model_type": "deepseek_v3", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
-    | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1},
+    | {"model_type": "deepseek_v3", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
+    | {"v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    | {"first_k_dense_replace": 1},
     _DECODER | {"model_type": "bert", "hidden_act": "gelu", "tie_word_embeddings": True, "attention_dropout": 0.1},
     {"model_type": "t5", "num_layers": 2, "d_model": 64, "num_heads": 4, "d_kv": 16, "d_ff": 128, "vocab_size": 100},
     {"model_type": "vit", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
@@ -46,7 +47,8 @@ ROWS = (
 _TIMED = {"source_id": "a", "source_repo": "a/b", "accelerator": "A100 SXM", "dtype": "bf16", "time_us": 1000.0}
 KERNELS = (
     _TIMED | {"kernel": "gemm", "m": 4096, "n": 4096, "k": 4096, "pass": "dgrad", "layout": "nt", "tp": 1},
-    _TIMED | {"kernel": "grouped_gemm", "groups": 8, "m": 512, "n": 1024, "k": 1024, "accumulate": True, "note": "output fp32"},
+    _TIMED | {"kernel": "grouped_gemm", "groups": 8, "m": 512, "n": 1024, "k": 1024, "accumulate": True,
+              "note": "output fp32"},
     _TIMED | {"kernel": "attention_fwd", "batch": 4, "heads": 32, "kv_heads": 32, "seq_q": 2048, "seq_kv": 2048,
               "head_dim": 128, "causal": True, "impl": "flash-attn 2"},
     _TIMED | {"kernel": "layernorm", "elements": 100_000_000, "impl": "fused"},
@@ -54,7 +56,8 @@ KERNELS = (
 )  # fmt: skip
 _COLLECTIVE = {
     "source_id": "a", "collective": "all_reduce", "accelerator": "H100 SXM", "intra_node_link": "NVLink4/NVSwitch",
-    "inter_node_link": "", "n_ranks": 8, "n_nodes": 1, "size_bytes": 2**28, "time_us": 1200.5, "algo": "Ring", "tool": "nccl-tests",
+    "inter_node_link": "", "n_ranks": 8, "n_nodes": 1, "size_bytes": 2**28, "time_us": 1200.5,
+    "algo": "Ring", "tool": "nccl-tests",
 }  # fmt: skip
 COLLECTIVES = (
     _COLLECTIVE,
@@ -94,7 +97,7 @@ PLANS = (
     "{context: 2, attention: ulysses, data: 4, order: [pipeline, data, context, tensor], stages: even}",
     "{tensor: 4, data: 2, sequence_parallel: true, overlap_tensor: true, recompute: {operators: [attention, up]}}",
     "{pipeline: 8, microbatch: 4, stages: [1, 1, 1, 1, 1, 1, 1, 1], schedule: zb1p, offload: {optimizer: 0.5}}",
-    '{pipeline: 8, microbatch: 16, schedule: "0F0 0B0\\n1F0 1B0\\n2F0 2B0\\n3F0 3B0\\n4F0 4B0\\n5F0 5B0\\n6F0 6B0\\n7F0 7B0"}',
+    '{pipeline: 2, data: 4, microbatch: 4, schedule: "0F0 0B0\\n1F0 1B0"}',
     "{data: 8, placement: [7, 6, 5, 4, 3, 2, 1, 0], gradient_reduction: parameter_server}",
 )
 QUANTITIES = ("80 GiB", "400 Gb/s", "2 us", "312 TFLOP/s", "1.5e3 ms", ".5 h")

@@ -12,18 +12,18 @@ MOST_BYTES = 200_000
 """An input is cut there, so that a million of them take minutes: far larger ones have tests of their own."""
 
 HOSTILE = (
-    "\x1b[31mred", "\x1b]0;title\x07", "a\rb", "a\nb", "\x00", "\u202eabc", "\u2066x\u2069", "\ufeff", "\ud800", "\u0085",
-    "<script>alert(1)</script>", "'><img src=x onerror=alert(1)>", "__import__('os').system('touch canary')",
-    "${jndi:ldap://x/a}", "$(touch canary)", "; touch canary", "=cmd|' /C calc'!A0", "{{7*7}}", "%s%s%n", "[red]x[/red]",
-    "../../../../etc/passwd", "/etc/passwd", "/dev/zero", "/proc/self/mem", "C:\\Windows", "file:///etc/passwd", "a/../..",
-    "\U0001f680", "\u0391\u03b8\u03ae\u03bd\u03b1", "x" * 2000, "$\\frac{1$", "",
+    "\x1b[31mred", "\x1b]0;title\x07", "a\rb", "a\nb", "\x00", "\u202eabc", "\u2066x\u2069", "\ufeff", "\ud800",
+    "\u0085", "<script>alert(1)</script>", "'><img src=x onerror=alert(1)>", "__import__('os').system('touch canary')",
+    "${jndi:ldap://x/a}", "$(touch canary)", "; touch canary", "=cmd|' /C calc'!A0", "{{7*7}}", "%s%s%n",
+    "[red]x[/red]", "../../../../etc/passwd", "/etc/passwd", "/dev/zero", "/proc/self/mem", "C:\\Windows", "file:///etc/passwd",
+    "a/../..", "\U0001f680", "\u0391\u03b8\u03ae\u03bd\u03b1", "x" * 2000, "$\\frac{1$", "",
 )  # fmt: skip
 """Texts that do harm where they are run, opened, printed or drawn."""
 WORDS = tuple(Raw(word) for word in (
     "1e9", "no", "yes", "on", "010", "0o10", "0x1F", "1:30", "1_000", "~", ".inf", "-.inf", ".nan", "NaN", "Infinity",
     "1e999", "-1e999", "1e-999", "9" * 60, "-0", "+1", ".5", "5.", "2001-01-01", "=", "<<", "true", "null", "- a",
-    "!!python/object/apply:os.system [\"touch canary\"]", "!!binary aGk=", "!x y", "&a 1", "*a", "&a [*a]", "? x", "| x", "%",
-    "@x", "`x`", "'", '"', "{", "[", "}", "]", ",", ":", "#", "---", "...", "\t", "!!float 1",
+    "!!python/object/apply:os.system [\"touch canary\"]", "!!binary aGk=", "!x y", "&a 1", "*a", "&a [*a]", "? x",
+    "| x", "%", "@x", "`x`", "'", '"', "{", "[", "}", "]", ",", ":", "#", "---", "...", "\t", "!!float 1",
 ))  # fmt: skip
 """Words of YAML that one of its readers or another takes for something else."""
 NUMBERS: tuple[Any, ...] = (
@@ -31,8 +31,8 @@ NUMBERS: tuple[Any, ...] = (
     1e15, 999_999_999, 1_000_000, 100_000, 4096, 65537,
 )  # fmt: skip
 UNITS = (
-    "80 GiB", "80 B", "400 Gb/s", "400 GB/s", "1 b/s", "2 us", "2 µs", "1e300 s", "1 day", "312 TFLOP/s", "1 FLOPS", "5 kg",
-    "1e-300 s", "1e308 TB", "-1 s", "0 s", "1e9999 s", "80GiB", "80", "\u0661 GiB", "1 Gb", "9" * 80 + " s",
+    "80 GiB", "80 B", "400 Gb/s", "400 GB/s", "1 b/s", "2 us", "2 µs", "1e300 s", "1 day", "312 TFLOP/s", "1 FLOPS",
+    "5 kg", "1e-300 s", "1e308 TB", "-1 s", "0 s", "1e9999 s", "80GiB", "80", "\u0661 GiB", "1 Gb", "9" * 80 + " s",
 )  # fmt: skip
 
 

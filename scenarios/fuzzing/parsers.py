@@ -166,7 +166,8 @@ def _manifest(folder: Path) -> Read:
 _MANIFEST = {
     "version": 1, "step": 20, "seed": 0,
     "tensors": {"a": ["float32", [4, 8]], "b": ["bfloat16", [8]]},
-    "files": {"rank-0.bin": {"bytes": 144, "sha256": "0" * 64, "pieces": [["a", [0, 0], [4, 8], 0], ["b", [0], [8], 128]]}},
+    "files": {"rank-0.bin": {"bytes": 144, "sha256": "0" * 64,
+                             "pieces": [["a", [0, 0], [4, 8], 0], ["b", [0], [8], 128]]}},
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def fuzz(
     told: Callable[[int], None] | None = None,
     first: int = 0,
 ) -> Report:
-    """Return what came of some inputs; ``folder`` is where the parser may look, ``told`` hears of each before it is read."""
+    """Return what came of some inputs; the parser may look into ``folder``, and ``told`` hears of each before."""
     made, read, report = input_of(name, parser, seed), parser.reader(folder), Report(name)
     start = time.process_time()
     for index in range(first, first + inputs):
