@@ -23,7 +23,7 @@ MOST_WORDS = 200_000
 _ROOT = Path(__file__).resolve().parents[2]
 _EFFECTS = (
     *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir"),
-    *("os.chmod", "os.symlink", "os.link", "os.putenv", "subprocess.Popen", "socket.connect", "socket.bind"),
+    *("os.chmod", "os.symlink", "os.link", "subprocess.Popen", "socket.connect", "socket.bind"),
     *("pickle.find_class", "shutil.rmtree", "ctypes.dlopen", "webbrowser.open", "urllib.Request"),
 )
 """Audit events (Python Library Reference, "Audit events table") that reading data never causes."""

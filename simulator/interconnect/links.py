@@ -135,11 +135,12 @@ class Links:
         pattern = _NUMBER.sub("{}", name)
         self._asked += 1
         for family in self._families:
+            if not family.has_text and family.pattern != pattern:
+                continue
             if family.has_text or self._asked > FEW:
-                index = self._named(family).get(name, -1)
-                if index >= 0:
-                    return family.first + index
-            elif family.pattern == pattern:
+                if (place := self._named(family).get(name)) is not None:
+                    return family.first + place
+            else:
                 index = family.nearest(name)
                 if family.name(index) == name:
                     return family.first + index
