@@ -103,10 +103,10 @@ def failure(
     seconds = time.process_time() - start
     if found is None and effects:
         found = Failure("effect", effects[0].split(" ")[0], "; ".join(effects)[:300])
-    if found is None and seconds > SECONDS:
-        found = Failure("slow", "", f"{seconds:.1f} s")
     if found is None and (grown := _peak() - before) > MEGABYTES:
         found = Failure("memory", "", f"{grown:.0f} MB")
+    if found is None and seconds > SECONDS:
+        found = Failure("slow", "", f"{seconds:.1f} s")
     return found, accepted, seconds
 
 

@@ -242,7 +242,7 @@ def test_a_report_shows_markup_as_text(tmp_path: Path) -> None:
 
     section = Section(SCRIPT, (SCRIPT,), ((SCRIPT, SCRIPT), (SCRIPT, SCRIPT)), f"{SCRIPT[1:8]}.png", SCRIPT)
     for file in write_report(tmp_path, title=SCRIPT, sections=[section]):
-        assert not re.search(r"<script|<img src=x", file.read_text())
+        assert not re.search(r"(?<!\\)<(script|img src=x)", file.read_text())
 
 
 def test_every_unsafe_character_is_known() -> None:
