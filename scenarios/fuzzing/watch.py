@@ -72,7 +72,8 @@ def watched(folder: Path) -> Iterator[list[str]]:
         _Watched.hooked = True
     installed = (_ROOT, Path(sys.prefix), Path(sys.base_prefix), Path("/usr"), Path("/sys/devices/system"))
     _Watched.folders = tuple(str(path) for path in (folder.resolve(), folder, *installed))
-    _Watched.found = found = []
+    found: list[str] = []
+    _Watched.found = found
     try:
         yield found
     finally:
