@@ -150,7 +150,13 @@ def _journal(folder: Path) -> Read:
     return lambda content: trials_in(content.splitlines(keepends=True), "journal.jsonl", _HEAD)
 
 
-_HEAD: dict[str, object] = {"journal": "meshwise search", "version": 1, "algorithm": "mcmc", "options": {"seed": 0}, "problem": "0" * 64}
+_HEAD: dict[str, object] = {
+    "journal": "meshwise search",
+    "version": 1,
+    "algorithm": "mcmc",
+    "options": {"seed": 0},
+    "problem": "0" * 64,
+}
 _TRIALS: tuple[dict[str, object], ...] = tuple(
     {"plan": f"{index:064x}", "step_time": time, "peak_memory": 8e10, "fits": time is not None, "elapsed": 3.1}
     for index, time in enumerate((16.8, None, 12))
