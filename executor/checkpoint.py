@@ -31,6 +31,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simulator import strict_json
+
 VERSION = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 MAX_MANIFEST_BYTES = 2**24
@@ -144,12 +146,7 @@ class Checkpoint:
         text = _small(folder / MANIFEST, MAX_MANIFEST_BYTES)
         if _small(folder / SEAL, 200) != seal(text):
             raise DamagedError(f"{folder / MANIFEST} has the SHA-256 that {SEAL} states, met another")
-        try:
-            return _checked(folder, json.loads(text))
-        except DamagedError:
-            raise
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
+        return manifest(folder, text)
 
     def verify(self) -> None:
         """Return where every file is as it was written, else raise ``DamagedError``."""
@@ -168,6 +165,16 @@ class Checkpoint:
             memory.close()
             raise DamagedError(f"{path} has the SHA-256 that the manifest states, met another")
         return memory
+
+
+def manifest(folder: Path, text: bytes) -> Checkpoint:
+    """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where that contradicts itself."""
+    try:
+        return _checked(folder, strict_json.parse(text))
+    except DamagedError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
 
 
 def seal(manifest: bytes) -> bytes:

@@ -99,7 +99,7 @@ def _seconds(row: Mapping[str, Any]) -> float:
 def _collectives(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int, int, float]]:
     for row in rows:
         if "collective" in row:
-            if row["collective"] not in _CURVES:
+            if not isinstance(row["collective"], str) or row["collective"] not in _CURVES:
                 raise ValueError(f"collective is one of {', '.join(_CURVES)}, met {row['collective']!r:.40}")
             sizes = int(_figure([row], "n_ranks")), int(_figure([row], "size_bytes"))
             yield (_CURVES[row["collective"]], *sizes, _seconds(row))

@@ -5,14 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from simulator.plain_text import escaped
 from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
 
 Formatter = Callable[[Any], str]
 _NONE = "-"
+
+
+def escape(text: str) -> str:
+    """Return text that rich prints as it is: nothing in it is markup or moves the cursor."""
+    return markup.escape(escaped(text))
 
 
 def percent(fraction: float) -> str:

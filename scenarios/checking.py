@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from scenarios.errors import Fault, shown
 from scenarios.fields import nearest
-from scenarios.reader import Document
+from scenarios.reader import MAX_FAULTS, Document
 from strategies.schedule import OrderError
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,7 +53,15 @@ def check(model: type[M], document: Document) -> tuple[M | None, list[Fault]]:
     try:
         return model.model_validate(document.data), []
     except ValidationError as error:
-        return None, [_fault(model, document, detail) for detail in error.errors(include_url=False)]
+        return None, [_fault(model, document, detail) for detail in _told(model, error.errors(include_url=False))]
+
+
+def _told(model: type[BaseModel], details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the first details, and the first of each other field that ``model`` has: any value may be wrong."""
+    first, rest = details[:MAX_FAULTS], details[MAX_FAULTS:]
+    told = {detail["loc"][0] for detail in first if detail["loc"]}
+    others = {detail["loc"][0]: detail for detail in reversed(rest) if detail["loc"]}
+    return first + [detail for name, detail in others.items() if name in model.model_fields and name not in told]
 
 
 def sound_sections(model: type[BaseModel], document: Document, faults: list[Fault]) -> dict[str, Any]:

@@ -62,15 +62,21 @@ def load_cluster(path: str | Path) -> Cluster:
 
 def cluster_in(document: Document) -> Cluster:
     """Return the cluster that a document states."""
+    table = cluster_table(document)
+    try:
+        return to_cluster(table)
+    except FieldError as error:
+        raise ScenarioError((document.fault(error.path, str(error)),)) from None
+
+
+def cluster_table(document: Document) -> ClusterTable | MixedClusterTable:
+    """Return the table of a cluster file, as far as its fields say; `ScenarioError` lists what is wrong with it."""
     mixed = isinstance(document.data, dict) and "node_types" in document.data
     model: type[ClusterTable] | type[MixedClusterTable] = MixedClusterTable if mixed else ClusterTable
     table, faults = check(model, document)
     if table is None:
         raise ScenarioError(tuple(faults))
-    try:
-        return to_cluster(table)
-    except FieldError as error:
-        raise ScenarioError((document.fault(error.path, str(error)),)) from None
+    return table
 
 
 def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from simulator.plain_text import escaped
+
 SHOWN = 60
 """Characters of a foreign value that a message repeats at most."""
 
@@ -25,7 +27,8 @@ class Fault:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+        text = f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+        return escaped(text).replace("\n", "\\n")
 
 
 class ScenarioError(ValueError):

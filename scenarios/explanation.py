@@ -42,6 +42,8 @@ from strategies.violation import Violation
 Section = tuple[str, Any]
 """A name, and JSON-ready data."""
 
+MAX_QUESTION = 2000
+"""Characters of what is asked for with ``--why-not``."""
 QUANTILE = 0.95
 """The quantile of step time that every plan is told with."""
 
@@ -84,13 +86,16 @@ def plan_fields(text: str) -> dict[str, Any]:
     >>> plan_fields("tensor=8, recompute=full")
     {'tensor': 8, 'recompute': <Recompute.FULL: 'full'>}
     """
+    if len(text) > MAX_QUESTION:
+        message = f"a question has at most {MAX_QUESTION} characters, met {len(text)}"
+        raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
     broken = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
     if broken is not None:
         message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
         raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
     lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
-    document = parse("\n".join(lines).encode(), "--why-not")
+    document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
     table, faults = check(PlanTable, document)
     if faults or table is None:
         raise ScenarioError(tuple(faults))

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from scenarios.checking import check
 from scenarios.errors import ScenarioError
 from scenarios.fields import nearest
 from scenarios.graph_schema import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
-from scenarios.reader import Document, FieldPath, read
+from scenarios.reader import MAX_FAULTS, Document, FieldPath, read
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
@@ -63,7 +64,7 @@ def graph_in(document: Document) -> GraphModel:
     table, faults = check(GraphTable, document)
     if table is None:
         raise ScenarioError(tuple(faults))
-    messages = list(_graph_messages(table))
+    messages = list(islice(_graph_messages(table), MAX_FAULTS))
     if messages:
         raise ScenarioError(tuple(document.fault(path, message) for path, message in messages))
     tied = tuple(((first[0], first[1]), (second[0], second[1])) for first, second in table.tied)
@@ -207,7 +208,8 @@ def _block_messages(block: GraphBlockTable) -> Iterator[Message]:
 
 
 def _unknown(path: FieldPath, names: list[str], known: list[str], what: str) -> Iterator[Message]:
-    missing = ((index, name) for index, name in enumerate(names) if name not in set(known))
+    there = set(known)
+    missing = ((index, name) for index, name in enumerate(names) if name not in there)
     for index, name in missing:
         yield (*path, index), f"names one of the {what}, met {name}{nearest(name, known)}"
 

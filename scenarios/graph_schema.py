@@ -10,12 +10,16 @@ from simulator.operator_graph import ITEMSIZE, OperatorKind
 
 VERSION = 1
 MAX_SIZE = 2**62
+MAX_DIMS = 64
+"""Dims of a tensor: as many as torch's own have at most."""
 
 Name = Annotated[str, Field(min_length=1, max_length=300)]
 Size = Annotated[int, Count(MAX_SIZE)]
 Flops = Annotated[float, Field(ge=0, le=1e18)]
 Dtype = Annotated[str, OneOf(lambda: tuple(ITEMSIZE))]
 Kind = Annotated[str, OneOf(lambda: tuple(kind.value for kind in OperatorKind))]
+Dims = Annotated[list[Name], Field(max_length=MAX_DIMS)]
+Sizes = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Owned = Annotated[list[Name], Field(min_length=2, max_length=2)]
 Pair = Annotated[list[Owned], Field(min_length=2, max_length=2)]
 
@@ -24,8 +28,8 @@ class GraphTensorTable(Table):
     """A tensor of a block: activations, parameters and data."""
 
     name: Name
-    dims: list[Name]
-    shape: list[Size]
+    dims: Dims
+    shape: Sizes
     dtype: Dtype
     differentiable: bool = True
 
@@ -35,8 +39,8 @@ class GraphOperatorTable(Table):
 
     name: Name
     kind: Kind
-    dims: list[Name] = Field(description="The iteration space.")
-    sizes: list[Size] = Field(description="The size of each of the dims, for one sample.")
+    dims: Dims = Field(description="The iteration space.")
+    sizes: Sizes = Field(description="The size of each of the dims, for one sample.")
     inputs: list[Name]
     outputs: list[Name]
     parameters: list[Name] = Field(default=[], description="Tensors that are trained.")

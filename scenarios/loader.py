@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scenarios.assumptions import assumptions
 from scenarios.checking import check, sound_sections
-from scenarios.cluster_file import FieldError, load_cluster, resized, to_cluster, with_conditions
+from scenarios.cluster_file import FieldError, cluster_table, load_cluster, resized, to_cluster, with_conditions
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.fields import Table
 from scenarios.graph_file import load_graph
 from scenarios.library import find
 from scenarios.long_run_schema import RunTable
+from scenarios.magnitudes import unusual
 from scenarios.model_file import load_model
 from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.pins import to_pins
 from scenarios.reader import Document, FieldPath, content_of, read
+from scenarios.reference import referenced
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schedule_file import with_schedule
 from scenarios.schema import (
@@ -115,8 +117,18 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
         raise ScenarioError(tuple(faults))
     measured = Measured(table.measured.step_time, table.measured.source) if table.measured else None
     name = table.name or Path(document.file).stem
+    warnings = (*unusual(table, document), *_of_cluster_file(table.cluster, document))
     lines = assumptions(table, spec, plan_table, problem.cluster)
-    return Scenario(name, document.file, problem, spec, plan, search, measured, lines, _run(table.run))
+    lines += tuple(f"{fault.field} {fault.message}" for fault in warnings)
+    return Scenario(name, document.file, problem, spec, plan, search, measured, lines, _run(table.run), warnings)
+
+
+def _of_cluster_file(table: Any, document: Document) -> tuple[Fault, ...]:
+    """Return what is unusual in the cluster file that a scenario names, in lines of that file."""
+    if not isinstance(table, FileCluster):
+        return ()
+    stated = read(referenced(document, ("cluster", "file"), table.file))
+    return unusual(cluster_table(stated), stated)
 
 
 def plan_in(document: Document, faults: Faults) -> PlanTable | PlanDocument | None:
@@ -143,12 +155,11 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
         return MODELS[table.preset]
     if table.transformer is not None:
         return _transformer(table.transformer, document, faults)
-    folder = Path(document.file).parent
     try:
         if table.graph is not None:
-            return load_graph(folder / table.graph)
+            return load_graph(referenced(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
-        return load_model(folder / table.hf_config)
+        return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
         faults.extend(error.faults)
         return None
@@ -204,7 +215,7 @@ def _named_cluster(table: Any, document: Document) -> Cluster:
 
         return with_conditions(cluster(table.preset, table.nodes, table.devices_per_node), table)
     if isinstance(table, FileCluster):
-        stated = load_cluster(Path(document.file).parent / table.file)
+        stated = load_cluster(referenced(document, ("cluster", "file"), table.file))
         keeps_fabric = table.fabric is None
         return with_conditions(resized(stated, table.nodes, table.devices_per_node, keeps_fabric=keeps_fabric), table)
     return to_cluster(table)

@@ -4,8 +4,7 @@ A row names its model, hardware, plan and measured step in flat fields: ``n_laye
 ``dp``, ``tp``, ``pp``, ``micro_batch``, ``step_time_s`` and so on; `scenarios.rows` makes a scenario of it.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from scenarios.rows.measured import GIB, measured
 from scenarios.rows.row import Row
 from scenarios.rows.scenario import scenario_of
 from scenarios.scenario import Scenario
+from simulator import strict_json
+from simulator.plain_text import escaped
 
 __all__ = ["GIB", "Run", "read_runs", "run_of"]
 
@@ -53,20 +54,27 @@ class Run:
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
     """Return every row of a file of JSON lines; `ScenarioError` names the lines that are none."""
-    faults: list[Fault] = []
-    runs: list[Run] = []
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), start=1):
-                if line.strip():
-                    _append(runs, faults, str(path), number, line)
-                if len(faults) >= 100 or number > MAX_ROWS:
-                    break
+            return runs_in(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
+    except ScenarioError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        faults.append(Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"))
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+
+
+def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
+    """Return every row of lines of JSON; ``file`` is what messages call them."""
+    faults: list[Fault] = []
+    runs: list[Run] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            _append(runs, faults, file, number, line)
+        if len(faults) >= 100 or number > MAX_ROWS:
+            break
     if not runs and not faults:
-        faults.append(Fault(str(path), 1, 1, "", "a file of runs has one JSON object a line, met none"))
+        faults.append(Fault(file, 1, 1, "", "a file of runs has one JSON object a line, met none"))
     if faults:
         raise ScenarioError(tuple(faults))
     return tuple(runs)
@@ -77,9 +85,9 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
         faults.append(Fault(file, number, 1, "", f"a row has at most {MAX_ROW_BYTES} bytes, met more"))
         return
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        faults.append(Fault(file, number, 1, "", f"a row is a JSON object: {str(error).splitlines()[0]}"))
+        row = strict_json.parse(line)
+    except strict_json.JsonError as error:
+        faults.append(Fault(file, number, max(1, error.column), "", f"a row is a JSON object: {error}"))
         return
     if not isinstance(row, dict):
         faults.append(Fault(file, number, 1, "", f"a row is a JSON object, met {shown(row)}"))
@@ -87,14 +95,18 @@ def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: 
     runs.append(run_of(row, f"{file}:{number}"))
 
 
+def _name(value: Any) -> str:
+    return escaped(str(value)[:200])
+
+
 def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
     """Return the run that a row states: with its scenario, or the reason why there is none."""
     row = Row(fields)
     step_time, peak, status, with_context, reserved = measured(row)
     run = Run(
-        row_id=str(fields.get("row_id", place))[:200],
-        source=str(fields.get("source_id", "unknown"))[:200],
-        group=", ".join(str(fields.get(key))[:100] for key in GROUP),
+        row_id=_name(fields.get("row_id", place)),
+        source=_name(fields.get("source_id", "unknown")),
+        group=", ".join(escaped(str(fields.get(key))[:100]) for key in GROUP),
         step_time=step_time,
         peak_memory=peak,
         status=status,

@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 import yaml
 
 from scenarios.errors import SHOWN, Fault, ScenarioError, shown
+from simulator.plain_text import unsafe_character
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_DIGITS = 100
-MAX_VALUES = 200_000
+MAX_VALUES = 150_000
+MAX_KEYS = 50_000
 MAX_FAULTS = 100
 MAX_LINES = 4096
 """Lines of one block of text whose places are known."""
@@ -32,6 +34,7 @@ FieldPath = tuple[str | int, ...]
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+")
+_PADDED = re.compile(r"[-+]?0[0-9]+")
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -166,6 +169,10 @@ class _Builder:
                 self._stop(event, path, "a key is plain text, met a mapping, sequence, anchor, alias or tag")
             key = event.value
             place = _place(event)
+            if not key.isprintable():
+                self._plain(event, key, (*path, key))
+            if len(result) >= MAX_KEYS:
+                self._stop(event, path, f"a mapping has at most {MAX_KEYS} keys, met more")
             if key in result:
                 first = self.places[(*path, key)]
                 self._fault(event, (*path, key), f"a key occurs once, met it on line {first[0]} and on line {place[0]}")
@@ -183,6 +190,8 @@ class _Builder:
 
     def _scalar(self, event: yaml.ScalarEvent, path: FieldPath) -> Data:
         text: str = event.value
+        if not text.isprintable():
+            self._plain(event, text, path)
         if not event.implicit[0]:  # quoted, or a block of text
             if event.style == "|":
                 self._block(event, path)
@@ -199,10 +208,19 @@ class _Builder:
         if len(text) > MAX_DIGITS:
             self._fault(event, path, f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
             return None
+        if _PADDED.fullmatch(text):
+            near = f"{int(text)}" if float(text).is_integer() else text.lstrip("0")
+            message = f"a number does not begin with 0, which some readers take for octal, met {text}; nearest: {near}"
+            self._fault(event, path, message)
         number = _number(text)
         if not math.isfinite(number):
             self._fault(event, path, f"a number is finite, met {text}")
         return number
+
+    def _plain(self, event: yaml.ScalarEvent, text: str, path: FieldPath) -> None:
+        """Add a fault where a text, which is not all letters and signs, moves a cursor or hides what is beside it."""
+        if (met := unsafe_character(text)) is not None:
+            self._fault(event, path, f"text is printable, met {met}")
 
     def _block(self, event: yaml.ScalarEvent, path: FieldPath) -> None:
         """Note where the first lines of a literal block of text are, from its first one with text."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from executor.job import Job
     from executor.oracle_check import Check
     from executor.run import Run
+    from scenarios.errors import Fault
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
     from strategies.operators.pins import Pin
@@ -107,6 +108,8 @@ class Scenario:
         Every default and catalogue figure that a result rests on.
     run
         A long run of the step, or None: then a simulation says nothing of goodput.
+    warnings
+        Figures that are possible and probably mistyped.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Scenario:
     measured: Measured | None
     assumptions: tuple[str, ...]
     run: "RunSettings | None" = None
+    warnings: "tuple[Fault, ...]" = ()
 
     def chosen(self, plan: Plan | None = None) -> Plan:
         """Return ``plan`` or the scenario's own; ``ValueError`` where there is neither."""

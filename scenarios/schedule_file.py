@@ -5,6 +5,7 @@ from pathlib import Path
 
 from scenarios.errors import Fault, ScenarioError
 from scenarios.reader import MAX_BYTES, Document, FieldPath
+from scenarios.reference import referenced
 from strategies.schedule import OrderError
 from strategies.schedule_csv import from_csv
 
@@ -17,7 +18,7 @@ def with_schedule(document: Document, path: FieldPath = ("plan",)) -> Document:
     Raises
     ------
     ScenarioError
-        Where that file cannot be read, or is no schedule.
+        Where that file lies outside the folder, cannot be read, or is no schedule.
     """
     table = document.data
     for key in path:
@@ -25,7 +26,7 @@ def with_schedule(document: Document, path: FieldPath = ("plan",)) -> Document:
     name = table.get("schedule") if isinstance(table, dict) else None
     if not isinstance(name, str) or not name.lower().endswith(ENDING):
         return document
-    order = _order(Path(document.file).parent / name, document, path)
+    order = _order(referenced(document, (*path, "schedule"), name), document, path)
     found = {**table, "schedule": order}
     return replace(document, data=found if not path else {**document.data, path[0]: found})
 

@@ -11,7 +11,7 @@ process that is killed leaves whole lines and at most one torn one, the last, wh
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import cache
@@ -25,6 +25,7 @@ import simulator
 import strategies
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.files import write
+from simulator import strict_json
 from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -133,26 +134,33 @@ def cost_model_version() -> str:
 
 def _read(path: Path, head: Mapping[str, Any]) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
     """Return how many bytes of a journal are whole lines, and its trials; nothing where there is no such file."""
-    trials: dict[bytes, tuple[Evaluation, float]] = {}
-    whole = 0
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")
         with open(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-                    break
-                faults = tuple(_faults(str(path), number, line, head))
-                if faults:
-                    raise ScenarioError(faults)
-                if number > 1:
-                    plan, evaluation, elapsed = _trial(line)
-                    trials.setdefault(plan, (evaluation, elapsed))
-                whole += len(line)
+            return trials_in(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), str(path), head)
     except FileNotFoundError:
-        pass
+        return 0, {}
     except (OSError, ValueError) as error:
         raise error if isinstance(error, ScenarioError) else _unusable(path, error) from None
+
+
+def trials_in(
+    lines: Iterable[bytes], file: str, head: Mapping[str, Any]
+) -> tuple[int, dict[bytes, tuple[Evaluation, float]]]:
+    """Return how many bytes of a journal are whole lines, and its trials; ``file`` is what messages call it."""
+    trials: dict[bytes, tuple[Evaluation, float]] = {}
+    whole = 0
+    for number, line in enumerate(lines, start=1):
+        if number > 1 and not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+            break
+        faults = tuple(_faults(file, number, line, head))
+        if faults:
+            raise ScenarioError(faults)
+        if number > 1:
+            plan, evaluation, elapsed = _trial(line)
+            trials.setdefault(plan, (evaluation, elapsed))
+        whole += len(line)
     return whole, trials
 
 
@@ -168,8 +176,8 @@ def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Ite
         yield Fault(file, number, 1, "", message)
         return
     try:
-        met = json.loads(line)
-    except (ValueError, RecursionError):
+        met = strict_json.parse(line)
+    except strict_json.JsonError:
         met = None
     if number == 1:
         yield from _faults_of_head(file, met if line.endswith(b"\n") else None, head)

@@ -64,7 +64,7 @@ def parse(text: str, dimension: Dimension) -> float:
     example = f"write a number and a unit, as in '{_EXAMPLES[dimension]}'"
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 100 else None
     if match is None:
-        raise ValueError(f"a {dimension} has a unit, met {text!r}; {example}")
+        raise ValueError(f"a {dimension} has a unit, met {_shown(text)}; {example}")
     number, unit = match.groups()
     factor = UNITS[dimension].get(unit)
     if factor is None:
@@ -73,6 +73,12 @@ def parse(text: str, dimension: Dimension) -> float:
     if value == float("inf"):
         raise ValueError(f"a {dimension} is finite, met {text!r}; {example}")
     return value
+
+
+def _shown(value: object) -> str:
+    """Return a foreign value for a message: printable, and not long."""
+    text = ascii(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:

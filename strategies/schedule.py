@@ -10,7 +10,7 @@ The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,6 +50,8 @@ KINDS = tuple(ActionKind)
 MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
 """The kinds that make gradients of weights whole."""
 
+MAX_WRITTEN = 100_000
+"""Actions of a schedule that is written out: 64 ranks of 780 microbatches have as many."""
 _ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
@@ -117,12 +119,15 @@ class Schedule:
     overlapped: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
+        stages: dict[int, list[int]] = {}
+        for stage, rank in enumerate(self.stage_ranks):
+            stages.setdefault(rank, []).append(stage)
         for rank, order in enumerate(self.orders):
             with _blaming(rank):
-                _check_placed(order, rank, self.stage_ranks)
+                _check_placed(order, rank, self.stage_ranks, stages)
         for rank, order in enumerate(self.orders):
             with _blaming(rank):
-                _check_once(order, self.stages_of(rank), self.num_microbatches)
+                _check_once(order, stages[rank], self.num_microbatches)
         if self.overlapped:
             _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
 
@@ -181,6 +186,8 @@ class Schedule:
         >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
         (0, 1, 1, 0)
         """
+        if text.count(" ") + text.count("\n") > MAX_WRITTEN:
+            raise ValueError(f"a written schedule has at most {MAX_WRITTEN} actions and blanks, met more")
         lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
         orders = tuple(tuple(action for word in words for action in word) for words in lines)
         holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
@@ -219,7 +226,9 @@ def _parse_word(word: str) -> tuple[Action, ...]:
     return (Action.parse(word),) if pair is None else (Action.parse(pair[1]), Action.parse(pair[2]))
 
 
-def _check_placed(order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...]) -> None:
+def _check_placed(
+    order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...], stages: Mapping[int, list[int]]
+) -> None:
     """Raise where a rank has no stage, or runs an action of a stage that is none or elsewhere."""
     for action in order:
         if action.stage >= len(stage_ranks):
@@ -228,11 +237,11 @@ def _check_placed(order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, 
         if home != rank:
             where = f"stage {action.stage} is on rank {home}, met {action} on rank {rank}"
             raise ValueError(f"every stage is on one pipeline rank: {where}")
-    if rank not in stage_ranks:
+    if rank not in stages:
         raise ValueError(f"every pipeline rank has a stage, rank {rank} has none")
 
 
-def _check_once(order: tuple[Action, ...], stages: tuple[int, ...], num_microbatches: int) -> None:
+def _check_once(order: tuple[Action, ...], stages: Sequence[int], num_microbatches: int) -> None:
     """Raise where a microbatch does not run forward and backward once through every stage of a rank."""
     place_of = {action: index for index, action in enumerate(order)}
     if len(place_of) < len(order):
@@ -325,7 +334,7 @@ def rule_of(name: str) -> ScheduleRule:
     if name in SCHEDULES:
         return SCHEDULES[name]
     if not is_text(name):
-        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name}")
+        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name!a:.60}")
     return _written(name)
 
 

@@ -1,12 +1,17 @@
 """``meshwise init``, ``list``, ``validate`` and ``schema``: files and names."""
 
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scenarios.commands.output import BAD_INPUT, Json, emit, note, show
+from simulator.plain_text import escaped
+
+if TYPE_CHECKING:
+    from scenarios.errors import Fault
 
 
 class Listing(StrEnum):
@@ -32,17 +37,21 @@ class FileKind(StrEnum):
 def init(
     directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".", as_json: Json = False
 ) -> None:
-    """Write a commented scenario to start from."""
+    """Write a commented scenario to start from, and beside it the schema by which an editor completes it."""
     from scenarios.files import folder, write
+    from scenarios.json_schema import FILE
     from scenarios.library import root
 
     target = Path(directory) / "scenario.yaml"
     if target.exists():
         raise ValueError(f"{target}: the file exists; name another folder or remove it")
     folder(directory)
+    schema = Path(directory) / FILE
+    if not schema.exists():
+        write(schema, (root() / FILE).read_text("utf-8"))
     write(target, (root() / "starter.yaml").read_text("utf-8"))
     if as_json:
-        emit({"file": str(target)})
+        emit({"file": str(target), "schema": str(schema)})
     else:
         print(f"{target} is written; try: meshwise simulate {target}")
 
@@ -150,20 +159,22 @@ def validate(
 
     kind, text = FileKind.SCENARIO, ""
     faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
     try:
         document = read(find(file))
         kind = kind_of(document.data)
-        _check(kind, document)
+        warnings = _check(kind, document)
     except ScenarioError as error:
         faults, text = error.faults, str(error)
     if as_json:
-        fields = ("file", "line", "column", "field", "message")
-        errors = [{name: getattr(fault, name) for name in fields} for fault in faults]
-        emit({"file": file, "kind": kind.value, "valid": not faults, "errors": errors})
+        errors, remarks = (list(map(asdict, each)) for each in (faults, warnings))
+        emit({"file": file, "kind": kind.value, "valid": not faults, "errors": errors, "warnings": remarks})
     elif faults:
         note(text)
     else:
-        print(f"{file}: a {kind.value} without errors")
+        for warning in warnings:
+            note(str(warning))
+        print(escaped(f"{file}: a {kind.value} without errors"))
     if faults:
         raise typer.Exit(BAD_INPUT)
 
@@ -182,38 +193,31 @@ def kind_of(data: Any) -> FileKind:
     return FileKind.SCENARIO
 
 
-def _check(kind: FileKind, document: Any) -> None:
-    from scenarios.cluster_file import cluster_in
+def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
+    """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
+    from scenarios.cluster_file import cluster_in, cluster_table
     from scenarios.errors import Fault, ScenarioError
     from scenarios.graph_file import graph_in
     from scenarios.loader import plan_in, scenario_in
+    from scenarios.magnitudes import unusual
 
     if kind is FileKind.SCENARIO:
-        scenario_in(document)
-    elif kind is FileKind.CLUSTER:
+        return scenario_in(document).warnings
+    if kind is FileKind.CLUSTER:
         cluster_in(document)
-    elif kind is FileKind.GRAPH:
+        return unusual(cluster_table(document), document)
+    if kind is FileKind.GRAPH:
         graph_in(document)
     else:
         faults: list[Fault] = []
         plan_in(document, faults)
         if faults:
             raise ScenarioError(tuple(faults))
+    return ()
 
 
 def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_json: Json = False) -> None:
     """Print the JSON Schema of a kind of file, for completion in editors."""
-    from pydantic import TypeAdapter
+    from scenarios.json_schema import json_schema
 
-    from scenarios.cluster_schema import WrittenCluster
-    from scenarios.graph_schema import GraphTable
-    from scenarios.schema import AnyPlan, ScenarioTable
-
-    types: dict[FileKind, Any] = {
-        FileKind.SCENARIO: ScenarioTable,
-        FileKind.PLAN: AnyPlan,
-        FileKind.CLUSTER: WrittenCluster,
-        FileKind.GRAPH: GraphTable,
-    }
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"meshwise {kind.value}"}
-    emit(head | {key: value for key, value in TypeAdapter(types[kind]).json_schema().items() if key != "title"})
+    emit(json_schema(kind.value))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulator.plain_text import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,13 +45,13 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
-    print(text, file=sys.stderr)
+    """Print a remark on stderr, with what is not safe to print written out."""
+    print(escaped(text), file=sys.stderr)
 
 
 def show(rows: Iterable[tuple[str, Any]]) -> None:
     """Print names and values in two columns."""
-    pairs = [(name, str(value)) for name, value in rows]
+    pairs = [(escaped(name), escaped(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}")
@@ -57,7 +59,7 @@ def show(rows: Iterable[tuple[str, Any]]) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print columns under their names; all but the first are set flush right."""
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    cells = [[escaped(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
         first, *rest = row

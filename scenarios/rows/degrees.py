@@ -133,7 +133,7 @@ def fraction_of_sequence(row: Row) -> int:
     micro = row.number("micro_batch")
     if micro is None or micro >= 1:
         return 1
-    return min(max(1, round(1 / micro)), 1024)
+    return max(1, round(min(1 / micro, 1024)))
 
 
 def shards(row: Row, at: Degrees, zero: int) -> int:

@@ -1,11 +1,11 @@
 """Measured collectives as published: rows of JSON, read as data that may be wrong or hostile."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from simulator import strict_json
 from simulator.catalog import cluster
 from simulator.collective_kinds import Algorithm, Collective
 
@@ -119,9 +119,9 @@ def _fields(line: str) -> Mapping[str, Any]:
     if len(line) > _LONGEST:
         raise ValueError(f"a line has at most {_LONGEST} characters, met {len(line)}")
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("a line is a JSON object, met none") from None
+        found = strict_json.parse(line)
+    except strict_json.JsonError as error:
+        raise ValueError(f"a line is a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"a line is a JSON object, met {type(found).__name__}")
     return found

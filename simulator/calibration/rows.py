@@ -5,12 +5,12 @@ A row is a flat JSON object: ``source_id``, ``source_repo`` (the publisher), ``a
 whatever is no such object is refused with its line.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from simulator import strict_json
 from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
 from simulator.compute import Pass
 from simulator.kernels.attention import AttentionShape
@@ -162,9 +162,9 @@ def _parsed(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_ROW_BYTES:
         raise Refused(f"a row has at most {MAX_ROW_BYTES} bytes, met more")
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"a row is a JSON object: {str(error).splitlines()[0][:200]}") from None
+        row = strict_json.parse(line)
+    except strict_json.JsonError as error:
+        raise Refused(f"a row is a JSON object: {error}") from None
     if not isinstance(row, dict):
         raise Refused(f"a row is a JSON object, met {type(row).__name__}")
     return row

@@ -13,6 +13,12 @@ from simulator.interconnect.routes import FloatArray, IntArray
 
 _NUMBER = re.compile(r"\d+")
 _LARGEST = 2**31
+_SHOWN = 60
+"""Characters of a foreign name that a message repeats at most."""
+_COMPARED = 1000
+"""Names that a wrong one is compared with."""
+FEW = 16
+"""Links that are looked for one by one; for more all names are written out once."""
 
 Edge = tuple[str, str, int]
 """A link of the explicit graph: from, to, and its number."""
@@ -40,10 +46,10 @@ class Family(NamedTuple):
         return self.pattern.format(*self.labels[index])
 
     def nearest(self, name: str) -> int:
-        """Return the index whose name is ``name``, or else one that comes near."""
+        """Return the index whose name is ``name``, or else one that comes near: of many by text, one of the first."""
         if self.has_text:
-            names = [self.name(index) for index in range(len(self.labels))]
-            return names.index(get_close_matches(name, names, n=1, cutoff=0.0)[0])
+            names = [self.name(index) for index in range(min(len(self.labels), _COMPARED))]
+            return names.index(get_close_matches(name[:_SHOWN], names, n=1, cutoff=0.0)[0])
         width = self.labels.shape[1]
         numbers = [min(int(digits[:12]), _LARGEST) for digits in _NUMBER.findall(name)[:width]]
         wanted = np.array(numbers + [0] * (width - len(numbers)))
@@ -58,6 +64,8 @@ class Links:
         self._figures: list[tuple[float | FloatArray, ...]] = []
         self._owners: list[IntArray] = []
         self._count = 0
+        self._places: dict[int, dict[str, int]] = {}
+        self._asked = 0
 
     def add(
         self,
@@ -115,17 +123,30 @@ class Links:
                 found[place] = family.pattern.format(*row)
         return found
 
+    def _named(self, family: Family) -> dict[str, int]:
+        """Return the places of links in a family by name."""
+        if family.first not in self._places:
+            rows = family.labels.tolist()
+            self._places[family.first] = {family.pattern.format(*row): index for index, row in enumerate(rows)}
+        return self._places[family.first]
+
     def link(self, name: str) -> int:
         """Return the number of the link called ``name``; ``ValueError`` tells the nearest name."""
         pattern = _NUMBER.sub("{}", name)
+        self._asked += 1
         for family in self._families:
-            if family.has_text or family.pattern == pattern:
+            if not family.has_text and family.pattern != pattern:
+                continue
+            if family.has_text or self._asked > FEW:
+                if (place := self._named(family).get(name)) is not None:
+                    return family.first + place
+            else:
                 index = family.nearest(name)
                 if family.name(index) == name:
                     return family.first + index
-        near = get_close_matches(name, [f.name(f.nearest(name)) for f in self._families], n=1, cutoff=0.0)
+        near = get_close_matches(name[:_SHOWN], [f.name(f.nearest(name)) for f in self._families], n=1, cutoff=0.0)
         raise ValueError(
-            f"a link goes by the name it was built with, met {name!r}; nearest: {' '.join(near) or 'none'}"
+            f"a link goes by the name it was built with, met {name[:_SHOWN]!r}; nearest: {' '.join(near) or 'none'}"
         )
 
 

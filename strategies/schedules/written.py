@@ -1,5 +1,6 @@
 """A schedule of one size whose orders are written out, action by action."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ def written(
         For every rank the rows that run as one with the row after them.
     """
     ranks = len(orders)
-    chunks = max(stage_ranks.count(rank) for rank in range(ranks))
+    chunks = max(Counter(stage_ranks).values())
     known = (Placement.LOOP, Placement.V)
     return WrittenRule(
         NAME,

@@ -62,22 +62,25 @@ def test_a_configuration_is_found_beside_the_scenario_and_simulated(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (json.dumps({**QWEN3, "hidden_size": -1}), "hidden_size: holds a whole number from 1 to 10000000, met -1"),
-        (json.dumps({**QWEN3, "model_type": "qwen3moe"}), "model_type: holds one of qwen3_moe, "),
-        ('{"hidden_size": 1, "hidden_size": 2}', "'hidden_size': a field is stated once, met it twice"),
-        ("model_type: llama", "this is not JSON: "),
-        ("[1]", "a configuration is a mapping, met [1]"),
-        ('{"hidden_size": NaN}', "a number is finite, met NaN"),
-        ("[" * 100_000, "this is not JSON: "),
-        ('{"hidden_size": ' + "9" * 5000 + "}", "this is not JSON: "),
-        ('"\udcff"'.encode("utf-8", "surrogatepass"), "this is not JSON: "),
-        (b" " * (4 * 2**20 + 1), "a file has at most 4194304 bytes, met more"),
+        (
+            json.dumps({**QWEN3, "hidden_size": -1}),
+            ":1:29: hidden_size: holds a whole number from 1 to 10000000, met -1",
+        ),
+        (json.dumps({**QWEN3, "model_type": "qwen3moe"}), ":1:2: model_type: holds one of qwen3_moe, "),
+        ('{"hidden_size": 1, "hidden_size": 2}', ": hidden_size: a name occurs once, met it twice"),
+        ("model_type: llama", ":1:1: this is not JSON: "),
+        ("[1]", ": a configuration is a mapping, met [1]"),
+        ('{"hidden_size": NaN}', ": a number is finite, met NaN"),
+        ("[" * 100_000, ": values nest at most 64 deep, met more"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", ": a number has at most 100 characters, met 5000"),
+        ('"\udcff"'.encode("utf-8", "surrogatepass"), ":1:2: a file is UTF-8 text, met the byte 0xed"),
+        (b" " * (4 * 2**20 + 1), ": a file has at most 4194304 bytes, met more"),
     ],
 )
 def test_a_bad_configuration_is_one_message_of_its_file(tmp_path: Path, content: Any, message: str) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert faults(tmp_path, "{hf_config: config.json}").startswith(f"{file}: {message}")
+    assert faults(tmp_path, "{hf_config: config.json}").startswith(f"{file}{message}")
 
 
 def test_a_configuration_that_is_missing_or_a_folder_is_a_message(tmp_path: Path) -> None:

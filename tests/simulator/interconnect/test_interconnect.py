@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.catalog import cluster
 from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Ring, Torus
@@ -166,3 +167,13 @@ def test_routes_of_131072_devices(name: str) -> None:
     last = devices[131000]
     rows = slice(starts[last], starts[last + 1])
     assert one(wired, last, last + 1) == [(wired.name(entry), 1.0) for entry in link[rows].tolist()]
+
+
+def test_many_links_are_found_as_one_is() -> None:
+    """Past a few, names are looked up in a table: the number is the same, and a wrong name is told its nearest."""
+    machine = Interconnect(cluster("dgx-a100-80gb", 4))
+    names = [machine.name(link) for link in range(0, machine.num_links, 3)]
+    assert len(names) > 20
+    assert [machine.link(name) for name in names] == list(range(0, machine.num_links, 3))
+    with pytest.raises(ValueError, match=r"met 'nic 999999 out'; nearest: nic \d+ out"):
+        machine.link("nic 999999 out")

@@ -1,0 +1,31 @@
+"""``python -m scenarios.fuzzing PARSER|all --inputs N --seed S``: mutated inputs, each within a second and 500 MB."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scenarios.fuzzing.parsers import PARSERS
+from scenarios.fuzzing.run import fuzz_apart
+from simulator.plain_text import escaped
+
+
+def main(
+    parser: Annotated[str, typer.Argument(help=f"One of {', '.join(PARSERS)}, or all.")],
+    inputs: Annotated[int, typer.Option(min=1, help="Inputs of each parser.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Another seed, other inputs.")] = 0,
+    out: Annotated[str, typer.Option(help="Where the smallest input of each failure goes.")] = "fuzzing-failures",
+) -> None:
+    """Read mutated inputs: each must give a value or the input error, and do nothing else."""
+    if parser != "all" and parser not in PARSERS:
+        raise typer.BadParameter(f"a parser is one of {', '.join(PARSERS)} or all, met {escaped(parser[:60])}")
+    sound = True
+    for name in PARSERS if parser == "all" else (parser,):
+        with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
+            sound &= fuzz_apart(name, PARSERS[name], inputs, seed, Path(folder), Path(out))
+    raise typer.Exit(0 if sound else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
