@@ -211,7 +211,8 @@ class _Streams:
     """Copies on two streams of their own, one for each direction."""
 
     def __init__(self, device: torch.device) -> None:
-        self.outward, self.inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        make: Any = torch.cuda.Stream
+        self.outward, self.inward = make(device), make(device)
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
         stream = self.outward if source.device.type == CUDA else self.inward

@@ -182,13 +182,14 @@ def _passes(kernels: Sequence[TraceEvent], passes: _Nested, records: Sequence[Re
 def _message(event: TraceEvent, passes: _Nested, regions: _Nested) -> Row:
     """Return a kernel of NCCL's as what the region says in which the host launched it."""
     event = event._replace(name=event.name.removeprefix(MESSAGE))
-    region, origin = regions.at(event.launched), passes.at(event.launched)
+    region: TraceEvent | None = regions.at(event.launched)
+    origin: Record | None = passes.at(event.launched)
     name = region.name if region is not None else ""
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
     if match := TRANSFER.fullmatch(name):
         return transfer_row(event, event, match)
-    if name.startswith(MOVING):
+    if region is not None and name.startswith(MOVING):
         axis, collective = moved(region)
         kind = COMMUNICATION[axis]
         if collective == SHIFT:

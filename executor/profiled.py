@@ -74,7 +74,7 @@ def profiled(
         run(timed=True)  # the profiler's own first step is slow
         typical = _median([run(timed=True) for _ in range(STEPS)])
         minded = run(timed=False, memory=True)
-    result = {
+    result: dict[str, Any] = {
         "clock": clock(),
         "engine": accelerator.engine,
         "capacity": accelerator.capacity,

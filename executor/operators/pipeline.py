@@ -87,7 +87,7 @@ class Pipeline:
         start, group = self.recorder.now(), self.groups.get((stage, to))
         for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
             whole = tensor.contiguous()
-            self._sends.append((dist.isend(whole, self._rank(to), group, tag), whole))
+            self._sends.append((dist.isend(whole, self._rank(to), group=group, tag=tag), whole))
         if tensors:
             stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
             self._note(stream, stage, microbatch, tensors, start)
@@ -98,7 +98,7 @@ class Pipeline:
             return self._handed.pop((source, stage, microbatch))
         start, group = self.recorder.now(), self.groups.get((source, stage))
         for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
-            dist.recv(tensor, self._rank(source), group, tag)
+            dist.recv(tensor, self._rank(source), group=group, tag=tag)
         if empty:
             stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
             self._note(stream, source, microbatch, empty, start)
