@@ -40,7 +40,7 @@ class _Storage:
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
         whole = tensor.untyped_storage()
-        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)
+        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(whole)
         self.host: Tensor | None = None
         self.copied: Any = None
         """What to wait for: the copy to the host before the device gives its own up, or the one back before its use."""
@@ -109,7 +109,7 @@ class ActivationOffload:
         if layer.weights is None:  # now: a sharded layer is gathered by its own forward
             layer.weights = set(_addresses(module.parameters()))
         address = part.untyped_storage().data_ptr()
-        if address in layer.weights:
+        if address in layer.weights or self.host.holds(part):  # some kernels keep a number or two on the host
             return tensor
         storage = layer.by_address.get(address)
         if storage is None:

@@ -106,7 +106,8 @@ class _HostChunk(_Chunk):
     def step(self) -> None:
         with self.host.moving(GRADIENTS_TO_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
-                main.grad = self.host.keep(piece.gradient.to(main.dtype))
+                gradient = piece.gradient.to(main.dtype)
+                main.grad = gradient if self.host.holds(gradient) else self.host.copy(gradient)
         with self.host.moving(ON_HOST):
             self.optimizer.step()
             for state, name in self._states():

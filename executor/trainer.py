@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
@@ -69,6 +70,8 @@ class Trainer:
         self.job, self.recorder, self.accelerator = job, recorder, accelerator
         self.text = text_of(job.data, job.seed)
         self.mesh = _device_mesh(plan, accelerator.device.type)
+        if plan.pipeline > 1:  # NCCL's first message in a group is to be one of all its ranks
+            dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
         self.host = HostMemory(recorder, accelerator)
         self.position = self.mesh[PIPELINE].get_local_rank()
         self.activations = ActivationOffload(plan, self.position, self.host)
