@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from executor import gpu_trace, trace
+from executor.copier import AtOnce, Copier, Streams
 from executor.device import CPU, CUDA
 from executor.device_timer import CudaTimer, HostTimer, Timer
 from executor.measured_memory import Allocation
@@ -35,18 +35,6 @@ class Held(NamedTuple):
     now: int
     peak: int
     reserved: int
-
-
-class Copier(Protocol):
-    """Copies tensors between device and host while the device computes on."""
-
-    def copy(self, source: Tensor, target: Tensor) -> Any:
-        """Begin a copy of what has been computed so far and return what `wait` takes."""
-        ...
-
-    def wait(self, copied: Any) -> None:
-        """Make all that is computed from now on come after a copy."""
-        ...
 
 
 class Accelerator(Protocol):
@@ -132,15 +120,6 @@ class Accelerator(Protocol):
         ...
 
 
-class _AtOnce:
-    """Copies in step with the host."""
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        target.copy_(source)
-
-    def wait(self, copied: Any) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Core:
     """A core: the device's memory is the host's, and it runs in step with the host."""
@@ -188,7 +167,7 @@ class Core:
 
     def copier(self) -> Copier:
         """Return what copies in step with the host."""
-        return _AtOnce()
+        return AtOnce()
 
     def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
         """Return a profiler of the host."""
@@ -205,25 +184,6 @@ class Core:
     def rows(self, records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         """Return spans by what the host was seen to do."""
         return trace.rows(records, events)
-
-
-class _Streams:
-    """Copies on two streams of their own, one for each direction."""
-
-    def __init__(self, device: torch.device) -> None:
-        make: Any = torch.cuda.Stream
-        self.outward, self.inward = make(device), make(device)
-
-    def copy(self, source: Tensor, target: Tensor) -> Any:
-        stream = self.outward if source.device.type == CUDA else self.inward
-        # both ends: what is copied is computed there, and the room for it may be in use until now
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        return stream.record_event()
-
-    def wait(self, copied: Any) -> None:
-        torch.cuda.current_stream().wait_event(copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +249,7 @@ class Gpu:
 
     def copier(self) -> Copier:
         """Return what copies beside the stream that computes."""
-        return _Streams(self.device)
+        return Streams(self.device)
 
     def profiler(self, *, timed: bool, shapes: bool, memory: bool) -> profile:
         """Return a profiler of the host, and where it is ``timed`` of the kernels and copies of the GPU."""

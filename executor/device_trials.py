@@ -26,7 +26,7 @@ from executor.techniques import machine
 from simulator.models.transformer import Transformer, build
 from strategies.completion import complete
 from strategies.layout import Layout
-from strategies.offloading import OFFLOADS, Offloading
+from strategies.offloading import offloading
 from strategies.problem import Problem
 from strategies.recomputation import Recompute
 from strategies.training import Training
@@ -108,15 +108,11 @@ def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) 
     yield trial("selective recompute", recompute=Recompute.SELECTIVE)
     yield trial("full recompute", recompute=Recompute.FULL)
     if deep:
-        yield trial("activations on the host", profiled=True, offload=_away("activations"))
-        yield trial("optimizer on the host", profiled=True, offload=_away("optimizer"))
-        yield trial("optimizer and parameters on the host", offload=_away("optimizer", "parameters"))
+        yield trial("activations on the host", profiled=True, offload=offloading(["activations"]))
+        yield trial("optimizer on the host", profiled=True, offload=offloading(["optimizer"]))
+        yield trial("optimizer and parameters on the host", offload=offloading(["optimizer", "parameters"]))
     if spec.hidden < 1500:
         yield trial("fp32", precision="fp32")
-
-
-def _away(*names: str) -> Offloading:
-    return Offloading(**{name: (1.0,) for name in OFFLOADS if name in names})
 
 
 def measure(out: Path, device: str, seconds: float) -> dict[str, Any]:
