@@ -3,7 +3,8 @@
 What autograd keeps of a layer is copied to the host when the layer's forward has ended, and stays on the device until
 the forward of the layer after the next needs the room. It comes back while the layer behind it runs backward. The last
 two layers of a microbatch whose backward follows its forward at once move nowhere. So at most two layers' activations
-are on the device (`strategies.lowering.host_copies` says the same of the simulated step).
+are on the device (`strategies.lowering.host_copies` says the same of the simulated step). Where copies run beside what
+computes, what computes waits for the copy whose room it takes, or whose values it reads.
 
 References
 ----------
@@ -14,7 +15,7 @@ torch, ``torch.autograd.graph.saved_tensors_hooks``.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -39,8 +40,10 @@ class _Storage:
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
         whole = tensor.untyped_storage()
-        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)
+        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(whole)
         self.host: Tensor | None = None
+        self.copied: Any = None
+        """What to wait for: the copy to the host before the device gives its own up, or the one back before its use."""
 
 
 class _Kept(NamedTuple):
@@ -77,7 +80,7 @@ class ActivationOffload:
     """Moves the activations of the layers of one rank; all its stages share two buffers."""
 
     def __init__(self, plan: Plan, position: int, host: HostMemory) -> None:
-        self.host = host
+        self.host, self.copier = host, host.accelerator.copier()
         self.buffers: list[_Layer] = []
         order = plan.schedule.orders[position]
         follows = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
@@ -106,7 +109,7 @@ class ActivationOffload:
         if layer.weights is None:  # now: a sharded layer is gathered by its own forward
             layer.weights = set(_addresses(module.parameters()))
         address = part.untyped_storage().data_ptr()
-        if address in layer.weights:
+        if address in layer.weights or self.host.holds(part):  # some kernels keep a number or two on the host
             return tensor
         storage = layer.by_address.get(address)
         if storage is None:
@@ -129,6 +132,7 @@ class ActivationOffload:
                 self._admit(layer.before, beside=layer)
                 self._from_host(layer.before)
         assert kept.storage.device is not None
+        self._wait(kept.storage)
         part = torch.as_strided(kept.storage.device, kept.size, kept.stride, kept.offset)
         if kept.cut is None:
             return part
@@ -146,7 +150,13 @@ class ActivationOffload:
         self._to_host(layer)
         self.buffers.remove(layer)
         for storage in layer.storages:
+            self._wait(storage)
             storage.device = None
+
+    def _wait(self, storage: _Storage) -> None:
+        if storage.copied is not None:
+            self.copier.wait(storage.copied)
+            storage.copied = None
 
     def _to_host(self, layer: _Layer) -> None:
         away = [storage for storage in layer.storages if storage.host is None]
@@ -154,7 +164,8 @@ class ActivationOffload:
             with self.host.moving(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
                 for storage in away:
                     assert storage.device is not None
-                    storage.host = self.host.copy(storage.device)
+                    storage.host = self.host.room(storage.device.numel(), storage.device.dtype)
+                    storage.copied = self.copier.copy(storage.device, storage.host)
 
     def _from_host(self, layer: _Layer) -> None:
         away = [storage for storage in layer.storages if storage.device is None]
@@ -162,7 +173,8 @@ class ActivationOffload:
             with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
                 for storage in away:
                     assert storage.host is not None
-                    storage.device = torch.empty_like(storage.host).copy_(storage.host)
+                    storage.device = torch.empty_like(storage.host, device=self.host.accelerator.device)
+                    storage.copied = self.copier.copy(storage.host, storage.device)
                     storage.host = None
 
 

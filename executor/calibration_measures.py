@@ -21,7 +21,7 @@ from torch.nn.functional import dropout, embedding, gelu, linear
 
 from executor.calibration_sizes import BATCH, BETWEEN, COPY, GRADIENTS, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
 from executor.model import Layer, cross_entropy, flash_attention
-from executor.optimizer import OPTIMIZERS
+from executor.optimizer import kind_of
 from executor.tensor_parallel import layer_plan
 from simulator.models.transformer import Transformer
 
@@ -176,7 +176,7 @@ def _optimizer(spec: Transformer = MEASURED) -> Run:
     layer = Layer(spec)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)
-    kind, options = OPTIMIZERS["adamw"]
+    kind, options = kind_of("adamw")
     return kind(layer.parameters(), **options).step
 
 

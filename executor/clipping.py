@@ -48,7 +48,8 @@ def clip(
     uncounted = {id(copy) for copy in copies}
     held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     gradients = [gradient for _, gradient in held]
-    squares = _squares(gradient for parameter, gradient in held if id(parameter) not in uncounted)
+    counted = [gradient for parameter, gradient in held if id(parameter) not in uncounted]
+    squares = _squares(counted, torch.device(mesh.device_type))
     with torch.no_grad():
         for axis in sums:
             cut = [key for key in squares if axis in key]
@@ -56,7 +57,7 @@ def clip(
                 together = torch.stack([squares[key] for key in cut])
                 dist.all_reduce(together, group=mesh[axis].get_group())
                 squares |= dict(zip(cut, together, strict=True))
-        total = sum(squares.values(), torch.zeros((), dtype=torch.float64))
+        total = sum(squares.values(), torch.zeros((), dtype=torch.float64, device=mesh.device_type))
         dist.all_reduce(total, group=mesh[over].get_group())
         norm = float(total.sqrt())
         for gradient in gradients:
@@ -73,11 +74,11 @@ def scale(norm: float) -> float:
     return min(1.0, MAX_NORM / (norm + _EPSILON))
 
 
-def _squares(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], Tensor]:
+def _squares(gradients: Iterable[Tensor], device: torch.device) -> dict[tuple[str, ...], Tensor]:
     """Return the sum of squares on this rank of the gradients that are cut along the same axes."""
     found: dict[tuple[str, ...], Tensor] = {}
     for gradient in gradients:
-        square = local(gradient).double().square().sum()
+        square = local(gradient).double().square().sum().to(device)
         key = _cut(gradient)
         found[key] = found[key] + square if key in found else square
     return found

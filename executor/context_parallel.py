@@ -39,7 +39,8 @@ def positions(rank: int, ranks: int, sequence: int) -> NDArray[np.int64]:
 
 def apply(network: Network, group: dist.ProcessGroup, attention: Attention, sequence: int) -> None:
     """Make ``network`` read this rank's part of sequences of ``sequence`` tokens, in place."""
-    own = torch.from_numpy(positions(group.rank(), group.size(), sequence))
+    device = next(network.parameters()).device
+    own = torch.from_numpy(positions(group.rank(), group.size(), sequence)).to(device)
     if network.embedding is not None:
         network.embedding.own = own
     for layer in network.decoder_layers():
@@ -61,7 +62,8 @@ def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *,
     result = []
     for queries, part in zip(query.chunk(2, 2), (group.rank(), 2 * group.size() - 1 - group.rank()), strict=True):
         end = (part + 1) * half
-        visible = torch.arange(end) <= torch.arange(part * half, end)[:, None]
+        places = torch.arange(end, device=query.device)
+        visible = places <= places[part * half :, None]
         result.append(core(queries, keys[:, :, :end], values[:, :, :end], visible))
     return torch.cat(result, 2)
 

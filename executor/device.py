@@ -1,4 +1,4 @@
-"""On what ranks train."""
+"""On what ranks train, by name; `executor.accelerator` is what each name means."""
 
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
@@ -6,21 +6,20 @@ DEVICES = (CPU, CUDA)
 
 
 def require_device(device: str, ranks: int) -> None:
-    """Return where this host's ``ranks`` ranks can train on ``device``.
+    """Return where this host has a device for each of ``ranks`` ranks: of cores any number, of GPUs one each.
 
     Raises
     ------
     ValueError
-        Where there is no such device, or this host has too few GPUs, or it has them: the executor's model runs on
-        cores.
+        Where there is no such device, or this host has too few GPUs.
     """
     if device not in DEVICES:
-        raise ValueError(f"device is one of {', '.join(DEVICES)}, met {device[:60]!r}")
+        raise ValueError(f"--device: {' or '.join(DEVICES)}, met {device[:60]!r}; nearest: {CPU}")
     if device == CUDA:
         import torch
 
         gpus = torch.cuda.device_count()
         if gpus < ranks:
-            met = f"met {gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"
-            raise ValueError(f"device: NCCL needs a GPU of its own for each rank of a host, {met}; nearest: {CPU}")
-        raise ValueError(f"device: the executor's ranks train on cores, with gloo, met {CUDA}; nearest: {CPU}")
+            near = f"a plan of {gpus} rank{'s' if gpus > 1 else ''}, or --device {CPU}" if gpus else f"--device {CPU}"
+            needs = f"{ranks} GPU{'s' if ranks > 1 else ''}"
+            raise ValueError(f"--device: cuda needs {needs}, one for each rank of a host, met {gpus}; nearest: {near}")

@@ -105,7 +105,12 @@ def by_expert(counts: Tensor) -> Tensor:
     [0, 3, 4, 1, 2]
     """
     sources, experts = counts.shape
-    return torch.arange(experts).repeat(sources).repeat_interleave(counts.flatten()).argsort(stable=True)
+    return (
+        torch.arange(experts, device=counts.device)
+        .repeat(sources)
+        .repeat_interleave(counts.flatten())
+        .argsort(stable=True)
+    )
 
 
 def replicated(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -117,7 +122,7 @@ def replicated(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts:
 
 def gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: Sequence[int]) -> Tensor:
     """Return what experts make of this rank's ``rows``, each tensor rank with a part of the width and of the tokens."""
-    ranks, own = group.size(), torch.tensor(counts)
+    ranks, own = group.size(), torch.tensor(counts, device=rows.device)
     every = own.new_empty(ranks * len(own))
     with moving(TENSOR, "all_gather counts"):
         dist.all_gather_into_tensor(every, own, group=group)

@@ -78,6 +78,8 @@ def shard(
         Of how many blocks, the first ones, the shards and their gradients are on ``host``.
     """
     policy = precision or MixedPrecisionPolicy()
+    pins = host is not None and host.accelerator.pins
+    policy_of = partial(_policy, pins=pins)
     blocks = [block for block in (network.embedding, *network.decoder_layers(), network.head) if block is not None]
     distant = blocks[:away]
     for layer in network.decoder_layers():
@@ -87,7 +89,7 @@ def shard(
                 mesh=experts,
                 reshard_after_forward=reshard,
                 mp_policy=policy,
-                offload_policy=_policy(layer in distant),
+                offload_policy=policy_of(layer in distant),
             )
     ends = [network.embedding, network.head]
     if network.tied and None not in ends:
@@ -100,10 +102,12 @@ def shard(
                 mesh=mesh,
                 reshard_after_forward=reshard and not kept,
                 mp_policy=policy,
-                offload_policy=_policy(unit in distant),
+                offload_policy=policy_of(unit in distant),
             )
     tied_away = network.tied and network.embedding in distant
-    fully_shard(network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=_policy(tied_away))
+    fully_shard(
+        network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=policy_of(tied_away)
+    )
     if host is not None:
         _move(distant, host)
 
@@ -113,17 +117,25 @@ def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
-def _policy(away: bool) -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=False) if away else OffloadPolicy()
+def _policy(away: bool, *, pins: bool) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=pins) if away else OffloadPolicy()
 
 
 def _move(blocks: Sequence[nn.Module], host: HostMemory) -> None:
-    """Put shards on the host; gradients follow as soon as they are reduced."""
+    """Put shards on the host; gradients follow as soon as they are reduced.
+
+    Where the device has memory of its own torch has done so, and shards and gradients are counted.
+    """
     moved: dict[DTensor, nn.Parameter] = {}  # tied ones once
     with torch.no_grad():
         for module in chain.from_iterable(block.modules() for block in blocks):
             for name, parameter in module.named_parameters(recurse=False):
                 assert isinstance(parameter, DTensor)
+                if host.holds(parameter.to_local()):
+                    if parameter not in moved:
+                        moved[parameter] = parameter
+                        host.count(host.keep(parameter.to_local()).untyped_storage().nbytes())
+                    continue
                 if parameter not in moved:
                     moved[parameter] = nn.Parameter(_like(parameter, host.copy(parameter.to_local())))
                     follow: Callable[..., Any] = moved[parameter].register_post_accumulate_grad_hook

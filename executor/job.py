@@ -1,6 +1,7 @@
 """What a worker is told: one JSON document in the job folder."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,12 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> "Job":
         """Return the job in a file; ``ValueError`` where it is none."""
-        document: dict[str, Any] = json.loads(path.read_text())
+        return cls.of(json.loads(path.read_text()), str(path))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], path: str) -> "Job":
+        """Return what `text` says, read from ``path``; ``ValueError`` where it is no job."""
+        document = dict(given)
         if document.pop("version", None) != JOB_VERSION:
             raise ValueError(f"{path}: a job of this program has version {JOB_VERSION}")
         try:

@@ -2,10 +2,9 @@
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import shards, trace
+from executor import shards
+from executor.accelerator import Accelerator, Held
 from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
 from executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
@@ -28,57 +28,81 @@ from simulator.program import Category
 from strategies.mesh import TENSOR
 
 
-def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int) -> None:
+def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator: Accelerator) -> None:
     """Train as ``job`` says and leave this rank's results in ``folder``."""
     warnings.filterwarnings("ignore", category=UserWarning)
     heartbeat.step = -1
     heartbeat.beat("build")
+    accelerator.settle(exact=job.training.precision == "fp64")
     kind = UnflushedTrainer if job.plan.asynchronous else Trainer
-    trainer = kind(job, Recorder(heartbeat))
+    trainer = kind(job, Recorder(heartbeat, accelerator.synchronise), accelerator)
     if job.resume is not None:
         heartbeat.beat("resume")
         shards.load(trainer, Path(job.resume))
-    _timed_steps(trainer, folder, rank)
+    held = timed_steps(trainer, folder, rank)
     if job.dump:
         _dump(trainer, tensors_file(folder, rank))
     if job.profile:
-        result_file(folder, rank).write_text(json.dumps(_profiled_step(trainer)))
+        result_file(folder, rank).write_text(json.dumps(profiled_step(trainer) | described(held)))
 
 
-def _timed_steps(trainer: Trainer, folder: Path, rank: int) -> None:
-    job, heartbeat = trainer.job, trainer.recorder.heartbeat
+def timed_steps(trainer: Trainer, folder: Path, rank: int) -> Held | None:
+    """Run the steps of the job, write a line of metrics after each, and return what the device's allocator held.
+
+    The first step, which makes optimizer states, does not count for the most that was held, but where it is alone.
+    """
+    job, heartbeat, accelerator = trainer.job, trainer.recorder.heartbeat, trainer.accelerator
+    accelerator.reset_peak()
     dist.barrier()
     with metrics_file(folder, rank).open("w") as metrics:
         for step in range(job.first_step, job.steps):
             heartbeat.step = step
-            start = perf_counter_ns()
-            loss = trainer.step(step)
-            seconds = (perf_counter_ns() - start) / 1e9
+            loss, seconds = timed(accelerator, lambda: trainer.step(heartbeat.step))
             metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
             metrics.flush()
+            if step == job.first_step < job.steps - 1:
+                accelerator.reset_peak()
             done = step + 1
             if job.checkpoint_every and (done % job.checkpoint_every == 0 or done == job.steps):
                 heartbeat.beat("checkpoint")
                 shards.save(trainer, done, checkpoints_folder(folder))
+    return accelerator.held()
 
 
-def _profiled_step(trainer: Trainer) -> dict[str, Any]:
+def timed(accelerator: Accelerator, step: Callable[[], float | None]) -> tuple[float | None, float]:
+    """Return what a step returns, and its seconds until the device is done."""
+    losses: list[float | None] = []
+    seconds = accelerator.timer.once(lambda: losses.append(step()))
+    return losses[0], seconds
+
+
+def described(held: Held | None) -> dict[str, Any]:
+    """Return what an allocator held as a result says it."""
+    return {"held": None if held is None else held._asdict()}
+
+
+def profiled_step(trainer: Trainer) -> dict[str, Any]:
+    """Return spans and memory of a step that is not among the timed ones, and the bytes on the host."""
     once = trainer.job.plan.asynchronous  # then gradients are there between steps
     if not once:
         trainer.zero_gradients()
     steps = count(trainer.job.steps)
     gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
+    accelerator = trainer.accelerator
     found = profiled(
-        lambda: trainer.step(next(steps)), trainer.recorder, trace.rows, _resident(trainer), gradients, once=once
+        lambda: trainer.step(next(steps)), trainer.recorder, accelerator, resident(trainer), gradients, once=once
     )
     return found | {"host": trainer.host.peak}
 
 
-def _resident(trainer: Trainer) -> dict[str, int]:
-    """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets."""
+def resident(trainer: Trainer) -> dict[str, int]:
+    """Return bytes of this rank that live from step to step, by category; DDP keeps gradients in its buckets.
+
+    What the device's allocator has given out besides, to libraries as cuBLAS, are buffers.
+    """
     networks = trainer.networks
     buckets = [module for module in trainer.modules.values() if isinstance(module, DistributedDataParallel)]
-    return {
+    found: dict[str, int] = {
         Category.PARAMETERS: nbytes(
             p for n in networks.values() for p in n.parameters() if not trainer.host.holds(local(p.detach()))
         ),
@@ -90,6 +114,8 @@ def _resident(trainer: Trainer) -> dict[str, int]:
             if isinstance(value, Tensor)
         ),
     }
+    held = trainer.accelerator.held()
+    return found if held is None else found | {Category.BUFFERS: max(held.now - sum(found.values()), 0)}
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
@@ -112,4 +138,4 @@ def _dump(trainer: Trainer, path: Path) -> None:
 
 def _whole(tensor: Tensor) -> Any:
     with torch.no_grad():
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).numpy()
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().numpy()

@@ -43,7 +43,7 @@ def read_timeline(plan: Plan, folder: Path) -> Timeline:
         spans=tuple(sorted(spans, key=lambda span: (span.start, span.end, span.rank_class))),
         memory=tuple(_profile(rank, len(ranks), results[rank], first) for rank in ranks),
         step_time=(max(result["end"] for result in results) - first) / 1e9,
-        engine="gloo",
+        engine=results[0]["engine"],
     )
 
 
@@ -90,7 +90,8 @@ def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> Memor
     for instant, taken in result["memory"]:
         times.append(max((instant - first) / 1e9, times[-1]))
         usage.append(tuple(held + more for held, more in zip(resident, taken, strict=True)))
-    return MemoryProfile(rank, physical_memory() / ranks, tuple(times), tuple(usage))
+    capacity = result["capacity"] or physical_memory() / ranks
+    return MemoryProfile(rank, capacity, tuple(times), tuple(usage))
 
 
 def physical_memory() -> float:

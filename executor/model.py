@@ -141,7 +141,7 @@ def rotated(heads: Tensor, positions: Tensor | None = None) -> Tensor:
     half, sequence = heads.shape[-1] // 2, heads.shape[-2]
     exact = torch.float64 if heads.dtype is torch.float64 else torch.float32
     turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=heads.device) / half)
-    places = torch.arange(sequence) if positions is None else positions
+    places = torch.arange(sequence, device=heads.device) if positions is None else positions
     angles = places.to(heads.device, exact)[:, None] * turns
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     one, other = heads[..., :half], heads[..., half:]
@@ -166,7 +166,9 @@ def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor
     if group > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1) if visible is None else ~visible
+    future = (
+        torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).triu(1) if visible is None else ~visible
+    )
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
 
 

@@ -8,7 +8,7 @@ References
 Rajbhandari et al. 2020, "ZeRO", section 5.1 (optimizer state partitioning).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from executor.accelerator import CORE
 from executor.data_parallel import fill, flatten, local
 from executor.host_memory import HostMemory
 from executor.learning_rate import PEAKS
@@ -24,9 +25,17 @@ from strategies.offloading import StepPlace
 from strategies.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"], "foreach": False}),
-    "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9, "foreach": False}),
+    "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"]}),
+    "sgd": (torch.optim.SGD, {"lr": PEAKS["sgd"], "momentum": 0.9}),
 }
+PLAIN = CORE.optimizer_options
+"""One parameter and operation after the other."""
+
+
+def kind_of(name: str, how: Mapping[str, Any] = PLAIN) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Return the class of an optimizer and what it is made with; ``how`` says which of torch's implementations."""
+    kind, options = OPTIMIZERS[name]
+    return kind, {**options, **how}
 
 
 class States(NamedTuple):
@@ -140,12 +149,14 @@ def build(
     parameters: Sequence[nn.Parameter],
     group: dist.ProcessGroup,
     states: States | None = None,
+    how: Mapping[str, Any] = PLAIN,
 ) -> Any:
     """Return the optimizer ``name`` for one rank's parameters; ``group`` are the ranks that share its states.
 
-    ``states`` says where they are, if not with the parameters, and as precise as these.
+    ``states`` says where they are, if not with the parameters, and as precise as these; ``how`` which of torch's
+    implementations it is.
     """
-    kind, options = OPTIMIZERS[name]
+    kind, options = kind_of(name, how)
     if plan.gradient_reduction == SERVER and group.size() > 1:
         return PartitionedOptimizer(parameters, kind, group, options, owners=1, states=states)
     if plan.zero != 1 or group.size() == 1:  # nothing is shared, or parameters are shards already

@@ -24,6 +24,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
+from executor import attention_by_products
 from executor.measured_memory import Allocation
 from executor.trace import TraceEvent
 from strategies.schedule import Schedule
@@ -71,11 +72,16 @@ def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return attention as torch's fused kernel computes it, and the logsumexp of its scores.
+    """Return attention, by torch's fused kernel where it has one for the device and dtype, and the logsumexp of scores.
 
     Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
     """
-    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+    if query.is_cpu:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+    elif query.dtype.itemsize == 2:
+        out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)
+    else:  # FlashAttention is of 16 bits alone
+        out, logsumexp = attention_by_products.attended(query, key, value, causal=causal)
     return out, logsumexp
 
 
@@ -86,9 +92,18 @@ def attention_gradients(
 
     The keys may be some of those that ``out`` and ``logsumexp`` are over.
     """
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    of_query, of_key, of_value = backward(gradient, query, key, value, out, logsumexp, 0.0, causal)
-    return of_query, of_key, of_value
+    if query.is_cpu:
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_query, of_key, of_value = backward(gradient, query, key, value, out, logsumexp, 0.0, causal)
+        return of_query, of_key, of_value
+    if query.dtype.itemsize == 2:
+        seed, unused = (torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ()))
+        lengths = (None, None, query.shape[2], key.shape[2], 0.0, causal, seed, unused)  # no dropout
+        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(part.contiguous() for part in (gradient, query, key, value, out, logsumexp)), *lengths
+        )
+        return of_query, of_key, of_value
+    return attention_by_products.gradients(gradient, query, out, logsumexp, key, value, causal=causal)
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:
@@ -138,13 +153,17 @@ def _message(event: Any) -> int:
     return size * int(event.concrete_inputs()[1]) if gathered else size
 
 
-def allocations(profiler: Any) -> list[Allocation]:
-    """Return what a profiler that minds memory saw taken and given back, in order; it tells addresses in a tree."""
+def allocations(profiler: Any, device: str) -> list[Allocation]:
+    """Return what a profiler that minds memory saw taken and given back on a kind of device, in order.
+
+    It tells addresses in a tree.
+    """
     found, left = [], list(profiler.profiler.kineto_results.experimental_event_tree())
     while left:
         event = left.pop()
         left += event.children
         if event.name == "[memory]":
             fields = event.extra_fields
-            found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+            if fields.device.type == device:
+                found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
     return sorted(found)

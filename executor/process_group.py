@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
+from executor.accelerator import CORE, Accelerator
 from executor.hosts import note_place, several_hosts
 from executor.network_interface import address_towards, interface_towards, loopback
 from executor.shared_folder import require_shared
@@ -20,10 +20,11 @@ _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @contextmanager
-def joined(folder: Path, timeout: float) -> Iterator[None]:
-    """Run the body inside a gloo group: rendezvous through ``folder``, or as torchrun says.
+def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Iterator[None]:
+    """Run the body inside a group of all ranks: rendezvous through ``folder``, or as torchrun says.
 
-    Every wait for another rank ends after ``timeout`` seconds.
+    Every wait for another rank ends after ``timeout`` seconds. Which interfaces NCCL takes it finds itself, where
+    ``NCCL_SOCKET_IFNAME`` does not say.
 
     Raises
     ------
@@ -31,14 +32,15 @@ def joined(folder: Path, timeout: float) -> Iterator[None]:
         Where the ranks of several hosts do not see one folder, or this host is not to be reached by the name of the
         first.
     """
-    torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    accelerator.begin(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    backend = accelerator.backend
     wait = timedelta(seconds=timeout)
     master = os.environ.get("MASTER_ADDR")
     if master is None:
         os.environ[_INTERFACE] = loopback()
         store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=wait)
     else:
         if several_hosts():
             note_place(folder, rank, address_towards(master))
@@ -47,7 +49,7 @@ def joined(folder: Path, timeout: float) -> Iterator[None]:
             os.environ.setdefault(_INTERFACE, interface)
         shared, *_ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
         attempt = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", shared)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=ranks, timeout=wait)
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=wait)
         if several_hosts():
             require_shared(folder, rank)
     yield

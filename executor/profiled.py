@@ -1,11 +1,13 @@
 """Steps under torch's profiler: the spans of a typical one, and the memory of one more.
 
 Shapes of messages cost a profiled step some percent, allocations more, so these are looked at apart. Of several
-steps the one is kept that took the median time: one step of a shared machine says little.
+steps the one is kept that took the median time: one step of a shared machine says little. While allocations are looked
+at, passes wait for the device, so that what is taken in a pass is seen in its time.
 """
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -13,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from executor import trace
+from executor.accelerator import Accelerator
 from executor.data_parallel import local
 from executor.measured_memory import Allocation, categories, turning_points
-from executor.private_torch import allocations, trace_events
 from executor.recorder import Record, Recorder
 from executor.trace import TraceEvent
 
@@ -44,34 +46,38 @@ class _Profiled(NamedTuple):
 def profiled(
     step: Callable[[], object],
     recorder: Recorder,
-    spans: Spans,
+    accelerator: Accelerator,
     resident: Mapping[str, int],
     gradients: Callable[[], Iterable[Tensor]],
     *,
+    spans: Spans | None = None,
     once: bool = False,
 ) -> dict[str, Any]:
     """Return spans and memory of steps that are not among the timed ones, for the profiler slows them.
 
     Parameters
     ----------
-    spans
-        What happened, from what was recorded and the profiler's events, on the host's clock.
     resident
         Bytes that live from step to step, by category.
     gradients
         Those that a rank holds when a step is over.
+    spans
+        What happened, from what was recorded, exactly by the host's clock; by default what the accelerator says.
     once
         Whether one step has to tell all: where messages are under way between steps, they would end under another
         profiler than they began under, which corrupts torch's memory.
     """
+    run = partial(_profiled, step, recorder, accelerator, spans)
     if once:
-        typical = minded = _profiled(step, recorder, spans, shapes=True, memory=True)
+        typical = minded = run(timed=True, memory=True)
     else:
-        _profiled(step, recorder, spans, shapes=True)  # the profiler's own first step is slow
-        typical = _median([_profiled(step, recorder, spans, shapes=True) for _ in range(STEPS)])
-        minded = _profiled(step, recorder, spans, memory=True)
-    result = {
+        run(timed=True)  # the profiler's own first step is slow
+        typical = _median([run(timed=True) for _ in range(STEPS)])
+        minded = run(timed=False, memory=True)
+    result: dict[str, Any] = {
         "clock": clock(),
+        "engine": accelerator.engine,
+        "capacity": accelerator.capacity,
         "start": typical.start,
         "end": typical.end,
         "spans": typical.spans,
@@ -95,22 +101,32 @@ def addresses(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def _profiled(
-    step: Callable[[], object], recorder: Recorder, spans: Spans, *, shapes: bool = False, memory: bool = False
+    step: Callable[[], object],
+    recorder: Recorder,
+    accelerator: Accelerator,
+    spans: Spans | None,
+    *,
+    timed: bool,
+    memory: bool = False,
 ) -> _Profiled:
     records: list[Record] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, record_shapes=shapes) as profiler:
+    recorder.exact = spans is not None or not timed
+    with accelerator.profiler(timed=timed, shapes=timed, memory=memory) as profiler:
+        accelerator.synchronise()
         dist.barrier()
         marks = [_mark(index) for index in range(_MARKS)]
         recorder.records = records
         start = perf_counter_ns()
         step()
+        accelerator.synchronise()
         end = perf_counter_ns()
         recorder.records = None
-    raw = trace_events(profiler)
+    recorder.exact = False
+    raw = accelerator.events(profiler, timed=timed)
     offset = _offset(marks, raw)
-    events = [event._replace(start=event.start + offset, end=event.end + offset) for event in raw]
-    taken = [each._replace(time=each.time + offset) for each in allocations(profiler)] if memory else []
-    return _Profiled(start, end, records, events, spans(records, events), taken)
+    events = [event.later(offset) for event in raw]
+    taken = [each._replace(time=each.time + offset) for each in accelerator.allocations(profiler)] if memory else []
+    return _Profiled(start, end, records, events, (spans or accelerator.rows)(records, events), taken)
 
 
 def _median(steps: Sequence[_Profiled]) -> _Profiled:

@@ -9,7 +9,7 @@ from executor import data
 from executor.clipping import MAX_NORM
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.optimizer import OPTIMIZERS, set_learning_rate
+from executor.optimizer import kind_of, set_learning_rate
 from executor.text import text_of
 from executor.trainer import DTYPES
 
@@ -27,7 +27,7 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     blocks = [name for stage in job.plan.stages for name in stage.blocks]
     network = Network(job.spec, job.training.sequence, blocks).to(DTYPES[job.training.precision])
     initialize(network, job.seed)
-    kind, options = OPTIMIZERS[job.training.optimizer]
+    kind, options = kind_of(job.training.optimizer)
     optimizer = kind(network.parameters(), **options)
     text = text_of(job.data, job.seed)
     losses = []

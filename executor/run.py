@@ -8,6 +8,7 @@ from statistics import median
 
 from executor.checkpoint import sweep
 from executor.continuation import RunOptions, prepared
+from executor.device import CPU, require_device
 from executor.job import Job, checkpoints_folder, metrics_file, result_file
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
@@ -44,9 +45,12 @@ class Run:
     step_time
         Their median without the first two steps.
     peak_memory
-        Largest bytes of tensors held at once by any rank, as torch's allocator reports them.
+        Largest bytes of tensors held at once by any rank, as torch's allocator reports them: on a GPU in the timed
+        steps but the first, on cores in a profiled one.
     host_memory
         Largest bytes that any rank held at once on its host.
+    reserved_memory
+        Largest bytes that torch's allocator took of any GPU; 0 on cores.
     """
 
     steps: int
@@ -58,6 +62,7 @@ class Run:
     verification: Verification | None
     first_step: int = 0
     host_memory: float = 0.0
+    reserved_memory: float = 0.0
 
 
 def execute(
@@ -73,6 +78,7 @@ def execute(
     progress: Progress | None = None,
     options: RunOptions = _NO_OPTIONS,
     warn: Callable[[str], None] = lambda text: None,
+    device: str = CPU,
 ) -> Run:
     """Return what was measured in ``steps`` steps of ``plan`` on this host, one process a rank.
 
@@ -94,16 +100,20 @@ def execute(
         Data, learning rate, checkpoints, and whether the run goes on from one.
     warn
         Told of every checkpoint that is damaged and passed over.
+    device
+        What ranks train on: one of `executor.device.DEVICES`.
 
     Raises
     ------
     ValueError
-        Where torch cannot run the plan, or data or checkpoint do not fit; nothing was started.
+        Where torch cannot run the plan, GPUs are too few, or data or checkpoint do not fit; nothing was started.
     ExecutionError
         Where a rank fails.
     VerificationError
         Where the ranks do not compute what one process computes; the steps were not begun.
     """
+    require_torch()
+    require_device(device, plan.mesh.num_ranks)
     jobs = jobs_of(
         spec,
         training,
@@ -115,6 +125,7 @@ def execute(
         timeout=timeout,
         options=options,
         warn=warn,
+        device=device,
     )
     verification = verified(*jobs[1]) if verify else None
     job = jobs[0][0]
@@ -138,6 +149,7 @@ def jobs_of(
     timeout: float = 600.0,
     options: RunOptions = _NO_OPTIONS,
     warn: Callable[[str], None] = lambda text: None,
+    device: str = CPU,
 ) -> list[tuple[Job, Path]]:
     """Return the job of a run, and where asked that of its verification, each with its folder.
 
@@ -149,7 +161,7 @@ def jobs_of(
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
     refuse(spec, training, plan)
-    job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout), seed, options, folder)
+    job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout, device=device), seed, options, folder)
     for text in damaged:
         warn(f"passed over: {text}")
     return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if verify else [])
@@ -165,12 +177,22 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
         losses=losses(job.plan, len(times), folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
-        peak_memory=timeline.peak_memory,
+        peak_memory=held(job.plan, folder, "peak") or timeline.peak_memory,
         timeline=timeline,
         verification=compare(*checked[0]) if checked else None,
         first_step=job.first_step,
         host_memory=host_memory(job.plan, folder),
+        reserved_memory=held(job.plan, folder, "reserved"),
     )
+
+
+def held(plan: Plan, folder: Path, what: str) -> float:
+    """Return what the allocators of a profiled job's GPUs held: ``peak`` or ``reserved``, of any rank the most.
+
+    On cores, of which torch keeps no such statistics, it is 0.
+    """
+    found = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
+    return float(max(each[what] if each else 0 for each in found))
 
 
 def host_memory(plan: Plan, folder: Path) -> float:

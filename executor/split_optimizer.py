@@ -96,17 +96,12 @@ class _Chunk:
         for state in self.optimizer.state.values():
             yield from ((state, name) for name, value in state.items() if isinstance(value, Tensor) and value.dim())
 
-    def _bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device, or on the host where it is not here but there."""
-        return torch.empty_like(tensor).copy_(tensor) if self.host.holds(tensor) else tensor
-
 
 class _HostChunk(_Chunk):
     """Pieces that the host updates."""
 
     def _main(self, values: Tensor) -> Tensor:
-        wide = values.to(main_type(values.dtype))
-        return wide if self.host.holds(wide) else self.host.copy(wide)
+        return self.host.keep(values.to(main_type(values.dtype)))
 
     def step(self) -> None:
         with self.host.moving(GRADIENTS_TO_HOST):
@@ -116,8 +111,7 @@ class _HostChunk(_Chunk):
         with self.host.moving(ON_HOST):
             self.optimizer.step()
             for state, name in self._states():
-                if not self.host.holds(state[name]):
-                    state[name] = self.host.copy(state[name])
+                state[name] = self.host.keep(state[name])
         with self.host.moving(PARAMETERS_FROM_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
                 main.grad = None
@@ -140,10 +134,10 @@ class _StreamedChunk(_Chunk):
         """Bring to the device what the update reads."""
         with self.host.moving(STATES_FROM_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
-                main.data = self._bring(main.data)
-                main.grad = self._bring(piece.gradient.to(main.dtype))
+                main.data = self.host.bring(main.data)
+                main.grad = self.host.bring(piece.gradient.to(main.dtype))
             for state, name in self._states():
-                state[name] = self._bring(state[name])
+                state[name] = self.host.bring(state[name])
 
     def step(self) -> None:
         self._update()

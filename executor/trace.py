@@ -24,12 +24,12 @@ from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
 from strategies.lowering.step import COMMUNICATION
 
-_TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
-_GLOO = "gloo:"
-_FULLY_SHARDED = re.compile(r"FSDP::(?:all_gather|post_backward_reduce) \((.*)\)")
+TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
+GLOO = "gloo:"
+FULLY_SHARDED = re.compile(r"FSDP::(?:all_gather|post_backward_reduce) \((.*)\)")
 _OPERATOR = "aten::"
 _POINT_TO_POINT = ("gloo:send", "gloo:recv")
-_FUNCTIONAL = "_c10d_functional::"
+FUNCTIONAL = "_c10d_functional::"
 _end = attrgetter("end")
 _SUFFIX = re.compile(r"(_into)?_tensor$|_single$")
 _WRAP = "_wrap_tensor_autograd"
@@ -47,16 +47,29 @@ MOVING = "meshwise moving "
 SHIFT = "shift"
 """The collective of a region that posts sends and receives, which end later."""
 
-_PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
+PASSES = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT, TaskKind.OPTIMIZER)
+
+
+HOST = -1
+"""The stream of an event of the host."""
 
 
 class TraceEvent(NamedTuple):
-    """One event of the profiler: ns of its own clock; ``size`` bytes of the message of a communication."""
+    """One event of the profiler: ns of its own clock; ``size`` bytes of the message of a communication.
+
+    One of a GPU has the number of its ``stream`` there, and was ``launched`` by the host at an instant.
+    """
 
     name: str
     start: int
     end: int
     size: int
+    stream: int = HOST
+    launched: int = 0
+
+    def later(self, offset: int) -> "TraceEvent":
+        """Return the event on another clock."""
+        return self._replace(start=self.start + offset, end=self.end + offset, launched=self.launched + offset)
 
 
 class Row(NamedTuple):
@@ -72,7 +85,7 @@ class Row(NamedTuple):
     bytes: int = 0
 
 
-class _Blocking(NamedTuple):
+class Blocking(NamedTuple):
     """A collective that a pass waits for, from its launch to the end of the wait."""
 
     kind: TaskKind
@@ -82,7 +95,7 @@ class _Blocking(NamedTuple):
     size: int
 
 
-class _Intervals:
+class Intervals:
     """Intervals of one thread that do not overlap; finds the one that holds an instant."""
 
     def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
@@ -90,6 +103,7 @@ class _Intervals:
         self.starts = [start for start, _, _ in self.rows]
 
     def at(self, instant: int) -> int | None:
+        """Return the number of the interval at an instant; ``None`` outside of all."""
         index = bisect_right(self.starts, instant) - 1
         return self.rows[index][2] if index >= 0 and instant <= self.rows[index][1] else None
 
@@ -97,7 +111,7 @@ class _Intervals:
 def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes without the communication they wait for, and that communication."""
     communication = list(_communication(records, events))
-    copies = [_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
+    copies = [row_of(record) for record in records if record.kind is TaskKind.HOST_COPY]
     blocking = {
         TaskKind.OPTIMIZER: [r for r in communication if r.kind is not TaskKind.PIPELINE_COMMUNICATION],
         TaskKind.RECOMPUTE: sorted(
@@ -106,16 +120,17 @@ def rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
         ),
     }
     inside = blocking[TaskKind.RECOMPUTE]
-    recomputed = [_row(record) for record in records if record.kind is TaskKind.RECOMPUTE]
+    recomputed = [row_of(record) for record in records if record.kind is TaskKind.RECOMPUTE]
     again = sorted(inside + recomputed, key=attrgetter("start"))
     blocking |= {TaskKind.FORWARD: inside, TaskKind.BACKWARD: again, TaskKind.WEIGHT_GRADIENT: again}
     passes = [record for record in records if record.kind is not TaskKind.HOST_COPY]
     holes = {kind: sorted(rows + copies, key=attrgetter("start")) for kind, rows in blocking.items()}
-    result = communication + copies + [piece for r in passes for piece in without(_row(r), holes[r.kind])]
+    result = communication + copies + [piece for r in passes for piece in without(row_of(r), holes[r.kind])]
     return sorted(result, key=lambda row: (row.start, row.end))
 
 
-def _row(record: Record) -> Row:
+def row_of(record: Record) -> Row:
+    """Return what was recorded as a span."""
     return Row(_host_stream(record.operators) if record.kind is TaskKind.HOST_COPY else StreamKind.COMPUTE, *record)
 
 
@@ -158,33 +173,34 @@ def _waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[R
 
 
 def _communication(records: Sequence[Record], events: Sequence[TraceEvent]) -> Iterator[Row]:
-    passes = [r for r in records if r.kind in _PASSES]
-    passing = _Intervals((r.start, r.end, index) for index, r in enumerate(passes))
-    actions = [(event, match) for event in events if (match := _TRANSFER.fullmatch(event.name))]
-    moving = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
-    shifts = [event for event in events if event.name.startswith(MOVING) and _moved(event)[1] == SHIFT]
-    posting = _Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
+    passes = [r for r in records if r.kind in PASSES]
+    passing = Intervals((r.start, r.end, index) for index, r in enumerate(passes))
+    actions = [(event, match) for event in events if (match := TRANSFER.fullmatch(event.name))]
+    moving = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(actions))
+    shifts = [event for event in events if event.name.startswith(MOVING) and moved(event)[1] == SHIFT]
+    posting = Intervals((event.start, event.end, index) for index, event in enumerate(shifts))
     for each in _blocking_collectives(events):
         origin = _pass_at(passes, passing, each.start)
         inside = origin is not None and origin.kind is not TaskKind.OPTIMIZER
-        yield _blocking_row(each, origin) if inside else _sum_of_replicated(each)
+        yield blocking_row(each, origin) if inside else sum_of_replicated(each)
     launches = _launches(events)
     for event in _outside_blocking_collectives(events):
-        name = event.name.removeprefix(_GLOO)
+        name = event.name.removeprefix(GLOO)
         if name in ("send", "recv") and (region := posting.at(event.start)) is not None:
             yield _shift(event, shifts[region], _pass_at(passes, passing, event.start))
         elif name in ("send", "recv") and (action := moving.at(event.start)) is not None:
-            yield _transfer(event, *actions[action])
+            yield transfer_row(event, *actions[action])
         elif name != "barrier":
-            yield _data_row(event, _taken(launches, event), _pass_at(passes, passing, event.start))
+            yield data_row(event, _taken(launches, event), _pass_at(passes, passing, event.start))
 
 
-def _blocking_row(each: _Blocking, origin: Record | None) -> Row:
+def blocking_row(each: Blocking, origin: Record | None) -> Row:
+    """Return a collective as a span of the pass that waits for it."""
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     return Row(StreamKind.TENSOR, each.kind, *where, each.name, each.start, each.end, each.size)
 
 
-def _sum_of_replicated(each: _Blocking) -> Row:
+def sum_of_replicated(each: Blocking) -> Row:
     """Return a collective outside of passes: of gradients of what every tensor rank holds."""
     what = f"{each.name} gradients of replicated parameters"
     return Row(StreamKind.DATA, TaskKind.DATA_COMMUNICATION, -1, -1, what, each.start, each.end, each.size)
@@ -193,11 +209,11 @@ def _sum_of_replicated(each: _Blocking) -> Row:
 def _shift(event: TraceEvent, region: TraceEvent, origin: Record | None) -> Row:
     """Return what goes round a ring, from when it was posted."""
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
-    what = f"{SHIFT} {event.name.removeprefix(_GLOO)}"
-    return Row(StreamKind.CONTEXT, COMMUNICATION[_moved(region)[0]], *where, what, region.start, event.end, event.size)
+    what = f"{SHIFT} {event.name.removeprefix(GLOO)}"
+    return Row(StreamKind.CONTEXT, COMMUNICATION[moved(region)[0]], *where, what, region.start, event.end, event.size)
 
 
-def _transfer(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
+def transfer_row(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Row:
     """Return a send or receive, of the stage that sends, from when it was posted."""
     stage, way, direction, microbatch = match.groups()
     ahead = (1 if direction == "F" else -1) if way == "RECV" else 0
@@ -206,7 +222,7 @@ def _transfer(event: TraceEvent, action: TraceEvent, match: re.Match[str]) -> Ro
     return Row(_STREAMS[way, direction], kind, sender, int(microbatch), what, action.start, event.end, event.size)
 
 
-class _Launch(NamedTuple):
+class Launch(NamedTuple):
     """A collective of ``fully_shard`` as it is launched: gathers ``unit`` or reduces its gradients."""
 
     gathers: bool
@@ -218,18 +234,18 @@ class _Launch(NamedTuple):
 _LAUNCHES = {"c10d::_allgather_base_": True, "c10d::_reduce_scatter_base_": False}
 
 
-def _launches(events: Sequence[TraceEvent]) -> list[_Launch]:
-    named = [(event, match[1]) for event in events if (match := _FULLY_SHARDED.fullmatch(event.name))]
-    units = _Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
+def _launches(events: Sequence[TraceEvent]) -> list[Launch]:
+    named = [(event, match[1]) for event in events if (match := FULLY_SHARDED.fullmatch(event.name))]
+    units = Intervals((event.start, event.end, index) for index, (event, _) in enumerate(named))
     found = []
     for event in events:
         if event.name in _LAUNCHES and (index := units.at(event.start)) is not None:
             unit = named[index][1].removeprefix("network.")
-            found.append(_Launch(_LAUNCHES[event.name], unit, event.start, event.size))
+            found.append(Launch(_LAUNCHES[event.name], unit, event.start, event.size))
     return found
 
 
-def _taken(launches: list[_Launch], event: TraceEvent) -> _Launch | None:
+def _taken(launches: list[Launch], event: TraceEvent) -> Launch | None:
     """Return the first launch, which is taken from the list, of what gloo runs in ``event``."""
     gathers = event.name == "gloo:all_gather"
     for launch in launches:
@@ -240,9 +256,9 @@ def _taken(launches: list[_Launch], event: TraceEvent) -> _Launch | None:
     return None
 
 
-def _data_row(event: TraceEvent, launch: _Launch | None, origin: Record | None) -> Row:
+def data_row(event: TraceEvent, launch: Launch | None, origin: Record | None) -> Row:
     """Return a collective of data parallelism, named as the simulator names it."""
-    kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(_GLOO)
+    kind, name = TaskKind.DATA_COMMUNICATION, event.name.removeprefix(GLOO)
     where = (-1, -1) if origin is None else (origin.stage, origin.microbatch)
     if launch is not None:
         of = f" of {launch.unit}" if launch.unit else ""
@@ -255,28 +271,28 @@ def _data_row(event: TraceEvent, launch: _Launch | None, origin: Record | None) 
     return Row(StreamKind.DATA, kind, *where, what, event.start, event.end, event.size)
 
 
-def _pass_at(passes: Sequence[Record], passing: _Intervals, instant: int) -> Record | None:
+def _pass_at(passes: Sequence[Record], passing: Intervals, instant: int) -> Record | None:
     """Return the pass at ``instant``; ``None`` outside of all."""
     origin = passing.at(instant)
     return None if origin is None else passes[origin]
 
 
-def _moved(region: TraceEvent) -> tuple[str, str]:
+def moved(region: TraceEvent) -> tuple[str, str]:
     """Return the axis and the collective that a region names."""
     axis, _, collective = region.name.removeprefix(MOVING).partition(" ")
     return axis, collective
 
 
-def _blocking_collectives(events: Sequence[TraceEvent]) -> list[_Blocking]:
+def _blocking_collectives(events: Sequence[TraceEvent]) -> list[Blocking]:
     """Return every functional collective, and those that regions name."""
-    functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
+    functional = [event for event in events if event.name.startswith(FUNCTIONAL)]
     waits = [event for event in functional if event.name.endswith("wait_tensor")]
     starts = [event.start for event in waits]
-    regions = [(*_moved(event), event) for event in events if event.name.startswith(MOVING)]
+    regions = [(*moved(event), event) for event in events if event.name.startswith(MOVING)]
     return [
-        _Blocking(
+        Blocking(
             TaskKind.TENSOR_COMMUNICATION,
-            _SUFFIX.sub("", event.name.removeprefix(_FUNCTIONAL)),
+            _SUFFIX.sub("", event.name.removeprefix(FUNCTIONAL)),
             event.start,
             end,
             event.size,
@@ -286,7 +302,7 @@ def _blocking_collectives(events: Sequence[TraceEvent]) -> list[_Blocking]:
         and (index := bisect_left(starts, event.start)) < len(waits)
         and (end := waits[index].end)
     ] + [
-        _Blocking(COMMUNICATION[axis], name, event.start, event.end, _largest(events, event))
+        Blocking(COMMUNICATION[axis], name, event.start, event.end, _largest(events, event))
         for axis, name, event in regions
         if name != SHIFT
     ]
@@ -299,7 +315,7 @@ def _largest(events: Sequence[TraceEvent], region: TraceEvent) -> int:
 
 def _outside_blocking_collectives(events: Sequence[TraceEvent]) -> list[TraceEvent]:
     """Return gloo's events but one for each blocking collective: of those inside it, the one it ends with."""
-    left = [event for event in events if event.name.startswith(_GLOO)]
+    left = [event for event in events if event.name.startswith(GLOO)]
     for _, _, start, end, _ in _blocking_collectives(events):
         inside = [event for event in left if start <= event.start <= end and event.name not in _POINT_TO_POINT]
         ended = [event for event in inside if event.end <= end]

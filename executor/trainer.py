@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
@@ -12,6 +13,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
+from executor.accelerator import CORE, Accelerator
 from executor.activation_offload import ActivationOffload, layers_away
 from executor.data_parallel import GradientReducer, local, reduces_itself
 from executor.expert_parallel import apart
@@ -63,12 +65,14 @@ class MeasuredStage(PipelineStage):
 class Trainer:
     """Builds the stages of this rank and runs steps; every rank of the job makes one."""
 
-    def __init__(self, job: Job, recorder: Recorder) -> None:
+    def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
         plan = job.plan
-        self.job, self.recorder = job, recorder
+        self.job, self.recorder, self.accelerator = job, recorder, accelerator
         self.text = text_of(job.data, job.seed)
-        self.mesh = _device_mesh(plan)
-        self.host = HostMemory(recorder)
+        self.mesh = _device_mesh(plan, accelerator.device.type)
+        if plan.pipeline > 1:  # NCCL's first message in a group is to be one of all its ranks
+            dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
+        self.host = HostMemory(recorder, accelerator)
         self.position = self.mesh[PIPELINE].get_local_rank()
         self.activations = ActivationOffload(plan, self.position, self.host)
         self.sharing = sharing(self.mesh, DATA)
@@ -99,7 +103,7 @@ class Trainer:
     def _optimizer(self) -> Any:
         name, plan, states = self.job.training.optimizer, self.job.plan, self._states()
         built = [
-            optimizer.build(name, plan, parameters, each.shards.get_group(), states)
+            optimizer.build(name, plan, parameters, each.shards.get_group(), states, self.accelerator.optimizer_options)
             for parameters, each in zip(apart(self.parameters), (self.sharing, self.expert_sharing), strict=True)
             if parameters
         ]
@@ -109,10 +113,11 @@ class Trainer:
         job = self.job
         blocks = job.plan.stages[stage].blocks
         contexts = self.recorder.checkpoint_contexts
-        network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
+        with self.accelerator.device:
+            network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
         dtype = DTYPES[job.training.precision]
         network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
-        initialize(network, job.seed)
+        self._initialize(network)
         network.keeping = partial(self._keeping, network)
         if job.plan.tensor > 1:
             tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
@@ -125,6 +130,9 @@ class Trainer:
             for parameter in network.parameters():
                 parameter.grad_dtype = torch.float32
         return network
+
+    def _initialize(self, network: Network) -> None:
+        initialize(network, self.job.seed)
 
     def _fully_sharded(self, stage: int) -> bool:
         """Return whether torch's ``fully_shard`` keeps the parameters of a stage."""
@@ -187,7 +195,7 @@ class Trainer:
             self.modules[index],
             index,
             len(plan.stages),
-            torch.device("cpu"),
+            self.accelerator.device,
             # shapes are stated because torch's own inference of them runs a backward pass that
             # DistributedDataParallel counts: "rebuilt parameter indices size is not same"
             input_args=tokens if index == 0 else between,
@@ -246,7 +254,8 @@ class Trainer:
         """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
-        tokens, targets = (torch.from_numpy(array[:, self._own_tokens()]) for array in arrays)
+        own, device = self._own_tokens(), self.accelerator.device
+        tokens, targets = (torch.from_numpy(array[:, own]).to(device) for array in arrays)
         self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
@@ -268,7 +277,7 @@ class Trainer:
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
 
 
-def _device_mesh(plan: Plan) -> DeviceMesh:
+def _device_mesh(plan: Plan, kind: str) -> DeviceMesh:
     names = [name for name in AXES if name != TENSOR_ROWS]
     sizes = tuple(plan.mesh.size(name) for name in names)
-    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(names))
+    return init_device_mesh(kind, sizes, mesh_dim_names=tuple(names))

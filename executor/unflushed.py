@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.profiler import record_function
 
 from executor import data
+from executor.accelerator import CORE, Accelerator
 from executor.data_parallel import local
 from executor.job import Job
 from executor.model import Network
@@ -107,8 +108,8 @@ class UnflushedTrainer(Trainer):
     up, so that the peak memory that it reports is an estimate.
     """
 
-    def __init__(self, job: Job, recorder: Recorder) -> None:
-        super().__init__(job, recorder)
+    def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
+        super().__init__(job, recorder, accelerator)
         plan = job.plan
         ((self.stage, self.network),) = self.networks.items()
         self.weights = Weights(self.network)
@@ -119,7 +120,10 @@ class UnflushedTrainer(Trainer):
         self.sent: dict[tuple[ActionKind, int], tuple[Any, Tensor]] = {}
         self.batches: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
         self.gradients: list[Tensor] | None = None
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, Tensor] = {}
+        lines = plan.mesh.rows(PIPELINE).tolist()
+        # one a direction: NCCL runs what two ranks send each other in one order, which theirs is not
+        self.ways = {kind: _group_of(lines) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)}
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
         return network
@@ -141,7 +145,7 @@ class UnflushedTrainer(Trainer):
         if last == self.total - 1:
             self._wait(list(self.sent))
         self.batches.pop(index, None)
-        return self.losses.pop(index) if self.is_last else None
+        return float(self.losses.pop(index)) if self.is_last else None
 
     def _forward(self, microbatch: int) -> None:
         step, number = divmod(microbatch, self.job.plan.num_microbatches)
@@ -157,7 +161,8 @@ class UnflushedTrainer(Trainer):
             result = self.network(source)
         if self.is_last:
             result = self._loss(result, self._batch(step)[1][number])
-            self.losses[step] = self.losses.get(step, 0.0) + float(local(result.detach()))
+            loss = local(result.detach())
+            self.losses[step] = self.losses[step] + loss if step in self.losses else loss
         else:
             self._send(ActionKind.FORWARD, microbatch, result)
         self.under_way[microbatch] = Microbatch(source, result, version)
@@ -212,24 +217,27 @@ class UnflushedTrainer(Trainer):
     def _batch(self, step: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the tokens and targets of every microbatch of a step."""
         if step not in self.batches:
-            training = self.job.training
+            training, device = self.job.training, self.accelerator.device
             arrays = data.share(step, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
-            tokens, targets = (torch.split(torch.from_numpy(array.copy()), self.microbatch) for array in arrays)
+            tokens, targets = (
+                torch.split(torch.from_numpy(array.copy()).to(device), self.microbatch) for array in arrays
+            )
             self.batches[step] = tokens, targets
         return self.batches[step]
 
     def _send(self, kind: ActionKind, microbatch: int, tensor: Tensor) -> None:
         message = tensor.detach().contiguous()
         with record_function(self._name("SEND", kind, microbatch)):
-            work = dist.isend(message, group=self._group, group_dst=self.position + _ahead(kind))
+            work = dist.isend(message, group=self.ways[kind], group_dst=self.position + _ahead(kind))
         self.sent[kind, microbatch] = work, message
 
     def _receive(self, kind: ActionKind, microbatch: int) -> Tensor:
         plan, training = self.job.plan, self.job.training
         length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
-        message = torch.empty(self.microbatch, length, self.job.spec.hidden, dtype=self._dtype)
+        shape = self.microbatch, length, self.job.spec.hidden
+        message = torch.empty(shape, dtype=self._dtype, device=self.accelerator.device)
         with record_function(self._name("RECV", kind, microbatch)):
-            work = dist.irecv(message, group=self._group, group_src=self.position - _ahead(kind))
+            work = dist.irecv(message, group=self.ways[kind], group_src=self.position - _ahead(kind))
         assert work is not None
         work.wait()
         return message
@@ -246,9 +254,12 @@ class UnflushedTrainer(Trainer):
     def _dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
 
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        return self.mesh[PIPELINE].get_group()
+
+def _group_of(lines: list[list[int]]) -> dist.ProcessGroup:
+    """Return a new group of this rank's line of ranks; every rank calls this alike."""
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
+    return group
 
 
 def _ahead(kind: ActionKind) -> int:

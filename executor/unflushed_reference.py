@@ -12,7 +12,7 @@ from torch.func import functional_call
 from executor import data
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.optimizer import OPTIMIZERS, set_learning_rate
+from executor.optimizer import kind_of, set_learning_rate
 from executor.text import text_of
 from executor.trainer import DTYPES
 from strategies.plan import Plan
@@ -24,7 +24,7 @@ def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     blocks = [name for stage in plan.stages for name in stage.blocks]
     network = Network(job.spec, training.sequence, blocks).to(DTYPES[training.precision])
     initialize(network, job.seed)
-    kind, options = OPTIMIZERS[training.optimizer]
+    kind, options = kind_of(training.optimizer)
     optimizer = kind(network.parameters(), **options)
     stage_of = {name: stage for stage, each in enumerate(plan.stages) for name in each.blocks}
     history = [_snapshot(network)]

@@ -88,8 +88,9 @@ def main(paths: list[Path]) -> int:
 
 
 def _run(paths: list[Path], rank: int) -> None:
+    from executor.accelerator import accelerator_of  # after the watch has begun: torch takes seconds to import
     from executor.device import require_device
-    from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
+    from executor.heartbeat import Heartbeat
     from executor.job import Job
     from executor.measure import measure
     from executor.process_group import joined
@@ -97,11 +98,12 @@ def _run(paths: list[Path], rank: int) -> None:
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
     jobs = [Job.read(path) for path in paths]
-    for job in jobs:
-        require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with joined(paths[0].parent, max(job.timeout for job in jobs)):
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = accelerator_of(device)
+    with joined(paths[0].parent, max(job.timeout for job in jobs), accelerator):
         for path, job in zip(paths, jobs, strict=True):
-            measure(job, path.parent, heartbeat, rank)
+            measure(job, path.parent, heartbeat, rank, accelerator)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def close_loop(
     folder: Path | None,
     seed: int,
     note: Note,
+    device: str = "cpu",
     progress: Callable[[int, float, float], None] | None = None,
     finished: "Callable[[int, Plan, Run], None] | None" = None,
 ) -> ClosedLoop:
@@ -132,6 +133,8 @@ def close_loop(
         Where the runs leave their files, a folder a plan; a temporary one by default.
     note
         Told what happens next.
+    device
+        What ranks train on.
     finished
         Called with number, plan and run after each.
 
@@ -153,7 +156,9 @@ def close_loop(
             for number, plan in enumerate(plans, 1):
                 note(f"plan {number} of {len(plans)}: {plan.describe()}")
                 where = base / f"plan-{number}"
-                run = scenario.execute(plan, steps=steps, verify=verify, folder=where, seed=seed, progress=progress)
+                run = scenario.execute(
+                    plan, steps=steps, verify=verify, folder=where, seed=seed, progress=progress, device=device
+                )
                 done.append(PlanRun(plan, run.timeline, run.step_time))
                 if finished is not None:
                     finished(number, plan, run)

@@ -217,6 +217,7 @@ class Scenario:
         progress: Callable[[int, float, float], None] | None = None,
         options: "RunOptions | None" = None,
         warn: Callable[[str], None] = lambda text: None,
+        device: str = "cpu",
     ) -> "Run":
         """Return what happened when the plan ran for real on this machine.
 
@@ -241,6 +242,8 @@ class Scenario:
             Data, learning rate, checkpoints, and whether the run goes on from one.
         warn
             Told of every checkpoint that is damaged and passed over.
+        device
+            What ranks train on: ``cpu``, or ``cuda`` with a GPU a rank.
 
         Raises
         ------
@@ -281,6 +284,7 @@ class Scenario:
                     seed=seed or 0,
                     timeout=timeout,
                     progress=progress,
+                    device=device,
                 )
             return execute(
                 self.executable_spec(),
@@ -294,6 +298,7 @@ class Scenario:
                 progress=progress,
                 options=options or RunOptions(),
                 warn=warn,
+                device=device,
             )
 
     def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
@@ -320,6 +325,7 @@ class Scenario:
         timeout: float,
         options: "RunOptions",
         warn: Callable[[str], None],
+        device: str = "cpu",
     ) -> "list[tuple[Job, Path]]":
         """Return what the ranks are told that run the scenario's plan, for hosts that torchrun starts them on.
 
@@ -342,6 +348,7 @@ class Scenario:
             timeout=timeout,
             options=options,
             warn=warn,
+            device=device,
         )
 
     def check_executable(self, plan: Plan | None = None) -> None:

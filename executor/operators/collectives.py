@@ -30,8 +30,8 @@ class Ran(NamedTuple):
 class Ranks:
     """The mesh as one rank sees it; notes every collective that it runs."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: DeviceMesh, now: Callable[[], int] = perf_counter_ns) -> None:
+        self.mesh, self.now = mesh, now
         self.ran: list[Ran] = []
         names = mesh.mesh_dim_names or ()
         self.size = {name: mesh.size(index) for index, name in enumerate(names)}
@@ -121,7 +121,7 @@ class Ranks:
 
     @contextmanager
     def _noted(self, collective: Collective, axis: str, largest: Tensor) -> Iterator[None]:
-        start = perf_counter_ns()
+        start = self.now()
         yield
         size = largest.numel() * largest.element_size()
-        self.ran.append(Ran(collective, axis, size, start, perf_counter_ns()))
+        self.ran.append(Ran(collective, axis, size, start, self.now()))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.device import CPU
 from strategies.plan import Plan
 
 JOB_VERSION = 1
@@ -28,6 +29,8 @@ class OperatorJob:
         Whether one more step runs under the profiler after the timed ones.
     timeout
         Seconds that a rank waits for another before it gives up.
+    device
+        A name of `executor.device.DEVICES`.
     """
 
     module: str
@@ -39,6 +42,7 @@ class OperatorJob:
     dump: bool = False
     profile: bool = True
     timeout: float = 600.0
+    device: str = CPU
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""

@@ -41,6 +41,11 @@ def run(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str
     return node.target(*arguments, **options)  # type: ignore[operator]
 
 
+def there(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the options of an operator that was captured on another device."""
+    return {name: device if name == "device" else value for name, value in options.items()}
+
+
 def _embedding(
     part: Part, table: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
 ) -> Tensor:

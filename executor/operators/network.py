@@ -34,11 +34,13 @@ class OperatorNetwork(nn.Module):
     ----------
     module
         The module that was captured: its parameters and buffers are copied, each rank's part.
+    device
+        Where these are, and all that is computed.
     """
 
-    def __init__(self, captured: Captured, module: nn.Module, plan: Plan, ranks: Ranks) -> None:
+    def __init__(self, captured: Captured, module: nn.Module, plan: Plan, ranks: Ranks, device: torch.device) -> None:
         super().__init__()
-        self.captured, self.ranks = captured, ranks
+        self.captured, self.ranks, self.device = captured, ranks, device
         axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
         self.layouts = Layouts(captured, {each.operator: each for each in plan.shardings}, axes)
         self.programs = stage_programs(captured, self.layouts, plan.stages)
@@ -59,7 +61,7 @@ class OperatorNetwork(nn.Module):
         groups = {positions: ranks.some(PIPELINE, positions) for positions in sorted(several)}
         self._kept_twice = {root: groups[positions] for root, positions in readers.items() if positions in several}
         buffers = {placeholder: whole[name].detach().clone() for placeholder, name in captured.buffers.items()}
-        self._fixed |= captured.constants | buffers
+        self._fixed |= {name: value.to(device) for name, value in captured.constants.items()} | buffers
         self._evaluate_constants()
         own = plan.stages_at(ranks.coordinate.get(PIPELINE, 0))
         updates = [update for stage in own for update in self.programs[stage].updates]
@@ -80,7 +82,7 @@ class OperatorNetwork(nn.Module):
             if node.name in self.layouts.constants:
                 arguments = torch.fx.map_arg(node.args, lambda argument: known[argument.name])
                 options = torch.fx.map_arg(node.kwargs, lambda argument: known[argument.name])
-                known[node.name] = node.target(*arguments, **options)
+                known[node.name] = node.target(*arguments, **local_operators.there(options, self.device))
         self._fixed = {name: value for name, value in known.items() if name in self.layouts.root}
 
     def _part(self, root: str, whole: Tensor) -> Tensor:
@@ -169,7 +171,7 @@ class Pass:
         return [torch.empty_like(value, memory_format=torch.contiguous_format) for value in self.flowing(self.sent)]
 
     def _empty(self, root: str) -> Tensor:
-        return torch.empty(self._shape(root), dtype=self.network.dtype(root))
+        return torch.empty(self._shape(root), dtype=self.network.dtype(root), device=self.network.device)
 
     def _shape(self, root: str) -> list[int]:
         """Return the sizes of a rank's part of a root."""
@@ -199,6 +201,7 @@ class Pass:
             summed = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
             rows = self._rows(node, sharding)
         part = local_operators.Part(self.ranks, summed, rows)
+        options = local_operators.there(options, self.network.device)
         with saved_tensors_hooks(*self._gathering(node)):
             result = local_operators.run(node, part, arguments, options)
         self._keep(node, result)

@@ -1,7 +1,6 @@
 """The passes of a step in the order of its schedule, and what stages send each other."""
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter_ns
 
 import torch.distributed as dist
 from torch import Tensor
@@ -30,9 +29,25 @@ class Pipeline:
         self.network, self.plan, self.recorder = network, plan, recorder
         self.actions = plan.schedule.orders[network.ranks.coordinate.get(PIPELINE, 0)]
         self.final = len(plan.stages) - 1
+        self.groups = self._boundaries()
         self._sends: list[tuple[dist.Work | None, Tensor]] = []
         self.transfers: list[Row] = []
         self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
+
+    def _boundaries(self) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """Return a group for the messages of each stage to the next or the one before, of this rank's line of ranks.
+
+        NCCL runs what two ranks send each other in a group in one order, which theirs is not.
+        """
+        if self.plan.pipeline == 1:
+            return {}
+        lines = self.plan.mesh.rows(PIPELINE).tolist()
+        ends = [(a, b) for a in range(self.final + 1) for b in (a - 1, a + 1) if 0 <= b <= self.final]
+        apart = [(a, b) for a, b in ends if self.plan.positions[a] != self.plan.positions[b]]
+        groups = {}
+        for boundary in apart:
+            groups[boundary], _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
+        return groups
 
     def step(self, microbatches: Sequence[tuple[Tensor, ...]]) -> float | None:
         """Run all passes of a step and return the mean loss; ``None`` where this rank has not the last stage.
@@ -69,10 +84,10 @@ class Pipeline:
         if tensors and self.plan.positions[stage] == self.plan.positions[to]:
             self._handed[stage, to, microbatch] = list(tensors)
             return
-        start = perf_counter_ns()
+        start, group = self.recorder.now(), self.groups.get((stage, to))
         for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
             whole = tensor.contiguous()
-            self._sends.append((dist.isend(whole, self._rank(to), tag=tag), whole))
+            self._sends.append((dist.isend(whole, self._rank(to), group=group, tag=tag), whole))
         if tensors:
             stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
             self._note(stream, stage, microbatch, tensors, start)
@@ -81,9 +96,9 @@ class Pipeline:
         """Return what another stage sends, received into ``empty`` tensors."""
         if empty and self.plan.positions[source] == self.plan.positions[stage]:
             return self._handed.pop((source, stage, microbatch))
-        start = perf_counter_ns()
+        start, group = self.recorder.now(), self.groups.get((source, stage))
         for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
-            dist.recv(tensor, self._rank(source), tag=tag)
+            dist.recv(tensor, self._rank(source), group=group, tag=tag)
         if empty:
             stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
             self._note(stream, source, microbatch, empty, start)
@@ -93,7 +108,7 @@ class Pipeline:
         forward = stream in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
         kind, name = TaskKind.PIPELINE_COMMUNICATION, "send activations" if forward else "send gradients"
         size = sum(tensor.nbytes for tensor in tensors)
-        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, perf_counter_ns(), size))
+        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, self.recorder.now(), size))
 
     def _rank(self, stage: int) -> int:
         """Return the rank that runs another stage at the same place of the other axes."""

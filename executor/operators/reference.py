@@ -6,7 +6,7 @@ import torch
 
 from executor.operators.job import OperatorJob
 from executor.operators.trainer import make
-from executor.optimizer import OPTIMIZERS
+from executor.optimizer import kind_of
 
 
 def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -15,7 +15,7 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     Nothing of the plan is used but its microbatches: what works on a batch as a whole works on each of them.
     """
     made = make(job)
-    kind, options = OPTIMIZERS[job.optimizer]
+    kind, options = kind_of(job.optimizer)
     module = made.module.train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     optimizer = kind(module.parameters(), **options)

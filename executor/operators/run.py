@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from executor.device import CPU, require_device
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress
 from executor.operators.job import OperatorJob
-from executor.run import VERIFIED_STEPS, WARM_UP, Run, losses, progress_of, step_times
+from executor.run import VERIFIED_STEPS, WARM_UP, Run, held, losses, progress_of, step_times
 from executor.supported import OPTIMIZERS
 from executor.verification import Verification, distance, require_equal
 from simulator.operator_graph import OperatorGraph
@@ -32,6 +33,7 @@ def execute_module(
     seed: int = 0,
     timeout: float = 600.0,
     progress: Progress | None = None,
+    device: str = CPU,
 ) -> Run:
     """Return what was measured in ``steps`` steps of a module under ``plan`` on this host, one process a rank.
 
@@ -43,11 +45,13 @@ def execute_module(
         That of which ``plan`` is.
     verify
         Whether the same plan first runs in fp64 against one process.
+    device
+        What ranks train on: one of `executor.device.DEVICES`.
 
     Raises
     ------
     ValueError
-        Where the plan cannot be run; nothing was started.
+        Where the plan cannot be run, or this host has too few GPUs; nothing was started.
     ExecutionError
         Where a rank fails.
     VerificationError
@@ -55,8 +59,9 @@ def execute_module(
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
-    job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout)
+    job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout, device=device)
     refuse(job, graph)
+    require_device(device, plan.mesh.num_ranks)
     verification = None
     if verify:
         checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False), folder / "verify"
@@ -70,9 +75,10 @@ def execute_module(
         losses=losses(plan, steps, folder),
         step_times=times,
         step_time=median(times[WARM_UP:] or times),
-        peak_memory=timeline.peak_memory,
+        peak_memory=held(plan, folder, "peak") or timeline.peak_memory,
         timeline=timeline,
         verification=verification,
+        reserved_memory=held(plan, folder, "reserved"),
     )
 
 

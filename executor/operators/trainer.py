@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from executor.accelerator import Accelerator
 from executor.capture.capture import capture, num_samples
 from executor.capture.factory import made, naming
 from executor.heartbeat import Heartbeat
 from executor.job import metrics_file, result_file, tensors_file
-from executor.measure import nbytes
+from executor.measure import described, nbytes, timed
 from executor.operators.collectives import Ran, Ranks
 from executor.operators.job import OperatorJob, collectives_file
 from executor.operators.network import OperatorNetwork
 from executor.operators.pipeline import Pipeline
-from executor.optimizer import OPTIMIZERS
+from executor.optimizer import kind_of
 from executor.profiled import profiled
 from executor.recorder import Record, Recorder
 from executor.trace import Row, TraceEvent, without
@@ -38,6 +38,11 @@ class Made:
 
     module: nn.Module
     microbatches: tuple[tuple[Tensor, ...], ...]
+
+    def on(self, device: torch.device) -> "Made":
+        """Return the module, which goes there, and its inputs on a device."""
+        moved = tuple(tuple(tensor.to(device) for tensor in inputs) for inputs in self.microbatches)
+        return Made(self.module.to(device), moved)
 
 
 def make(job: OperatorJob) -> Made:
@@ -68,14 +73,17 @@ def make(job: OperatorJob) -> Made:
 class OperatorTrainer:
     """Builds the stages of this rank and runs steps; every rank of the job makes one."""
 
-    def __init__(self, job: OperatorJob, heartbeat: Heartbeat) -> None:
-        self.job, self.made, self.recorder = job, make(job), Recorder(heartbeat)
-        self.ranks = Ranks(device_mesh(job.plan))
-        plan = job.plan
-        captured = capture(self.made.module, self.made.microbatches[0])
-        self.network = OperatorNetwork(captured, self.made.module, plan, self.ranks)
+    def __init__(self, job: OperatorJob, heartbeat: Heartbeat, accelerator: Accelerator) -> None:
+        accelerator.settle(exact=job.double)
+        self.job, self.accelerator = job, accelerator
+        self.recorder = Recorder(heartbeat, accelerator.synchronise)
+        self.ranks = Ranks(device_mesh(job.plan, accelerator.device.type), self.recorder.now)
+        plan, made = job.plan, make(job)
+        captured = capture(made.module, made.microbatches[0])  # on a core, as the graph of the plan was
+        self.made = made.on(accelerator.device)
+        self.network = OperatorNetwork(captured, self.made.module, plan, self.ranks, accelerator.device)
         self.pipeline = Pipeline(self.network, plan, self.recorder)
-        kind, options = OPTIMIZERS[job.optimizer]
+        kind, options = kind_of(job.optimizer, accelerator.optimizer_options)
         self.optimizer = kind(self.network.parameters(), **options)
 
     def step(self) -> float | None:
@@ -92,19 +100,19 @@ class OperatorTrainer:
 
     def train(self, folder: Path, rank: int) -> None:
         """Run the job and leave this rank's results in ``folder``."""
+        self.accelerator.reset_peak()
         dist.barrier()
         with metrics_file(folder, rank).open("w") as metrics:
             for step in range(self.job.steps):
                 self.recorder.heartbeat.step = step
-                start = perf_counter_ns()
-                loss = self.step()
-                seconds = (perf_counter_ns() - start) / 1e9
+                loss, seconds = timed(self.accelerator, self.step)
                 metrics.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
                 metrics.flush()
+        held = described(self.accelerator.held())
         if self.job.dump:
             self._dump(folder, rank)
         if self.job.profile:
-            result_file(folder, rank).write_text(json.dumps(self._profiled_step()))
+            result_file(folder, rank).write_text(json.dumps(self._profiled_step() | held))
 
     def _profiled_step(self) -> dict[str, Any]:
         self.optimizer.zero_grad(set_to_none=True)
@@ -113,7 +121,10 @@ class OperatorTrainer:
             str(Category.PARAMETERS): nbytes(self.network.parameters()),
             str(Category.OPTIMIZER): nbytes(value for value in states if isinstance(value, Tensor)),
         }
-        return profiled(self.step, self.recorder, self._spans, resident, self._gradients)
+        held = self.accelerator.held()
+        if held is not None:
+            resident[str(Category.BUFFERS)] = max(held.now - sum(resident.values()), 0)
+        return profiled(self.step, self.recorder, self.accelerator, resident, self._gradients, spans=self._spans)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (part.grad for part in self.network.parameters() if part.grad is not None)
@@ -130,11 +141,11 @@ class OperatorTrainer:
         arrays: dict[str, Any] = {}
         for root, part in self.network.parts.items():
             name = self.network.names[root]
-            arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).numpy()
+            arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).cpu().numpy()
             gradient = torch.zeros_like(part) if part.grad is None else part.grad
-            arrays[f"gradient {name}"] = self.network.whole(root, gradient).numpy()
+            arrays[f"gradient {name}"] = self.network.whole(root, gradient).cpu().numpy()
         for name in self.network.renewed.updates:
-            arrays[f"buffer {name}"] = self.network.renewed.whole(name).numpy()
+            arrays[f"buffer {name}"] = self.network.renewed.whole(name).cpu().numpy()
         np.savez(tensors_file(folder, rank), **arrays)
 
 
@@ -147,7 +158,7 @@ def _collective(ran: Ran, records: Sequence[Record]) -> Row:
     return Row(StreamKind.TENSOR, COMMUNICATION[ran.axis], *where, name, ran.start, ran.end, ran.size)
 
 
-def device_mesh(plan: Plan) -> dist.device_mesh.DeviceMesh:
+def device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
     """Return the mesh of a plan without axes of one rank, of processes that have joined."""
     axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
-    return init_device_mesh("cpu", tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
+    return init_device_mesh(kind, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

@@ -1,5 +1,6 @@
 """One rank of a captured module: ``python -m executor.operators.worker JOB.json ...``, results beside each job file."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,7 +8,9 @@ from executor.worker import leave, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from executor.heartbeat import Heartbeat  # after the watch has begun: torch takes seconds to import
+    from executor.accelerator import accelerator_of  # after the watch has begun: torch takes seconds to import
+    from executor.device import require_device
+    from executor.heartbeat import Heartbeat
     from executor.operators.job import OperatorJob
     from executor.operators.trainer import OperatorTrainer
     from executor.process_group import joined
@@ -15,10 +18,13 @@ def _run(paths: list[Path], rank: int) -> None:
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
     jobs = [OperatorJob.read(path) for path in paths]
-    with joined(paths[0].parent, max(job.timeout for job in jobs)):
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = accelerator_of(device)
+    with joined(paths[0].parent, max(job.timeout for job in jobs), accelerator):
         for path, job in zip(paths, jobs, strict=True):
             heartbeat.beat("capture")
-            OperatorTrainer(job, heartbeat).train(path.parent, rank)
+            OperatorTrainer(job, heartbeat, accelerator).train(path.parent, rank)
 
 
 if __name__ == "__main__":

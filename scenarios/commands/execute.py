@@ -111,7 +111,7 @@ def execute(
     On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
     the end once with --collect.
     """
-    from executor.device import require_device
+    from executor.device import CPU, require_device
     from reports.difference import difference
     from scenarios.cluster_file import load_cluster
     from scenarios.commands import hosts
@@ -134,10 +134,11 @@ def execute(
         for given, option in ((plan, "--plan"), (module, "--module"), (rendezvous, "--rendezvous"), (data, "--data")):
             if given is not None:
                 raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
-        execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, as_json=as_json)
+        execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, device=device, as_json=as_json)
         return
-    require_device(device, value.chosen().mesh.num_ranks if processes is None else processes)
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
+    elsewhere = spread is not None or collect  # whose GPUs this host does not see
+    require_device(device, 0 if elsewhere else value.chosen().mesh.num_ranks)
     if module is None and spread is None and not collect:
         value.check_executable()
     predicted = value.simulate()
@@ -151,6 +152,7 @@ def execute(
         "timeout": timeout,
         "options": options,
         "warn": note,
+        "device": device,
     }
     if spread is not None and out is not None:
         hosts.prepare(value.jobs(folder=folder(out), **how), spread, as_json=as_json)
@@ -160,7 +162,7 @@ def execute(
         run = hosts.read(value, target)
     else:
         ranks, cores = predicted.plan.mesh.num_ranks, os.cpu_count() or 1
-        if ranks > cores:
+        if ranks > cores and device == CPU:
             note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
         run = _run(value, target, module=module, **how)
     document = to_json(run, predicted)

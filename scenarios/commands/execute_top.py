@@ -12,7 +12,15 @@ HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error afte
 
 
 def execute_top(
-    scenario: Any, most: int, *, steps: int, verify: bool | None, seed: int, out: str | None, as_json: bool
+    scenario: Any,
+    most: int,
+    *,
+    steps: int,
+    verify: bool | None,
+    seed: int,
+    out: str | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
     from scenarios.closed_loop import close_loop
@@ -35,8 +43,8 @@ def execute_top(
             write_run(folder(target / f"plan-{number}"), to_json(run, predicted), predicted, run)
 
     loop = close_loop(
-        scenario, most, steps=steps, verify=verify, folder=target, seed=seed, note=told, progress=follow(ticker),
-        finished=finished,
+        scenario, most, steps=steps, verify=verify, folder=target, seed=seed, note=told, device=device,
+        progress=follow(ticker), finished=finished,
     )  # fmt: skip
     ticker.done()
     document = loop.to_json() | {"cluster": str(target / "cluster.yaml") if target is not None else None}

@@ -2,15 +2,23 @@
 
 from collections.abc import Callable
 
-from simulator.engine import discrete_event, longest_path
+from simulator.engine import longest_path
 from simulator.engine.bound import step_bound
 from simulator.engine.deadlock import Deadlock
 from simulator.engine.steady import window
 from simulator.program import IntArray, Program
 from simulator.timeline import Timeline, simulated
 
+
+def _by_events(program: Program) -> tuple[IntArray, IntArray]:
+    """Return starts and ends by SimPy's events; it is imported when it runs, for ranks that train need no SimPy."""
+    from simulator.engine.discrete_event import finish_times
+
+    return finish_times(program)
+
+
 ENGINES: dict[str, Callable[[Program], tuple[IntArray, IntArray]]] = {
-    "discrete_event": discrete_event.finish_times,
+    "discrete_event": _by_events,
     "longest_path": longest_path.finish_times,
 }
 

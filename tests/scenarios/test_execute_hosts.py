@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
         (["--rendezvous", "a", "--collect", "--out", "OUT"], "met both"),
         (["--rendezvous", "a", "--processes", "8", "--out", "OUT"], "met 8 processes of 4 ranks; nearest: 4"),
         (["--collect", "--out", "OUT"], "the folder of a run has a job.json"),
-        (["--device", "tpu"], "device is one of cpu, cuda, met 'tpu'"),
+        (["--device", "tpu"], "--device: cpu or cuda, met 'tpu'; nearest: cpu"),
         (["--timeout", "0"], "greater than or equal to 1"),
         (["--timeout", "inf"], "less than or equal to 1000000"),
     ],
@@ -53,7 +53,11 @@ def test_microbatches_that_do_not_divide_the_batch(tmp_path: Path, capsys) -> No
 
 @pytest.mark.parametrize(
     ("gpus", "words"),
-    [(0, "met 0 GPUs for 4 ranks; nearest: cpu"), (1, "met 1 GPU for 4"), (4, "train on cores, with gloo, met cuda")],
+    [
+        (0, "--device: cuda needs 4 GPUs, one for each rank of a host, met 0; nearest: --device cpu"),
+        (1, "met 1; nearest: a plan of 1 rank, or --device cpu"),
+        (3, "met 3; nearest: a plan of 3 ranks, or --device cpu"),
+    ],
 )
 def test_nccl_without_gpus(gpus: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)

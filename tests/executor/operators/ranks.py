@@ -75,8 +75,8 @@ def one_process(module: Any, microbatches: list[Any]) -> tuple[float, dict[str, 
 def run(plan: Plan, captured: Captured, module: Any, microbatches: list[Any], recorder: Recorder) -> dict[str, Any]:
     """Return how far one step of a plan is from one process, what ran, and what torch counted of it."""
     expected_loss, expected = one_process(module, microbatches)
-    ranks = Ranks(device_mesh(plan))
-    network = OperatorNetwork(captured, module, plan, ranks)
+    ranks = Ranks(device_mesh(plan, "cpu"))
+    network = OperatorNetwork(captured, module, plan, ranks, torch.device("cpu"))
     pipeline = Pipeline(network, plan, recorder)
     position = ranks.coordinate.get(PIPELINE, 0)
     ranks.ran.clear()
