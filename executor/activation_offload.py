@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from executor.data_parallel import local
 from executor.host_memory import HostMemory
-from executor.private_torch import waited
+from executor.private_torch import storage, waited
 from strategies.offloading import fraction_of
 from strategies.plan import Plan
 from strategies.schedule import ActionKind
@@ -68,7 +68,7 @@ class _Layer:
     def __init__(self, name: str, stage: int, microbatch: int, before: "_Layer | None") -> None:
         self.name, self.stage, self.microbatch, self.before = name, stage, microbatch, before
         self.storages: WeakSet[_Storage] = WeakSet()
-        self.by_address: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
+        self.by_number: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
         self.weights: set[int] | None = None
         self.begun = False
 
@@ -97,25 +97,25 @@ class ActivationOffload:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
             yield
-        layer.by_address.clear()
+        layer.by_number.clear()
         if left >= BUFFERS or (stage, microbatch) not in self.at_once:
             self._to_host(layer)
 
     def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _Kept | Tensor:
         part = waited(local(tensor.detach()))
         if layer.weights is None:  # now: a sharded layer is gathered by its own forward
-            layer.weights = set(_addresses(module.parameters()))
-        address = part.untyped_storage().data_ptr()
-        if address in layer.weights:
+            layer.weights = set(_numbers(module.parameters()))
+        number = storage(part)
+        if number in layer.weights:
             return tensor
-        storage = layer.by_address.get(address)
-        if storage is None:
-            storage = layer.by_address[address] = _Storage(layer, part)
-            layer.storages.add(storage)
+        found = layer.by_number.get(number)
+        if found is None:
+            found = layer.by_number[number] = _Storage(layer, part)
+            layer.storages.add(found)
         cut = None
         if isinstance(tensor, DTensor):
             cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
-        return _Kept(storage, part.size(), part.stride(), int(part.storage_offset()), cut)
+        return _Kept(found, part.size(), part.stride(), int(part.storage_offset()), cut)
 
     def _unpack(self, kept: _Kept | Tensor) -> Tensor:
         if isinstance(kept, Tensor):
@@ -145,25 +145,25 @@ class ActivationOffload:
     def _leave(self, layer: _Layer) -> None:
         self._to_host(layer)
         self.buffers.remove(layer)
-        for storage in layer.storages:
-            storage.device = None
+        for each in layer.storages:
+            each.device = None
 
     def _to_host(self, layer: _Layer) -> None:
-        away = [storage for storage in layer.storages if storage.host is None]
+        away = [each for each in layer.storages if each.host is None]
         if away:
             with self.host.moving(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
-                for storage in away:
-                    assert storage.device is not None
-                    storage.host = self.host.copy(storage.device)
+                for each in away:
+                    assert each.device is not None
+                    each.host = self.host.copy(each.device)
 
     def _from_host(self, layer: _Layer) -> None:
-        away = [storage for storage in layer.storages if storage.device is None]
+        away = [each for each in layer.storages if each.device is None]
         if away:
             with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
-                for storage in away:
-                    assert storage.host is not None
-                    storage.device = torch.empty_like(storage.host).copy_(storage.host)
-                    storage.host = None
+                for each in away:
+                    assert each.host is not None
+                    each.device = self.host.bring(each.host)
+                    each.host = None
 
 
 def layers_away(plan: Plan, position: int, layers: int) -> int:
@@ -171,6 +171,6 @@ def layers_away(plan: Plan, position: int, layers: int) -> int:
     return fraction_of(layers, plan.offload.at("activations", position))
 
 
-def _addresses(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
+def _numbers(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
     for parameter in parameters:
-        yield local(parameter.detach()).untyped_storage().data_ptr()
+        yield storage(local(parameter.detach()))

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from executor import trainer as executor_trainer
 from executor.fake_torch import Message, Tracker, alone, fake_rank, nbytes, really
+from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network
 from executor.optimizer import states
@@ -26,6 +28,22 @@ class _SilentHeart:
 
     def beat(self, operation: str) -> None:
         """Do nothing."""
+
+
+class FakeHostMemory(HostMemory):
+    """Tensors without data on the host: they have a device of their own, which no device memory is counted on."""
+
+    def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector on the host."""
+        return torch.empty(elements, dtype=dtype, device="meta")
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is on the host."""
+        return tensor.device.type == "meta"
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return a copy on the device of a tensor on the host."""
+        return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +112,7 @@ def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTr
     """Return what ``rank`` does in any step but the first, with the trainer that ``make`` makes."""
     replaced = (
         (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
+        (executor_trainer, "HostMemory", FakeHostMemory),
         (executor_trainer, "initialize", lambda network, seed: None),
         (Network, "to", lambda network, dtype: network),
     )

@@ -1,12 +1,13 @@
 """What a framework keeps on a rank for the whole step besides states and activations."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from typing import NamedTuple
 
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
+from strategies.lowering.gradient_storage import in_ddp_buckets
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
 from strategies.lowering.recompute import BlockMemory
@@ -79,12 +80,14 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
 def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
     """Return the bytes of the copy of a rank's gradients that is summed after the last backward.
 
-    None without a flush: no framework here runs such schedules.
+    Of a sum that leaves each rank its share there is the share too. None without a flush: no framework here runs such
+    schedules.
     """
-    late = plan.operator_ranks > 1 or not plan.overlap_gradients
-    flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
-    flat &= not plan.asynchronous
-    return parameters * training.gradient_bytes if flat else 0
+    flattens = training.conventions.flattens_gradients and not in_ddp_buckets(training, plan)
+    if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
+        return 0
+    shares = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
+    return (parameters + shares) * training.gradient_bytes
 
 
 def buffers(

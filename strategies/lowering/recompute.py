@@ -224,27 +224,32 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
     where = [index for index, operator in enumerate(operators) if operator in again]
     backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
     gradients = [live.weight_gradient(operator) for operator in operators]
+    apart = [operator for operator in operators if defers(operator)]
+    besides = dict(zip(operators, gradients, strict=True))
     if apart_gradients:
         gradients = _not_made(live, gradients, apart_gradients)
-    apart = [operator for operator in operators if defers(operator)]
+        besides = {each: max(made - _own(live, each) * apart_gradients, 0) for each, made in besides.items()}
     return Moments(
         sum(each.size for each in held.values()),
         sum(each.size for each in remade.values()),
         live.forward(held),
         tuple(zip(backward, gradients, strict=True)),
         *_deferred(live, apart),
-        tuple((live.gathered_apart(operator), live.weight_gradient(operator)) for operator in apart),
+        tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
         len(operators) - (0 if again else len(live.block.loss)),
     )
 
 
 def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
     """Return for every operator the bytes of gradients that it makes and nothing keeps, less those still to be made."""
-    kept = [
-        sum(map(live.layout.parameter_share, map(live.block.tensor.__getitem__, o.parameters))) for o in live.operators
-    ]
+    kept = [_own(live, operator) for operator in live.operators]
     later = accumulate((count * each for count in kept), initial=0)
     return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
+
+
+def _own(live: Liveness, operator: Operator) -> int:
+    """Return the elements on a rank of an operator's parameters."""
+    return sum(live.layout.parameter_share(live.block.tensor[name]) for name in operator.parameters)
 
 
 def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
