@@ -38,8 +38,8 @@ class _Storage:
 
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
-        whole = tensor.untyped_storage()
-        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype).set_(whole)
+        elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+        self.device: Tensor | None = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
         self.host: Tensor | None = None
 
 
@@ -162,7 +162,7 @@ class ActivationOffload:
             with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
                 for each in away:
                     assert each.host is not None
-                    each.device = self.host.bring(each.host)
+                    each.device = torch.empty_like(each.host).copy_(each.host)
                     each.host = None
 
 

@@ -47,10 +47,6 @@ class HostMemory:
         there = self.zeros(tensor.numel(), tensor.dtype).view(tensor.shape)
         return there.copy_(tensor)
 
-    def bring(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the device of a tensor on the host."""
-        return torch.empty_like(tensor).copy_(tensor)
-
     @contextmanager
     def moving(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
         """Record the body as copies to, on or from the host: the last words of ``name`` say which."""

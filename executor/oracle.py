@@ -6,6 +6,7 @@ that of torch's memory tracker, and communications are those that reach torch's 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -31,19 +32,19 @@ class _SilentHeart:
 
 
 class FakeHostMemory(HostMemory):
-    """Tensors without data on the host: they have a device of their own, which no device memory is counted on."""
+    """Tensors without data on the host, which ``tracker`` does not count."""
+
+    def __init__(self, recorder: Recorder, *, tracker: Tracker) -> None:
+        super().__init__(recorder)
+        self.tracker = tracker
 
     def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return a vector on the host."""
-        return torch.empty(elements, dtype=dtype, device="meta")
+        return self.tracker.uncounted(elements, dtype)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the host."""
-        return tensor.device.type == "meta"
-
-    def bring(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the device of a tensor on the host."""
-        return torch.empty_like(tensor, device="cpu").copy_(tensor)
+        return self.tracker.leaves_out(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,14 @@ def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTr
     """Return what ``rank`` does in any step but the first, with the trainer that ``make`` makes."""
     replaced = (
         (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
-        (executor_trainer, "HostMemory", FakeHostMemory),
         (executor_trainer, "initialize", lambda network, seed: None),
         (Network, "to", lambda network, dtype: network),
     )
     with fake_rank(rank, job.plan.mesh.num_ranks, DTYPES[job.training.precision], replaced) as tracker:
-        with patch.object(executor_trainer, "DistributedDataParallel", tracker.unsynchronised):
+        with (
+            patch.object(executor_trainer, "DistributedDataParallel", tracker.unsynchronised),
+            patch.object(executor_trainer, "HostMemory", partial(FakeHostMemory, tracker=tracker)),
+        ):
             trainer = make(job)
         trainer.step(0)  # makes optimizer states
         tracker.reset()

@@ -107,7 +107,7 @@ class _Chunk:
 
     def _bring(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device, or on the host where it is not here but there."""
-        return self.host.bring(tensor) if self.host.holds(tensor) else tensor
+        return torch.empty_like(tensor).copy_(tensor) if self.host.holds(tensor) else tensor
 
 
 class _HostChunk(_Chunk):
@@ -204,9 +204,12 @@ class SplitOptimizer:
                 yield piece, main.detach(), chunk.optimizer.state[main]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient."""
+        """Drop every gradient, or make it zeros."""
         for parameter in self.parameters:
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
     def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
         """Go on with copies of the parameters."""
