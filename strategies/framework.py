@@ -58,6 +58,9 @@ class Framework:
     drops_gradients
         Whether memory of gradients is given back when the optimizer has read them
         (`strategies.lowering.gradient_storage`).
+    keeps_graph
+        Whether a backward in two keeps all that forward kept, but what a loss did, until gradients of weights are made,
+        and a first stage, whose input has no gradient, does all of it then.
     adds_gradients
         Whether kernels of their own add the gradients of a microbatch to those of the step's others
         (`strategies.lowering.accumulation`).
@@ -98,6 +101,7 @@ class Framework:
     late_biases: bool
     flattens_gradients: bool
     drops_gradients: bool
+    keeps_graph: bool
     adds_gradients: bool
     hides_input_gradients: bool
     waits_for_exchanges: bool
@@ -127,6 +131,7 @@ MEGATRON = Framework(
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
     drops_gradients=False,  # param_and_grad_buffer.py
+    keeps_graph=False,
     adds_gradients=False,
     hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
@@ -182,6 +187,7 @@ TORCH = Framework(
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
     drops_gradients=True,  # torch/optim/optimizer.py, zero_grad: set_to_none
+    keeps_graph=True,  # torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph
     adds_gradients=False,  # one microbatch adds to nothing, and with ZeRO 2 and 3 shards are added
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host

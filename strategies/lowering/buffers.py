@@ -17,20 +17,33 @@ from strategies.training import Training
 
 
 class Boundary(NamedTuple):
-    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next."""
+    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next.
+
+    ``keeps_graph`` says that a backward in two gives nothing back before its end.
+    """
 
     before: int
     after: int
+    keeps_graph: bool = False
 
     def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return what the blocks of a stage hold where both have buffers: they come in runs of equal ones."""
         rows = [row for row in runs if row[1]]
-        if not any(self) or not rows:
-            return rows
+        if not (self.before or self.after) or not rows:
+            return self._late(rows)
         (first, count), *rest = rows
-        rows = [(first.within(self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
+        rows = [(self._within(first, self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
         last, count = rows.pop()
-        return [*rows, *([(last, count - 1)] if count > 1 else []), (last.within(0, self.after), 1)]
+        return self._late([*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)])
+
+    def _within(self, memory: BlockMemory, before: int, after: int) -> BlockMemory:
+        return memory.kept_whole(before, after) if self.keeps_graph else memory.within(before, after)
+
+    def _late(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what blocks hold where those of a first stage make all gradients with those of weights."""
+        if not self.keeps_graph or self.before:
+            return rows
+        return [(memory.late(), count) for memory, count in rows]
 
 
 class BlockBuffers(NamedTuple):
@@ -110,5 +123,5 @@ def buffers(
     size += framework.grouped_workspace * any(each.grouped for each in found)
     size += framework.other_workspace * any(each.others for each in found)
     if framework.buffers_every_microbatch:
-        return size + microbatches * sum(sum(boundary) for boundary in boundaries)
+        return size + microbatches * sum(boundary.before + boundary.after for boundary in boundaries)
     return size + max((boundary.before for boundary in boundaries), default=0)

@@ -17,7 +17,7 @@ al. 2022, "Reducing activation recomputation in large transformer models" (selec
 Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -80,6 +80,18 @@ class BlockMemory(NamedTuple):
             return self.recomputed, self.recomputed + self.kept
         taken = self.recomputed + self.gradients
         return taken, taken + self.kept - self.deferred
+
+    def late(self) -> "BlockMemory":
+        """Return the same where a backward that is split makes all gradients with those of weights."""
+        weights = max(self.recomputed + self.backward, 0)
+        return self._replace(deferred=self.kept, gradients=-self.recomputed, inputs=0, weights=weights, loss_inputs=0)
+
+    def kept_whole(self, before: int, after: int) -> "BlockMemory":
+        """Return the same as `within` does where a backward that is split gives nothing back before its end."""
+        found, gradients = self.within(before, after), max(self.gradients - after, 0)
+        return found._replace(
+            gradients=gradients, deferred=self.deferred - min(before, self.kept) + gradients - self.gradients + after
+        )
 
     def within(self, before: int, after: int) -> "BlockMemory":
         """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
@@ -174,6 +186,9 @@ class Moments(NamedTuple):
         For every operator, what is held while its backward runs, and the gradients of its weights.
     deferred, gradients
         As in `BlockMemory`.
+    inputs
+        Where backward is split, for every operator what is held while the gradient of its input is made, with all of
+        ``gradients``.
     weights
         For every operator with weight gradients of its own, what it holds while they are computed, and them.
     before_loss
@@ -186,6 +201,7 @@ class Moments(NamedTuple):
     backward: tuple[tuple[int, int], ...]
     deferred: int
     gradients: int
+    inputs: tuple[int, ...]
     weights: tuple[tuple[int, int], ...]
     before_loss: int
 
@@ -193,8 +209,8 @@ class Moments(NamedTuple):
         """Return what ``times`` as many sequences hold."""
         most = max(times * live + gradient for live, gradient in self.backward)
         held = min(times * (self.kept + self.remade), most)
-        kept, without = times * self.kept, times * max(live for live, _ in self.backward)
-        rest = self.backward[: self.before_loss]
+        kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
+        rest, rest_inputs = self.backward[: self.before_loss], self.inputs[: self.before_loss]
         backward, inputs = most - held, max(without - held, 0)
         return BlockMemory(
             kept,
@@ -206,7 +222,7 @@ class Moments(NamedTuple):
             inputs,
             max((times * live + gradient for live, gradient in self.weights), default=0),
             backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
-            inputs - max(times * max(live for live, _ in rest) - held, 0),
+            inputs - max(times * (max(rest_inputs) - self.gradients) - held, 0),
         )
 
 
@@ -234,7 +250,7 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
         sum(each.size for each in remade.values()),
         live.forward(held),
         tuple(zip(backward, gradients, strict=True)),
-        *_deferred(live, apart),
+        *_deferred(live, held, remade, backward),
         tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
         len(operators) - (0 if again else len(live.block.loss)),
     )
@@ -280,9 +296,23 @@ def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
     return result
 
 
-def _deferred(live: Liveness, operators: list[Operator]) -> tuple[int, int]:
-    """Return what operators with weight gradients of their own keep for them: all of it, and its part of gradients."""
-    inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
-    outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
-    gradients = sum(outputs.values())
-    return sum(inputs.values()) + gradients, gradients
+def _deferred(
+    live: Liveness, held: Mapping[str, Held], remade: Mapping[str, Held], backward: Sequence[int]
+) -> tuple[int, int, tuple[int, ...]]:
+    """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
+
+    Either the inputs of their operators stay and the gradients of what these put out. Or all stays that forward kept,
+    but for a loss, and nothing is given back until then.
+    """
+    if not live.framework.keeps_graph:
+        operators = [operator for operator in live.operators if defers(operator)]
+        inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
+        outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
+        gradients = sum(outputs.values())
+        return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
+    gradients = sum(live.made(name) for each in live.operators if each.parameters for name in each.outputs)
+    kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
+    first = len(live.operators) - len(live.block.loss)
+    of_loss = sum(each.size for each in held.values() if each.first >= first)
+    moments = tuple(kept + again + each + gradients for each in live.captured())
+    return kept - of_loss + gradients, gradients, moments

@@ -329,7 +329,10 @@ class StageCosts:
 
     def ends(self, plan: Plan, stage: int) -> Boundary:
         """Return the bytes at both ends of a stage that lie in buffers; 0 where there are none."""
-        return self.boundary(plan, stage) if self._buffered else Boundary(0, 0)
+        if not self._buffered:
+            return Boundary(0, 0)
+        keeps = plan.splits_backward and self.problem.training.conventions.keeps_graph
+        return self.boundary(plan, stage)._replace(keeps_graph=keeps)
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, tuple[str, str]]]:
         """Return the positions that have both ends of a tied parameter, and its second end."""
