@@ -54,7 +54,10 @@ class MeasuredStage(PipelineStage):
         if isinstance(self.submod, fully_sharded.Whole):
             self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
+            value.grad = None
+        return result
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record the gradients of weights of one backward pass."""

@@ -29,21 +29,30 @@ class Boundary(NamedTuple):
     def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return what the blocks of a stage hold where both have buffers: they come in runs of equal ones."""
         rows = [row for row in runs if row[1]]
+        if self.keeps_graph and not self.before:
+            return [(memory.late(), count) for memory, count in self._at_ends(rows)]
+        return self._lasting(self._at_ends(rows)) if self.keeps_graph else self._at_ends(rows)
+
+    def _at_ends(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what blocks hold of which the first and the last have buffers."""
         if not (self.before or self.after) or not rows:
-            return self._late(rows)
+            return rows
         (first, count), *rest = rows
         rows = [(self._within(first, self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
         last, count = rows.pop()
-        return self._late([*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)])
+        return [*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)]
 
     def _within(self, memory: BlockMemory, before: int, after: int) -> BlockMemory:
         return memory.kept_whole(before, after) if self.keeps_graph else memory.within(before, after)
 
-    def _late(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
-        """Return what blocks hold where those of a first stage make all gradients with those of weights."""
-        if not self.keeps_graph or self.before:
+    def _lasting(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what blocks hold where what is lost of any of them is given back with what the first one gives."""
+        lost = sum(memory.lost * count for memory, count in rows)
+        if not lost:
             return rows
-        return [(memory.late(), count) for memory, count in rows]
+        (first, count), *rest = rows
+        ahead = first._replace(deferred=first.deferred - lost)
+        return [(ahead, 1), *([(first, count - 1)] if count > 1 else []), *rest]
 
 
 class BlockBuffers(NamedTuple):

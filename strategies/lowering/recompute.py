@@ -57,6 +57,8 @@ class BlockMemory(NamedTuple):
         Where backward is split, held beyond those at the fullest moment of each part.
     loss, loss_inputs
         Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
+    lost
+        Of ``deferred``, what a stage gives back when the gradients of its inputs are made.
     """
 
     kept: int
@@ -69,6 +71,7 @@ class BlockMemory(NamedTuple):
     weights: int = 0
     loss: int = 0
     loss_inputs: int = 0
+    lost: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
         """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
@@ -84,7 +87,9 @@ class BlockMemory(NamedTuple):
     def late(self) -> "BlockMemory":
         """Return the same where a backward that is split makes all gradients with those of weights."""
         weights = max(self.recomputed + self.backward, 0)
-        return self._replace(deferred=self.kept, gradients=-self.recomputed, inputs=0, weights=weights, loss_inputs=0)
+        return self._replace(
+            deferred=self.kept, gradients=-self.recomputed, inputs=0, weights=weights, loss_inputs=0, lost=0
+        )
 
     def kept_whole(self, before: int, after: int) -> "BlockMemory":
         """Return the same as `within` does where a backward that is split gives nothing back before its end."""
@@ -193,6 +198,8 @@ class Moments(NamedTuple):
         For every operator with weight gradients of its own, what it holds while they are computed, and them.
     before_loss
         How many of the operators are not those of a loss with which backward begins.
+    lost
+        As in `BlockMemory`.
     """
 
     kept: int
@@ -204,6 +211,7 @@ class Moments(NamedTuple):
     inputs: tuple[int, ...]
     weights: tuple[tuple[int, int], ...]
     before_loss: int
+    lost: int = 0
 
     def memory(self, times: int = 1) -> BlockMemory:
         """Return what ``times`` as many sequences hold."""
@@ -223,6 +231,7 @@ class Moments(NamedTuple):
             max((times * live + gradient for live, gradient in self.weights), default=0),
             backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
             inputs - max(times * (max(rest_inputs) - self.gradients) - held, 0),
+            times * self.lost,
         )
 
 
@@ -253,6 +262,7 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
         *_deferred(live, held, remade, backward),
         tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
         len(operators) - (0 if again else len(live.block.loss)),
+        _lost(live, held),
     )
 
 
@@ -301,8 +311,7 @@ def _deferred(
 ) -> tuple[int, int, tuple[int, ...]]:
     """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
 
-    Either the inputs of their operators stay and the gradients of what these put out. Or all stays that forward kept,
-    but for a loss, and nothing is given back until then.
+    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept.
     """
     if not live.framework.keeps_graph:
         operators = [operator for operator in live.operators if defers(operator)]
@@ -312,7 +321,11 @@ def _deferred(
         return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
     gradients = sum(live.made(name) for each in live.operators if each.parameters for name in each.outputs)
     kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
-    first = len(live.operators) - len(live.block.loss)
-    of_loss = sum(each.size for each in held.values() if each.first >= first)
     moments = tuple(kept + again + each + gradients for each in live.captured())
-    return kept - of_loss + gradients, gradients, moments
+    return kept + gradients, gradients, moments
+
+
+def _lost(live: Liveness, held: Mapping[str, Held]) -> int:
+    """Return what a loss keeps until all gradients of inputs are made, where the rest is kept longer."""
+    first = len(live.operators) - len(live.block.loss)
+    return sum(each.size for each in held.values() if each.first >= first) if live.framework.keeps_graph else 0
