@@ -47,7 +47,7 @@ def average_own(unit: Unit) -> Finish:
     group, count, each = sharing.shards.get_group(), sharing.shards.size(), share(unit)
     flat = _padded(unit.gradients, count * each)
     part = flat.new_empty(each)
-    work: Any = dist.reduce_scatter_tensor(part, flat, group=group, async_op=True)
+    work: Any = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
 
     def finish() -> None:
         work.wait()
@@ -69,7 +69,7 @@ def gather(unit: Unit, tensors: Sequence[Tensor]) -> None:
     parts = zip(tensors, own_pieces(unit), strict=True)
     own = _padded([tensor.flatten()[piece.start : piece.stop] for tensor, piece in parts], each)
     whole = own.new_empty(each * group.size())
-    dist.all_gather_into_tensor(whole, own, group=group)
+    dist.all_gather_single(whole, own, group=group)
     fill(tensors, whole)
 
 
