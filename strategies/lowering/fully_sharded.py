@@ -231,7 +231,7 @@ def changes(
         for block, elements in enumerate(kept):
             size = elements * training.gradient_bytes
             if shared.gradients:  # a rank's share comes out of the reduction
-                released[block].append(Change(Category.GRADIENTS, -size))
+                (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
             else:
                 acquired[block].append(Change(Category.GRADIENTS, size))
     if not any(map(any, (acquired, released, gathered))):
