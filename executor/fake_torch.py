@@ -115,7 +115,7 @@ class Tracker(MemTracker):
 
     def _track(self, reftype: Any, t: Tensor) -> None:
         if isinstance(t, DTensor) or not self.leaves_out(t):
-            super()._track(reftype, t)  # type: ignore[no-untyped-call]
+            super()._track(reftype, t)
 
     def _update_peak_stats(self, _: Any) -> None:
         self.peak = max(self.peak, self._curr_mem_snap.get(torch.device("cpu"), {"Total": 0})["Total"])

@@ -96,8 +96,10 @@ def build(
     serves = plan.gradient_reduction == SERVER and group.size() > 1
     optim: Any = None
     if not serves or group.rank() == 0:
-        split = states is not None
-        optim = SplitOptimizer(whole(parameters), Kind(make, options), states) if split else make(parameters, **options)
+        if states is None:
+            optim = make(parameters, **options)
+        else:
+            optim = SplitOptimizer(whole(parameters), Kind(make, options), states)
     return ServerOptimizer(parameters, optim, group) if serves else optim
 
 

@@ -50,6 +50,7 @@ def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tupl
         {"data": 2, "microbatch": (3, 1)},
         {"microbatch": 8},  # one microbatch: gradients come as activations go
         {"data": 2, "microbatch": 4, "overlap_gradients": False},
+        {"data": 2, "microbatch": 2, "gradient_reduction": "parameter_server"},
         {"data": 2, "zero": 1, "microbatch": 4},
         {"data": 2, "tensor": 2, "zero": 1},
         {"data": 4, "zero": 1, "zero_shards": 2},
