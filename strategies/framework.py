@@ -206,6 +206,8 @@ TORCH_FUSED_LOSS = replace(
     loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
 
+MINDSPORE = replace(TORCH, name="mindspore", recomputes_unread=True)  # Cell.recompute runs all of a cell again
+
 XLA = replace(
     TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
     name="xla",
@@ -215,6 +217,6 @@ XLA = replace(
 
 FRAMEWORKS = {
     framework.name: framework
-    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)
+    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, MINDSPORE, XLA)
 }
 """Frameworks by name."""

@@ -90,8 +90,15 @@ class Needs:
         return np.maximum(self._activations[key], self._flat(plan)) if self._flattens else self._activations[key]
 
     def _flat(self, plan: Plan) -> IntArray:
-        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position."""
-        return np.array([flat_gradients(self.training, plan, n) for n in self.costs.held(plan).parameters], np.int64)
+        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position.
+
+        With those that it is of, where they are not held all the time.
+        """
+        held = np.array(self.costs.held(plan).parameters, np.int64)
+        flat = np.array([flat_gradients(self.training, plan, n) for n in held.tolist()], np.int64)
+        begun = begin_in_step(self.training, plan) and plan.zero < 2
+        result: IntArray = flat + held * self.training.gradient_bytes * begun
+        return result
 
     def _sharing(self, plan: Plan) -> Sharing:
         """Return what a plan shares; the same value for all that share nothing."""
