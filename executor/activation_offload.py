@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from executor.data_parallel import local
 from executor.host_memory import HostMemory
-from executor.private_torch import waited
+from executor.private_torch import storage, waited
 from strategies.offloading import fraction_of
 from strategies.plan import Plan
 from strategies.schedule import ActionKind
@@ -39,8 +39,8 @@ class _Storage:
 
     def __init__(self, layer: "_Layer", tensor: Tensor) -> None:
         self.layer = layer
-        whole = tensor.untyped_storage()
-        self.device: Tensor | None = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(whole)
+        elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+        self.device: Tensor | None = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
         self.host: Tensor | None = None
         self.copied: Any = None
         """What to wait for: the copy to the host before the device gives its own up, or the one back before its use."""
@@ -71,7 +71,7 @@ class _Layer:
     def __init__(self, name: str, stage: int, microbatch: int, before: "_Layer | None") -> None:
         self.name, self.stage, self.microbatch, self.before = name, stage, microbatch, before
         self.storages: WeakSet[_Storage] = WeakSet()
-        self.by_address: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
+        self.by_number: WeakValueDictionary[int, _Storage] = WeakValueDictionary()
         self.weights: set[int] | None = None
         self.begun = False
 
@@ -100,25 +100,25 @@ class ActivationOffload:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
             yield
-        layer.by_address.clear()
+        layer.by_number.clear()
         if left >= BUFFERS or (stage, microbatch) not in self.at_once:
             self._to_host(layer)
 
     def _pack(self, layer: _Layer, module: nn.Module, tensor: Tensor) -> _Kept | Tensor:
         part = waited(local(tensor.detach()))
         if layer.weights is None:  # now: a sharded layer is gathered by its own forward
-            layer.weights = set(_addresses(module.parameters()))
-        address = part.untyped_storage().data_ptr()
-        if address in layer.weights or self.host.holds(part):  # some kernels keep a number or two on the host
+            layer.weights = set(_numbers(module.parameters()))
+        number = storage(part)
+        if number in layer.weights or self.host.is_apart(part):  # some kernels keep a number or two on the host
             return tensor
-        storage = layer.by_address.get(address)
-        if storage is None:
-            storage = layer.by_address[address] = _Storage(layer, part)
-            layer.storages.add(storage)
+        found = layer.by_number.get(number)
+        if found is None:
+            found = layer.by_number[number] = _Storage(layer, part)
+            layer.storages.add(found)
         cut = None
         if isinstance(tensor, DTensor):
             cut = _Cut(tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
-        return _Kept(storage, part.size(), part.stride(), int(part.storage_offset()), cut)
+        return _Kept(found, part.size(), part.stride(), int(part.storage_offset()), cut)
 
     def _unpack(self, kept: _Kept | Tensor) -> Tensor:
         if isinstance(kept, Tensor):
@@ -149,9 +149,9 @@ class ActivationOffload:
     def _leave(self, layer: _Layer) -> None:
         self._to_host(layer)
         self.buffers.remove(layer)
-        for storage in layer.storages:
-            self._wait(storage)
-            storage.device = None
+        for each in layer.storages:
+            self._wait(each)
+            each.device = None
 
     def _wait(self, storage: _Storage) -> None:
         if storage.copied is not None:
@@ -159,23 +159,23 @@ class ActivationOffload:
             storage.copied = None
 
     def _to_host(self, layer: _Layer) -> None:
-        away = [storage for storage in layer.storages if storage.host is None]
+        away = [each for each in layer.storages if each.host is None]
         if away:
             with self.host.moving(f"activations of {layer.name} to host", layer.stage, layer.microbatch):
-                for storage in away:
-                    assert storage.device is not None
-                    storage.host = self.host.room(storage.device.numel(), storage.device.dtype)
-                    storage.copied = self.copier.copy(storage.device, storage.host)
+                for each in away:
+                    assert each.device is not None
+                    each.host = self.host.room(each.device.numel(), each.device.dtype)
+                    each.copied = self.copier.copy(each.device, each.host)
 
     def _from_host(self, layer: _Layer) -> None:
-        away = [storage for storage in layer.storages if storage.device is None]
+        away = [each for each in layer.storages if each.device is None]
         if away:
             with self.host.moving(f"activations of {layer.name} from host", layer.stage, layer.microbatch):
-                for storage in away:
-                    assert storage.host is not None
-                    storage.device = torch.empty_like(storage.host, device=self.host.accelerator.device)
-                    storage.copied = self.copier.copy(storage.host, storage.device)
-                    storage.host = None
+                for each in away:
+                    assert each.host is not None
+                    each.device = torch.empty_like(each.host, device=self.host.accelerator.device)
+                    each.copied = self.copier.copy(each.host, each.device)
+                    each.host = None
 
 
 def layers_away(plan: Plan, position: int, layers: int) -> int:
@@ -183,6 +183,6 @@ def layers_away(plan: Plan, position: int, layers: int) -> int:
     return fraction_of(layers, plan.offload.at("activations", position))
 
 
-def _addresses(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
+def _numbers(parameters: Iterable[nn.Parameter]) -> Iterator[int]:
     for parameter in parameters:
-        yield local(parameter.detach()).untyped_storage().data_ptr()
+        yield storage(local(parameter.detach()))

@@ -9,7 +9,8 @@ References
 Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, section 3.2.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,17 +26,30 @@ _EPSILON = 1e-6
 """What ``torch.nn.utils.clip_grad_norm_`` adds to the norm."""
 
 
+class Part(NamedTuple):
+    """What a rank has of the gradient of a parameter, and the axes along which others have other parts of it."""
+
+    parameter: nn.Parameter
+    values: Tensor
+    axes: tuple[str, ...]
+
+
+def whole_parts(parameters: Iterable[nn.Parameter]) -> Iterator[Part]:
+    """Yield the gradients of some parameters, of those that have one."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            yield Part(parameter, local(parameter.grad), cut_axes(parameter.grad))
+
+
 def clip(
-    parameters: Iterable[nn.Parameter],
-    mesh: DeviceMesh,
-    sums: tuple[str, ...],
-    over: str,
-    copies: Collection[nn.Parameter] = (),
+    parts: Sequence[Part], mesh: DeviceMesh, sums: tuple[str, ...], over: str, copies: Collection[nn.Parameter] = ()
 ) -> float:
-    """Scale the gradients of ``parameters`` in place and return their norm before.
+    """Scale gradients in place and return their norm before.
 
     Parameters
     ----------
+    parts
+        Of gradients that are cut along the same axes on all ranks, in the same order.
     mesh
         All ranks.
     sums
@@ -43,12 +57,10 @@ def clip(
     over
         The axis whose ranks hold different parameters.
     copies
-        Those of ``parameters`` that are kept a second time and count there.
+        Parameters that are kept a second time and count there.
     """
     uncounted = {id(copy) for copy in copies}
-    held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    gradients = [gradient for _, gradient in held]
-    counted = [gradient for parameter, gradient in held if id(parameter) not in uncounted]
+    counted = (part for part in parts if id(part.parameter) not in uncounted)
     squares = _squares(counted, torch.device(mesh.device_type))
     with torch.no_grad():
         for axis in sums:
@@ -60,8 +72,8 @@ def clip(
         total = sum(squares.values(), torch.zeros((), dtype=torch.float64, device=mesh.device_type))
         dist.all_reduce(total, group=mesh[over].get_group())
         norm = float(total.sqrt())
-        for gradient in gradients:
-            local(gradient).mul_(scale(norm))
+        for part in parts:
+            part.values.mul_(scale(norm))
     return norm
 
 
@@ -74,17 +86,16 @@ def scale(norm: float) -> float:
     return min(1.0, MAX_NORM / (norm + _EPSILON))
 
 
-def _squares(gradients: Iterable[Tensor], device: torch.device) -> dict[tuple[str, ...], Tensor]:
+def _squares(parts: Iterable[Part], device: torch.device) -> dict[tuple[str, ...], Tensor]:
     """Return the sum of squares on this rank of the gradients that are cut along the same axes."""
     found: dict[tuple[str, ...], Tensor] = {}
-    for gradient in gradients:
-        square = local(gradient).double().square().sum().to(device)
-        key = _cut(gradient)
-        found[key] = found[key] + square if key in found else square
+    for part in parts:
+        square = part.values.double().square().sum().to(device)
+        found[part.axes] = found[part.axes] + square if part.axes in found else square
     return found
 
 
-def _cut(gradient: Tensor) -> tuple[str, ...]:
+def cut_axes(gradient: Tensor) -> tuple[str, ...]:
     """Return the names of the axes along which ranks hold different parts of a gradient."""
     if not isinstance(gradient, DTensor):
         return ()

@@ -1,12 +1,15 @@
 """Data parallelism: gradients become the mean over the data axis, on all its ranks or on one that updates for all.
 
+With ZeRO 1 each rank gets the mean of its own part alone (`executor.sharded_states`).
+
 DistributedDataParallel does it where it can. It cannot hold DTensors ("aten.cat.default got
 mixed torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no
 overlap, a stage's gradients are summed as one flat buffer: as soon as its last backward
 ended, or after the last backward of the rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from executor.sharing import Sharing
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -39,50 +44,83 @@ def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
         start += tensor.numel()
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters whose gradients are whole at one moment and leave together, and the ranks that have the same ones."""
+
+    parameters: tuple[nn.Parameter, ...]
+    sharing: Sharing
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """What this rank has of the gradients."""
+        return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+
+Finish = Callable[[], None]
+"""Waits for a reduction and puts what it made where it belongs."""
+
+
+def average(unit: Unit) -> Finish:
+    """Begin to make gradients the mean over all ranks that have the same parameters."""
+    group, gradients = unit.sharing.replicas.get_group(), unit.gradients
+    flat = flatten(gradients)
+    work: Any = dist.all_reduce(flat, group=group, async_op=True)
+
+    def finish() -> None:
+        work.wait()
+        fill(gradients, flat.div_(group.size()))
+
+    return finish
+
+
+def average_on_server(unit: Unit) -> Finish:
+    """Begin to make gradients the mean on the first rank of a group; the others keep none."""
+    group, gradients = unit.sharing.replicas.get_group(), unit.gradients
+    flat = flatten(gradients)
+    work: Any = dist.reduce(flat, dist.get_global_rank(group, 0), group=group, async_op=True)
+
+    def finish() -> None:
+        work.wait()
+        if group.rank() == 0:
+            fill(gradients, flat.div_(group.size()))
+            return
+        for parameter in unit.parameters:
+            parameter.grad = None
+
+    return finish
+
+
 class GradientReducer:
-    """Averages the gradients of whole stages over ``group``.
+    """Reduces the gradients of whole stages.
 
     Parameters
     ----------
+    begin
+        Begins the reduction of a unit.
     overlap
         Whether a stage is reduced while earlier ones still run backward.
-    server
-        Whether the first rank of the group alone gets the mean; the others keep no gradients.
     """
 
-    def __init__(self, group: dist.ProcessGroup, overlap: bool, *, server: bool = False) -> None:
-        self.group, self.overlap, self.server = group, overlap, server
-        self._waiting: list[Sequence[nn.Parameter]] = []
-        self._running: list[tuple[Sequence[nn.Parameter], list[Tensor], Tensor, Any]] = []
+    def __init__(self, begin: Callable[[Unit], Finish], overlap: bool) -> None:
+        self.begin, self.overlap = begin, overlap
+        self._waiting: list[Unit] = []
+        self._running: list[Finish] = []
 
-    def done(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Take note that the gradients of ``parameters``, together, are this rank's whole ones."""
-        if not parameters or self.group.size() == 1:
+    def done(self, unit: Unit) -> None:
+        """Take note that the gradients of a unit, together, are this rank's whole ones."""
+        if unit.sharing.replicas.size() == 1:
             return
-        self._waiting.append(parameters)
+        self._waiting.append(unit)
         if self.overlap:
             self._launch()
 
     def _launch(self) -> None:
-        for parameters in self._waiting:
-            gradients = [local(p.grad) for p in parameters if p.grad is not None]
-            flat = flatten(gradients)
-            self._running.append((parameters, gradients, flat, self._reduce(flat)))
+        self._running += map(self.begin, self._waiting)
         self._waiting.clear()
 
-    def _reduce(self, flat: Tensor) -> Any:
-        if self.server:
-            return dist.reduce(flat, dist.get_global_rank(self.group, 0), group=self.group, async_op=True)
-        return dist.all_reduce(flat, group=self.group, async_op=True)
-
     def finish(self) -> None:
-        """Return when every gradient is the mean."""
+        """Return when every gradient is reduced."""
         self._launch()
-        for parameters, gradients, flat, work in self._running:
-            work.wait()
-            if self.server and self.group.rank():
-                for parameter in parameters:
-                    parameter.grad = None
-            else:
-                fill(gradients, flat.div_(self.group.size()))
-        self._running.clear()
+        while self._running:
+            self._running.pop(0)()

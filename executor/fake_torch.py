@@ -5,6 +5,7 @@ Fake tensors have shapes and no storage, and a fake process group answers every 
 reach torch's dispatcher.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -21,11 +22,13 @@ from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 _NAMES = {
     "allreduce_": "all_reduce",
@@ -93,11 +96,26 @@ class Tracker(MemTracker):
         self._mod_tracker = _NoModules()  # type: ignore[no-untyped-call]
         self.inferring, self.peak = False, 0
         self.messages: list[Message] = []
+        self._left_out: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
 
     def reset(self) -> None:
         """Forget the peak and the messages so far."""
         self.peak = 0
         self.messages.clear()
+
+    def uncounted(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector that is not counted."""
+        made: Tensor = self.quiet(torch.empty)(elements, dtype=dtype)
+        self._left_out[made.untyped_storage()] = True
+        return made
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is not counted."""
+        return tensor.untyped_storage() in self._left_out
+
+    def _track(self, reftype: Any, t: Tensor) -> None:
+        if isinstance(t, DTensor) or not self.leaves_out(t):
+            super()._track(reftype, t)
 
     def _update_peak_stats(self, _: Any) -> None:
         self.peak = max(self.peak, self._curr_mem_snap.get(torch.device("cpu"), {"Total": 0})["Total"])
@@ -126,14 +144,14 @@ class Tracker(MemTracker):
     def quiet(self, infer: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``infer`` with what it makes left uncounted."""
 
-        def uncounted(*arguments: Any) -> Any:
+        def quiet(*arguments: Any, **options: Any) -> Any:
             self.inferring = True
             try:
-                return infer(*arguments)
+                return infer(*arguments, **options)
             finally:
                 self.inferring = False
 
-        return uncounted
+        return quiet
 
     def unsynchronised(self, network: nn.Module, **options: Any) -> DistributedDataParallel:
         """Return ``network`` as DistributedDataParallel without what reads data: the first broadcast, the reduction."""

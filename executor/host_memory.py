@@ -44,9 +44,9 @@ class HostMemory:
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the host."""
-        return self._is_apart(tensor) or tensor.untyped_storage().data_ptr() in self._addresses
+        return self.is_apart(tensor) or tensor.untyped_storage().data_ptr() in self._addresses
 
-    def _is_apart(self, tensor: Tensor) -> bool:
+    def is_apart(self, tensor: Tensor) -> bool:
         """Return whether a tensor is where the device is not."""
         return tensor.device.type != self.accelerator.device.type
 
@@ -55,7 +55,7 @@ class HostMemory:
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._addresses:
             return tensor
-        if not self._is_apart(tensor):
+        if not self.is_apart(tensor):
             return self.copy(tensor)
         self._addresses.add(storage.data_ptr())
         self.count(storage.nbytes())

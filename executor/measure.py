@@ -22,6 +22,7 @@ from executor.job import Job, checkpoints_folder, metrics_file, result_file, ten
 from executor.optimizer import states
 from executor.profiled import profiled
 from executor.recorder import Recorder
+from executor.sharded_states import ShardedOptimizer
 from executor.trainer import Trainer
 from executor.unflushed import UnflushedTrainer
 from simulator.program import Category
@@ -127,6 +128,8 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 def _dump(trainer: Trainer, path: Path) -> None:
     """Write whole gradients and parameters by name, once a tensor group."""
     arrays: dict[str, Any] = {}
+    if isinstance(trainer.optimizer, ShardedOptimizer):
+        trainer.optimizer.gather_gradients()
     for network in trainer.networks.values():
         for name, parameter in network.model_parameters():
             arrays[f"parameter {name}"] = _whole(parameter.detach())

@@ -104,8 +104,8 @@ class Layer(nn.Module):
         """Return the attention of however many heads ``qkv`` holds."""
         batch, sequence, _ = qkv.shape
         parts = qkv.view(batch, sequence, -1, self.group + 2, self.head_dim)
-        query = parts[..., :-2, :].flatten(2, 3).transpose(1, 2)
-        key, value = (parts[..., place, :].transpose(1, 2) for place in (-2, -1))
+        heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward puts three gradients together at once
+        query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in heads)
         query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary:
             query, key = rotated(query, self.own), rotated(key, self.own)

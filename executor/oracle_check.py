@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from executor.job import Job
 from executor.supported import unsupported
+from simulator.collective_kinds import Collective
 from simulator.engine import simulate
+from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.models.transformer import Transformer
 from simulator.program import Category, Program
 from strategies.local_batches import data_ranks
@@ -21,9 +23,6 @@ from strategies.lowering.collectives import Communication, communications
 from strategies.mesh import DATA, PIPELINE, REPLICA
 from strategies.plan import Plan
 from strategies.problem import Problem
-
-if TYPE_CHECKING:
-    from executor.oracle import RankMemory
 
 PEAK_TOLERANCE = 0.03
 """How far peaks may be apart, of the oracle's: the simulator counts no norms' statistics and no scalars."""
@@ -137,15 +136,28 @@ def check(
     if reasons := unsupported(spec, problem.training, plan):
         raise ValueError("the executor cannot build this plan: " + "; ".join(reasons))
     problem = replace(problem, training=replace(problem.training, framework=FRAMEWORK))
+    plan = as_run(plan)
     job, chosen = Job(spec, problem.training, plan, steps=1), roles(plan)
     program = lower(problem, plan)
     told = communications(problem, plan, chosen)
-    peaks = _peaks(program)
+    profiles = _profiles(program)
     found = []
     for number, rank in enumerate(chosen, 1):
         progress(f"rank {rank}, {number} of {len(chosen)}")
-        found.append(_rank_check(job, program, rank, peaks[rank], told[rank]))
+        found.append(_rank_check(job, program, rank, profiles[rank], told[rank]))
     return Check(tuple(found))
+
+
+def as_run(plan: Plan) -> Plan:
+    """Return the plan as torch's ``fully_shard`` runs it, which shares states with ZeRO 2 and 3.
+
+    With ZeRO 2 too it keeps only shards of parameters from step to step: this is ZeRO 3 that keeps what it has
+    gathered. It gathers and reduces beneath computing whatever a plan asks for.
+    """
+    if plan.zero < 2 or plan.shards == 1:
+        return plan
+    kept = plan.zero == 3 and plan.reshard_after_forward
+    return replace(plan, zero=3, reshard_after_forward=kept, overlap_gradients=True)
 
 
 def roles(plan: Plan) -> tuple[int, ...]:
@@ -163,40 +175,30 @@ def roles(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(first.values()))
 
 
-def _peaks(program: Program) -> dict[int, float]:
+def _profiles(program: Program) -> dict[int, MemoryProfile]:
     timeline = simulate(program, "longest_path")
-    return {r: timeline.memory[i].peak for i, each in enumerate(timeline.rank_classes) for r in each.ranks}
+    return {r: timeline.memory[i] for i, each in enumerate(timeline.rank_classes) for r in each.ranks}
 
 
-def _rank_check(job: Job, program: Program, rank: int, peak: float, told: Counter[Communication]) -> RankCheck:
+def _rank_check(
+    job: Job, program: Program, rank: int, profile: MemoryProfile, told: Counter[Communication]
+) -> RankCheck:
     from executor.oracle import rank_oracle
 
     found = rank_oracle(job, rank)
-    index, members = next((i, c) for i, c in enumerate(program.rank_classes) if rank in c.ranks)
-    kept = {change.category: change.size for change in program.resident if change.rank_class == index}
-    # torch gives whole parameters to the ranks that share an optimizer, so one has up to one parameter more
-    whole = found.largest_state if job.plan.zero == 1 and job.plan.shards > 1 else 0
+    members = next(each for each in program.rank_classes if rank in each.ranks)
+    kept = dict(zip(CATEGORIES, profile.usage[-1], strict=True))  # as the step ends
     memory = found.memory
     lines = (
-        MemoryLine("parameters", kept.get(Category.PARAMETERS, 0), memory.parameters, 0.0),
-        MemoryLine("gradients", kept.get(Category.GRADIENTS, 0), memory.gradients, 0.0),
-        MemoryLine("optimizer", kept.get(Category.OPTIMIZER, 0), memory.optimizer, whole),
-        MemoryLine("peak", peak, memory.peak, _allowed(peak, memory)),
+        MemoryLine("parameters", kept[Category.PARAMETERS], memory.parameters, 0.0),
+        MemoryLine("gradients", kept[Category.GRADIENTS], memory.gradients, 0.0),
+        MemoryLine("optimizer", kept[Category.OPTIMIZER], memory.optimizer, 0.0),
+        MemoryLine("peak", profile.peak, memory.peak, PEAK_TOLERANCE * memory.peak),
     )
     measured = Counter(
         Communication(each.kind, along(job.plan, each.ranks), float(each.size)) for each in found.messages
     )
     return RankCheck(rank, members.stages, lines, tuple(_traffic(told, measured, by_unit=job.plan.zero == 3)))
-
-
-def _allowed(simulated: float, memory: "RankMemory") -> float:
-    """Return how far the peaks may be apart.
-
-    In the simulator gradients are there from step to step, as in buffers that frameworks keep. The executor drops
-    those that are in no bucket, so its peak may be lower by as much as they would add to it.
-    """
-    near = PEAK_TOLERANCE * memory.peak
-    return near + max(memory.kept_peak - memory.peak, 0) if simulated > memory.peak else near
 
 
 def along(plan: Plan, ranks: Iterable[int]) -> tuple[str, ...]:
@@ -218,10 +220,14 @@ def _traffic(
 
 
 def _totals(found: Mapping[Communication, int]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
-    """Return how many communications of every kind and group there are, and the bytes of all of them."""
+    """Return how many communications of every kind and group there are, and the bytes of all of them.
+
+    A shift is a send of every rank to the next one.
+    """
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
     for each, count in found.items():
         if each.axes and each.size > SCALAR:
-            before, size = totals.get((each.kind, each.axes), (0, 0.0))
-            totals[each.kind, each.axes] = before + count, size + count * each.size
+            kind = Collective.SEND if each.kind == Collective.SHIFT else each.kind
+            before, size = totals.get((kind, each.axes), (0, 0.0))
+            totals[kind, each.axes] = before + count, size + count * each.size
     return totals

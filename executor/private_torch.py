@@ -58,6 +58,11 @@ def runtime(
     return result
 
 
+def storage(tensor: Tensor) -> int:
+    """Return a number of the memory that a tensor lies in, while that is there; a fake tensor's has no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def waited(tensor: Tensor) -> Tensor:
     """Return a tensor whose collective, if one makes it, has ended."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

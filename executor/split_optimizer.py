@@ -14,7 +14,7 @@ Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.2 (states come in, are u
 Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1 (a main copy of weights in fp32).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from math import ceil
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from executor.data_parallel import local
 from executor.host_memory import HostMemory
+from executor.private_torch import storage
 from strategies.lowering.offload import CHUNKS, STEPS
 from strategies.offloading import StepPlace, fraction_of
 
@@ -36,6 +37,14 @@ class Kind(NamedTuple):
 
     make: type[torch.optim.Optimizer]
     options: dict[str, Any]
+
+
+class States(NamedTuple):
+    """Where optimizer states are: a fraction of them on the host, the first ones, updated there or on the device."""
+
+    host: HostMemory
+    on_host: float = 0.0
+    place: StepPlace = StepPlace.HOST
 
 
 class Piece(NamedTuple):
@@ -52,9 +61,9 @@ class Piece(NamedTuple):
 
     @property
     def gradient(self) -> Tensor:
-        """Their gradient."""
+        """A view of their gradient."""
         assert self.parameter.grad is not None
-        return local(self.parameter.grad).reshape(-1)[self.start : self.stop]
+        return local(self.parameter.grad).view(-1)[self.start : self.stop]
 
 
 def main_type(dtype: torch.dtype) -> torch.dtype:
@@ -76,7 +85,7 @@ class _Chunk:
 
     def _own(self, main: Tensor, piece: Piece) -> bool:
         """Return whether a main weight is a copy of the parameter."""
-        return main.untyped_storage().data_ptr() != piece.values.untyped_storage().data_ptr()
+        return storage(main) != storage(piece.values)
 
     def step(self) -> None:
         """Update the pieces."""
@@ -154,34 +163,18 @@ class _StreamedChunk(_Chunk):
 
 
 class SplitOptimizer:
-    """Steps ``parameters``, of which the states of a fraction are on the host.
+    """Steps pieces of parameters, of whose states a fraction may be on the host."""
 
-    Parameters
-    ----------
-    on_host
-        The fraction of all elements, the first ones.
-    step
-        Where these are updated.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        kind: Kind,
-        host: HostMemory,
-        on_host: float = 0.0,
-        place: StepPlace = StepPlace.HOST,
-    ) -> None:
-        self.parameters, self.host = parameters, host
-        total = sum(local(parameter).numel() for parameter in parameters)
-        away = fraction_of(total, on_host)
+    def __init__(self, pieces: Sequence[Piece], kind: Kind, states: States) -> None:
+        self.parameters = list(dict.fromkeys(piece.parameter for piece in pieces))
+        host, total = states.host, sum(piece.stop - piece.start for piece in pieces)
+        away = fraction_of(total, states.on_host)
         size = max(ceil(away / CHUNKS), 1)
-        chunks = [list(_pieces(parameters, start, min(start + size, away))) for start in range(0, away, size)]
-        make = _HostChunk if place is StepPlace.HOST else _StreamedChunk
-        self.away = [make(pieces, kind, host) for pieces in chunks]
+        chunks = [list(_between(pieces, start, min(start + size, away))) for start in range(0, away, size)]
+        make = _HostChunk if states.place is StepPlace.HOST else _StreamedChunk
+        self.away = [make(chunk, kind, host) for chunk in chunks]
         # one a parameter: temporaries of its update are small
-        rest = list(_pieces(parameters, away, total))
-        self.here = [_Chunk([piece], kind, host) for piece in rest]
+        self.here = [_Chunk([piece], kind, host) for piece in _between(pieces, away, total)]
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
@@ -205,9 +198,12 @@ class SplitOptimizer:
                 yield piece, main.detach(), chunk.optimizer.state[main]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient."""
+        """Drop every gradient, or make it zeros."""
         for parameter in self.parameters:
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
     def hand_over(self, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
         """Go on with copies of the parameters."""
@@ -233,12 +229,17 @@ class SplitOptimizer:
             chunk.leave()
 
 
-def _pieces(parameters: Sequence[nn.Parameter], start: int, stop: int) -> Iterator[Piece]:
-    """Yield the pieces of parameters that lie between two elements of all, one behind the other."""
+def whole(parameters: Iterable[nn.Parameter]) -> list[Piece]:
+    """Return what this rank has of some parameters."""
+    return [Piece(parameter, 0, local(parameter.detach()).numel()) for parameter in parameters]
+
+
+def _between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Yield the parts of pieces that lie between two elements of all, one behind the other."""
     first = 0
-    for parameter in parameters:
-        size = local(parameter).numel()
+    for piece in pieces:
+        size = piece.stop - piece.start
         low, high = max(start - first, 0), min(stop - first, size)
         if low < high:
-            yield Piece(parameter, low, high)
+            yield Piece(piece.parameter, piece.start + low, piece.start + high)
         first += size

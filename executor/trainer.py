@@ -1,5 +1,6 @@
 """One rank's share of a plan, built on torch.distributed and stepped."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,15 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
 from executor.accelerator import CORE, Accelerator
 from executor.activation_offload import ActivationOffload, layers_away
-from executor.data_parallel import GradientReducer, local, reduces_itself
+from executor.data_parallel import Finish, GradientReducer, Unit, average, average_on_server, local, reduces_itself
 from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
 from executor.private_torch import runtime
 from executor.recorder import Recorder
+from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
-from executor.split_optimizer import main_type
+from executor.split_optimizer import States, main_type
 from executor.text import text_of
 from executor.tied import TiedTable
 from simulator.program import TaskKind
@@ -54,7 +56,10 @@ class MeasuredStage(PipelineStage):
         if isinstance(self.submod, fully_sharded.Whole):
             self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
+            value.grad = None
+        return result
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and record the gradients of weights of one backward pass."""
@@ -84,11 +89,7 @@ class Trainer:
         self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
         sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
         self.sizes, self.microbatch = sizes, sizes[self.data_rank]
-        server = plan.gradient_reduction == optimizer.SERVER
-        self.reducer, self.expert_reducer = (
-            GradientReducer(each.replicas.get_group(), plan.overlap_gradients, server=server)
-            for each in (self.sharing, self.expert_sharing)
-        )
+        self.reducer = GradientReducer(self._reduction, plan.overlap_gradients)
         self.runtime = runtime(
             [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
         )
@@ -102,8 +103,12 @@ class Trainer:
 
     def _optimizer(self) -> Any:
         name, plan, states = self.job.training.optimizer, self.job.plan, self._states()
+        how = self.accelerator.optimizer_options
+        if self._shares_states:
+            units = [unit for stage in self.networks for unit in self._units(stage)]
+            return optimizer.sharded(name, [*units, *self._late_units], states or States(self.host), how)
         built = [
-            optimizer.build(name, plan, parameters, each.shards.get_group(), states, self.accelerator.optimizer_options)
+            optimizer.build(name, plan, parameters, each.shards.get_group(), states, how)
             for parameters, each in zip(apart(self.parameters), (self.sharing, self.expert_sharing), strict=True)
             if parameters
         ]
@@ -147,13 +152,25 @@ class Trainer:
         name = list(network.layers)[number]
         return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
 
-    def _states(self) -> optimizer.States | None:
+    @property
+    def _shares_states(self) -> bool:
+        """Whether ranks share the optimizer's states alone: ZeRO 1."""
+        return self.job.plan.zero == 1 and self.job.plan.shards > 1
+
+    @property
+    def _reduction(self) -> Callable[[Unit], Finish]:
+        """What becomes of the gradients of a unit."""
+        if self.job.plan.gradient_reduction == optimizer.SERVER:
+            return average_on_server
+        return average_own if self._shares_states else average
+
+    def _states(self) -> States | None:
         """Return where optimizer states are; None where they are with the parameters, and as precise as these."""
         offload = self.job.plan.offload
         on_host = offload.at("optimizer", self.position)
         if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
             return None
-        return optimizer.States(self.host, on_host, offload.step)
+        return States(self.host, on_host, offload.step)
 
     def _replicate(self, stage: int, network: Network) -> nn.Module:
         plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
@@ -182,7 +199,8 @@ class Trainer:
         whole = DTYPES[self.job.training.precision].itemsize > 2
         plain = plan.tensor == plan.expert == 1 and self._shared_table is None and whole
         decentral = plan.gradient_reduction != optimizer.SERVER
-        return plain and decentral and plan.overlap_gradients and not plan.splits_backward
+        in_time = plan.overlap_gradients and not plan.splits_backward
+        return plain and decentral and in_time and not self._shares_states
 
     def _stage(self, index: int) -> MeasuredStage:
         plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
@@ -216,9 +234,27 @@ class Trainer:
             tensor_parallel.complete_gradients(self.networks[stage])
         module = self.modules[stage]
         if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
-            dense, experts = apart([p for p in module.parameters() if p is not self._shared_table])
-            self.reducer.done(dense)
-            self.expert_reducer.done(experts)
+            for unit in self._units(stage):
+                self.reducer.done(unit)
+
+    def _units(self, stage: int) -> list[Unit]:
+        """Return the parameters of a stage whose gradients leave when its last backward has ended."""
+        late = {id(parameter) for unit in self._late_units for parameter in unit.parameters}
+        dense, experts = apart([each for each in self.modules[stage].parameters() if id(each) not in late])
+        units = Unit(tuple(dense), self.sharing), Unit(tuple(experts), self.expert_sharing)
+        return [unit for unit in units if unit.parameters]
+
+    @property
+    def _late_units(self) -> list[Unit]:
+        """The token table where two stages use it, so that its gradient is whole when both have ended.
+
+        Both ends of it are cut alike where ranks share its states.
+        """
+        if self.table is None or not self.table.apart:
+            return []
+        shared = self.table.shared
+        late = (shared,) if shared is not None else self.table.ends if self._shares_states else ()
+        return [Unit(late, self.sharing)] if late else []
 
     def _own_tokens(self) -> Any:
         """Return which tokens of a sequence this rank has, as an array indexes them."""
@@ -234,10 +270,9 @@ class Trainer:
 
     def _sum_gradients(self) -> None:
         """Make every gradient the whole one; those of stages were launched as their passes ended."""
-        if self._shared_table is not None:
-            self.reducer.done([self._shared_table])
+        for unit in self._late_units:
+            self.reducer.done(unit)
         self.reducer.finish()
-        self.expert_reducer.finish()
         if self.table is not None and self.table.apart:
             self.table.sum_gradients()
 
@@ -269,12 +304,20 @@ class Trainer:
         self._sum_gradients()
         with self.recorder.span(TaskKind.OPTIMIZER):
             if training.gradient_clipping:
-                copies = self.table.copies if self.table is not None else ()
-                cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
-                clipping.clip(self.parameters, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
+                self._clip()
             optimizer.set_learning_rate(self.optimizer, self.job.learning_rate.at(index, training.optimizer))
             self.optimizer.step()
         return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
+
+    def _clip(self) -> None:
+        """Scale all gradients by the norm of them together."""
+        parts = list(clipping.whole_parts(self.parameters))
+        if isinstance(self.optimizer, ShardedOptimizer):
+            cuts = {id(part.parameter): part.axes for part in parts}
+            parts = [clipping.Part(p, own, (*cuts[id(p)], axis)) for p, own, axis in self.optimizer.own]
+        copies = self.table.copies if self.table is not None else ()
+        cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
+        clipping.clip(parts, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
 
 
 def _device_mesh(plan: Plan, kind: str) -> DeviceMesh:

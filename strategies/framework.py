@@ -55,6 +55,12 @@ class Framework:
     flattens_gradients
         Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
         all that are summed after the last backward.
+    drops_gradients
+        Whether memory of gradients is given back when the optimizer has read them
+        (`strategies.lowering.gradient_storage`).
+    keeps_graph
+        Whether a backward in two keeps all that forward kept, but what a loss did, until gradients of weights are made,
+        and a first stage, whose input has no gradient, does all of it then.
     adds_gradients
         Whether kernels of their own add the gradients of a microbatch to those of the step's others
         (`strategies.lowering.accumulation`).
@@ -94,6 +100,8 @@ class Framework:
     buffers_every_microbatch: bool
     late_biases: bool
     flattens_gradients: bool
+    drops_gradients: bool
+    keeps_graph: bool
     adds_gradients: bool
     hides_input_gradients: bool
     waits_for_exchanges: bool
@@ -122,6 +130,8 @@ MEGATRON = Framework(
     buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
     flattens_gradients=False,
+    drops_gradients=False,  # param_and_grad_buffer.py
+    keeps_graph=False,
     adds_gradients=False,
     hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
@@ -176,10 +186,12 @@ TORCH = Framework(
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
+    drops_gradients=True,  # torch/optim/optimizer.py, zero_grad: set_to_none
+    keeps_graph=True,  # torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph
     adds_gradients=False,  # one microbatch adds to nothing, and with ZeRO 2 and 3 shards are added
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
-    recomputes_unread=True,
+    recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
     keeps_remainders=False,
     quantised_parameters=False,
     waits_for_passes=False,
@@ -189,9 +201,12 @@ TORCH = Framework(
 TORCH_FUSED_LOSS = replace(
     TORCH,
     name="torch_fused_loss",
+    recomputes_unread=True,  # composer/distributed/dist_strategy.py checkpoints re-entrantly unless told otherwise
     logits_in_precision=True,
     loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
+
+MINDSPORE = replace(TORCH, name="mindspore", recomputes_unread=True)  # Cell.recompute runs all of a cell again
 
 XLA = replace(
     TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
@@ -202,6 +217,6 @@ XLA = replace(
 
 FRAMEWORKS = {
     framework.name: framework
-    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, XLA)
+    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, MINDSPORE, XLA)
 }
 """Frameworks by name."""

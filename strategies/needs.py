@@ -15,14 +15,15 @@ from strategies.lowering.copies import copies
 from strategies.lowering.data import bucket_limit, fillings
 from strategies.lowering.division import Division
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.offload import OnHost
-from strategies.lowering.variant import JOINED, SPLIT, WHOLE, kind_of
+from strategies.lowering.variant import FIRST, JOINED, SPLIT, WHOLE, kind_of
 from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
 from strategies.plan import Plan
 from strategies.recomputation import OfLayer
-from strategies.schedule import ActionKind
+from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 
 class Needs:
@@ -82,47 +83,65 @@ class Needs:
         made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
         key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared)
         if key not in self._activations:
-            if shared.gradients:
+            if shared.gradients or shared.begins:
                 self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))
             else:
                 self._activations[key] = peak_activations(plan, self.costs.memories(plan))
         return np.maximum(self._activations[key], self._flat(plan)) if self._flattens else self._activations[key]
 
     def _flat(self, plan: Plan) -> IntArray:
-        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position."""
-        return np.array([flat_gradients(self.training, plan, n) for n in self.costs.held(plan).parameters], np.int64)
+        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position.
+
+        With those that it is of, where they are not held all the time.
+        """
+        held = np.array(self.costs.held(plan).parameters, np.int64)
+        flat = np.array([flat_gradients(self.training, plan, n) for n in held.tolist()], np.int64)
+        begun = begin_in_step(self.training, plan) and plan.zero < 2
+        result: IntArray = flat + held * self.training.gradient_bytes * begun
+        return result
 
     def _sharing(self, plan: Plan) -> Sharing:
         """Return what a plan shares; the same value for all that share nothing."""
-        return sharing(self.cluster, self.training, plan) if plan.zero >= 2 else Sharing()
+        begins = begin_in_step(self.training, plan)
+        return sharing(self.cluster, self.training, plan) if plan.zero >= 2 or begins else Sharing()
 
     def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
         """Return what the passes of every stage hold, by variant."""
         made = self.costs.division(plan)
-        stages = [(kind, self.costs.ends(plan, stage)) for stage, kind in enumerate(made.kind_of)]
+        stages = [
+            (kind, self.costs.ends(plan, stage), self.costs.begun_elements(plan, stage) if shared.begins else ())
+            for stage, kind in enumerate(made.kind_of)
+        ]
         kinds = {}
-        for kind, ends in dict.fromkeys(stages):
+        for kind, ends, begun in dict.fromkeys(stages):
             runs = self.costs.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
             named = [(block, how) for block, count, how in runs for _ in range(count)]
-            kinds[kind, ends] = self._pass_memories(plan, shared, named, ends)
+            kinds[kind, ends, begun] = self._pass_memories(plan, shared, named, ends, begun)
         return [kinds[each] for each in stages]
 
     def _pass_memories(
-        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary
+        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary, begun: tuple[int, ...]
     ) -> dict[int, PassMemory]:
         """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
         blocks = self.costs.blocks
-        memories = [m for m, _ in ends.applied([(blocks.memory(plan, name, how), 1) for name, how in named])]
+        every = [blocks.memory(plan, name, how) for name, how in named]
+        first = [blocks.first_memory(plan, name, how) for name, how in named] if shared.begins else []
+        firsts = [one or other for one, other in zip(first, every, strict=False)]
+        memories, beginning = ([m for m, _ in ends.applied([(each, 1) for each in row])] for row in (every, firsts))
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
         result = {}
         used = WHOLE + SPLIT if plan.splits_backward else WHOLE
-        for variant in (which + joins for which in used for joins in (0, JOINED)):
+        added = [0, JOINED, *((FIRST, FIRST + JOINED) if shared.begins else ())]
+        for variant in (which + more for which in used for more in added):
             kind = kind_of(variant)
+            if variant >= FIRST and kind not in MAKES_GRADIENTS:
+                continue
             turn = 1 if kind is ActionKind.FORWARD else -1
-            held = changes(shared, self.training, variant, elements[::turn], filled, undeferred=undeferred)
-            result[variant] = pass_memory(memories[::turn], held, kind)
+            moving = elements[::turn], filled if shared.gradients else ()
+            held = changes(shared, self.training, variant, *moving, undeferred=undeferred, kept=begun)
+            result[variant] = pass_memory((beginning if variant >= FIRST else memories)[::turn], held, kind)
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:

@@ -152,9 +152,18 @@ class Schedule:
     @property
     def last_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that makes the last gradients of its weights."""
-        makes = (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS)
-        last = {action.stage: action for action in makes}
+        last = {action.stage: action for action in self._making_gradients}
         return tuple(last[stage] for stage in range(self.num_stages))
+
+    @property
+    def first_gradients(self) -> tuple[Action, ...]:
+        """For every stage the action that makes the first gradients of its weights."""
+        first = {action.stage: action for action in reversed(self._making_gradients)}
+        return tuple(first[stage] for stage in range(self.num_stages))
+
+    @property
+    def _making_gradients(self) -> list[Action]:
+        return [action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS]
 
     def in_flight(self, rank: int) -> int:
         """Return the most microbatch activations, summed over chunks, that a rank holds at once.

@@ -72,6 +72,9 @@ def memory_conventions(row: Row) -> str:
     if is_xla(row):
         row.assume("memory kept as XLA keeps it")
         return "xla"
+    if re.search("mindspore|mindformers", row.text("framework")):
+        row.assume("memory kept as torch keeps it, and all of a layer computed again (MindSpore)")
+        return "mindspore"
     words = row.text("framework", "plan_note")
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")

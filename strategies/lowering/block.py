@@ -7,6 +7,7 @@ from strategies.local_batches import Microbatch
 from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.buffers import BlockBuffers, block_buffers
 from strategies.lowering.division import Runs
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.kinds import Kinds, kinds
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.machine import Rank
@@ -32,7 +33,7 @@ class BlockCost(NamedTuple):
 
     ``split`` is its backward in two, where the schedule runs it so, and ``undeferred`` the parameters whose gradients
     come with those of inputs then; ``away`` are the bytes of one microbatch that are in host memory from forward to
-    backward.
+    backward. ``first`` is its memory in the pass that makes its first gradients, where they have no place before.
     """
 
     steps: BlockSteps
@@ -45,10 +46,16 @@ class BlockCost(NamedTuple):
     split: Split | None = None
     away: int = 0
     undeferred: int = 0
+    first: BlockMemory | None = None
 
     def offloaded(self) -> "BlockCost":
         """Return the same where all that forward keeps leaves through buffers that a rank has besides."""
-        return self._replace(memory=self.memory._replace(kept=0), away=self.memory.kept)
+        first = self.first and self.first._replace(kept=0)
+        return self._replace(memory=self.memory._replace(kept=0), away=self.memory.kept, first=first)
+
+    def beginning(self) -> "BlockCost":
+        """Return the same as its first gradients are made."""
+        return self._replace(memory=self.first or self.memory)
 
     def steps_of(self, kind: ActionKind) -> tuple[Step, ...]:
         """Return the steps of a pass of a kind."""
@@ -186,6 +193,7 @@ class BlockCosts:
                 len(self.block(plan, name).parameters),
                 split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
                 undeferred=self.undeferred(plan, name),
+                first=self.first_memory(plan, name, how),
             )
         return self._costs[key]
 
@@ -204,12 +212,22 @@ class BlockCosts:
         """Return the block of a kind."""
         return self.kinds(plan).of_name[name].block
 
+    def first_memory(self, plan: Plan, name: str, how: OfLayer | None = None) -> BlockMemory | None:
+        """Return what the microbatch holds that makes a block's first gradients, if these have no place before."""
+        if not begin_in_step(self.problem.training, plan) or self._leaves_whole(plan):
+            return None
+        return self._memory(plan, name, how, self.problem.training.gradient_bytes)
+
     def memory(self, plan: Plan, name: str, how: OfLayer | None = None) -> BlockMemory:
         """Return what one microbatch of a block holds on a rank; ``how`` as in `cost`."""
+        apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
+        return self._memory(plan, name, how, apart)
+
+    def _memory(self, plan: Plan, name: str, how: OfLayer | None, apart: int) -> BlockMemory:
+        """Return the same where ``apart`` bytes an element of new gradients are counted apart."""
         how = of_stage(plan.recompute, 0).layer if how is None else how
         recompute: OfLayer = how if self.block(plan, name).layer else Recompute.NONE  # others keep all
         size = plan.sequences
-        apart = self.problem.training.gradient_bytes if self._leaves_whole(plan) else 0
         key = (name, self.cut(plan), size, recompute, apart)
         if key not in self._memories:
             sequences = 1 if self._scales(plan, name) else size

@@ -1,12 +1,13 @@
 """What a framework keeps on a rank for the whole step besides states and activations."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from typing import NamedTuple
 
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
+from strategies.lowering.gradient_storage import in_ddp_buckets
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.operator import BlockLayout
 from strategies.lowering.recompute import BlockMemory
@@ -16,20 +17,42 @@ from strategies.training import Training
 
 
 class Boundary(NamedTuple):
-    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next."""
+    """Bytes of one microbatch that a stage receives from the one before, and of what it sends to the next.
+
+    ``keeps_graph`` says that a backward in two gives nothing back before its end.
+    """
 
     before: int
     after: int
+    keeps_graph: bool = False
 
     def applied(self, runs: Sequence[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
         """Return what the blocks of a stage hold where both have buffers: they come in runs of equal ones."""
         rows = [row for row in runs if row[1]]
-        if not any(self) or not rows:
+        if self.keeps_graph and not self.before:
+            return [(memory.late(), count) for memory, count in self._at_ends(rows)]
+        return self._lasting(self._at_ends(rows)) if self.keeps_graph else self._at_ends(rows)
+
+    def _at_ends(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what blocks hold of which the first and the last have buffers."""
+        if not (self.before or self.after) or not rows:
             return rows
         (first, count), *rest = rows
-        rows = [(first.within(self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
+        rows = [(self._within(first, self.before, 0), 1), *([(first, count - 1)] if count > 1 else []), *rest]
         last, count = rows.pop()
-        return [*rows, *([(last, count - 1)] if count > 1 else []), (last.within(0, self.after), 1)]
+        return [*rows, *([(last, count - 1)] if count > 1 else []), (self._within(last, 0, self.after), 1)]
+
+    def _within(self, memory: BlockMemory, before: int, after: int) -> BlockMemory:
+        return memory.kept_whole(before, after) if self.keeps_graph else memory.within(before, after)
+
+    def _lasting(self, rows: list[tuple[BlockMemory, int]]) -> list[tuple[BlockMemory, int]]:
+        """Return what blocks hold where what is lost of any of them is given back with what the first one gives."""
+        lost = sum(memory.lost * count for memory, count in rows)
+        if not lost:
+            return rows
+        (first, count), *rest = rows
+        ahead = first._replace(deferred=first.deferred - lost)
+        return [(ahead, 1), *([(first, count - 1)] if count > 1 else []), *rest]
 
 
 class BlockBuffers(NamedTuple):
@@ -79,12 +102,14 @@ def _shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], in
 def flat_gradients(training: Training, plan: Plan, parameters: int) -> int:
     """Return the bytes of the copy of a rank's gradients that is summed after the last backward.
 
-    None without a flush: no framework here runs such schedules.
+    Of a sum that leaves each rank its share there is the share too. None without a flush: no framework here runs such
+    schedules.
     """
-    late = plan.operator_ranks > 1 or not plan.overlap_gradients
-    flat = training.conventions.flattens_gradients and plan.replicas > 1 and late and plan.zero < 2
-    flat &= not plan.asynchronous
-    return parameters * training.gradient_bytes if flat else 0
+    flattens = training.conventions.flattens_gradients and not in_ddp_buckets(training, plan)
+    if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
+        return 0
+    shares = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
+    return (parameters + shares) * training.gradient_bytes
 
 
 def buffers(
@@ -107,5 +132,5 @@ def buffers(
     size += framework.grouped_workspace * any(each.grouped for each in found)
     size += framework.other_workspace * any(each.others for each in found)
     if framework.buffers_every_microbatch:
-        return size + microbatches * sum(sum(boundary) for boundary in boundaries)
+        return size + microbatches * sum(boundary.before + boundary.after for boundary in boundaries)
     return size + max((boundary.before for boundary in boundaries), default=0)

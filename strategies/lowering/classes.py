@@ -16,6 +16,7 @@ from simulator.collective import Phase, measured_time
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.program import IntArray, RankClass
+from strategies.local_batches import data_ranks
 from strategies.lowering.loads import Loads
 from strategies.lowering.placed import BACKWARD, FORWARD, Placed, tied_kind
 from strategies.lowering.refinement import (
@@ -331,7 +332,9 @@ def unfolded(placed: Placed) -> ClassTable:
 
 
 def _first_colours(placed: Placed) -> Colours:
-    """Return what each rank is: its pipeline position, its device and the size of its microbatches."""
+    """Return what each rank is: its pipeline position, its device, its microbatches' size, and a server or not."""
     positions = placed.mesh.coordinates(PIPELINE)
     found = combine(mix(positions), mix(placed.cluster.device_kinds[placed.devices]))
+    if placed.central:
+        found = combine(found, mix(np.minimum(data_ranks(placed.mesh), 1)))
     return combine(found, mix(placed.sequences)) if placed.batches else found

@@ -7,6 +7,7 @@ from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import norm_ticks
 from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.host_copies import host_copy
 from strategies.lowering.offload import (
     CHUNKS,
@@ -21,6 +22,7 @@ from strategies.lowering.offload import (
     update_bytes,
 )
 from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.residents import updates
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import TENSOR
@@ -83,8 +85,11 @@ class Contents:
         rank = self.machine.rank(rank_class)
         held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
-        flat = self._flat(position)
-        return self._plain(("optimizer", position, rank.key), TaskKind.OPTIMIZER, -1, ticks, "optimizer", flat, flat)
+        flat, serves = self._flat(position), updates(self.machine, self.plan, rank_class)
+        own = begin_in_step(self.training, self.plan) and not serves  # the server's are the sums
+        gone = (Change(Category.GRADIENTS, held.elements * self.training.gradient_bytes),) if own else ()
+        key = ("optimizer", position, rank.key, serves)
+        return self._plain(key, TaskKind.OPTIMIZER, -1, ticks, "optimizer", flat, (*flat, *gone))
 
     def _flat(self, position: int) -> tuple[Change, ...]:
         """Return the copy of gradients that was summed, which the update reads back."""

@@ -13,7 +13,7 @@ from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
-from strategies.lowering.variant import FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
+from strategies.lowering.variant import FIRST, FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
 from strategies.mesh import OPERATOR_AXES, TENSOR
 from strategies.plan import Plan
 from strategies.schedule import MAKES_GRADIENTS, ActionKind
@@ -98,6 +98,7 @@ class Cuts:
         key = (stage, variant, rank.key)
         if key not in self._parts:
             cost = self.costs.stage(self.plan, stage, rank)
+            cost = cost.beginning if variant >= FIRST else cost
             cut, held = self.cut(stage, variant), self._besides(stage, variant, cost)
             names, before = self.plan.stages[stage].blocks, self.before(stage, variant, rank)
             copies = tuple(copy_ticks(rank.accelerator, each.copied) for each in held)
@@ -106,8 +107,10 @@ class Cuts:
 
     def _besides(self, stage: int, variant: int, cost: StageCost) -> tuple[Changes, ...]:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
+        begins = self.costs.begun_elements(self.plan, stage) if variant >= FIRST else ()
         if not self.sharing.gradients:
-            return ()
+            turned = (0,) * len(cost.blocks)
+            return changes(self.sharing, self.training, variant, turned, (), kept=begins) if begins else ()
         blocks, shared, away = cost.blocks, self.plan.shards > 1, blocks_on_host(self.plan, stage)
         moving = blocks if shared else blocks[:away]
         still = (0,) * (len(blocks) - len(moving))
@@ -118,7 +121,7 @@ class Cuts:
         shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
         undeferred = [*(block.undeferred for block in moving), *still]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        of_pass = elements[::turn], filled, shards[::turn], undeferred[::-1]
+        of_pass = elements[::turn], filled, shards[::turn], undeferred[::-1], begins
         return changes(self.sharing, self.training, variant, *of_pass)
 
     def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:

@@ -49,12 +49,16 @@ from simulator.operator_graph import OperatorKind
 from simulator.program import Category, Change, IntArray
 from simulator.units import to_ticks
 from strategies.lowering.data import Filling, overlaps
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.variant import (
+    FIRST,
     FORWARD_PASS,
     JOINED,
+    begin,
     first_and_last,
     joined,
+    joins,
     kind_of,
     variants,
 )
@@ -80,6 +84,8 @@ class Sharing(NamedTuple):
         How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
     copies
         Whether the gradients of a bucket are copied into one piece before they are reduced.
+    begins
+        Whether gradients begin with the first backward of a step (`strategies.lowering.gradient_storage`).
     """
 
     gradients: bool = False
@@ -87,6 +93,7 @@ class Sharing(NamedTuple):
     reshard: bool = True
     ahead: int = 1
     copies: bool = False
+    begins: bool = False
 
     def joins(self, rows: Actions) -> NDArray[np.bool_]:
         """Return the actions that find or leave other parameters gathered than most of their kind.
@@ -105,10 +112,10 @@ class Sharing(NamedTuple):
         >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
         (False, True, True)
         """
-        joins, which = divmod(variant, JOINED)
+        found, which = joins(variant), variant % JOINED
         if not self.reshard:
-            return (joins > 0 and which == FORWARD_PASS,) * units
-        return tuple(unit > 0 or which == FORWARD_PASS or not joins for unit in range(units))
+            return (found and which == FORWARD_PASS,) * units
+        return tuple(unit > 0 or which == FORWARD_PASS or not found for unit in range(units))
 
     def given_up(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return for every unit of a pass, in order, whether its gathered parameters are given up after it.
@@ -116,14 +123,14 @@ class Sharing(NamedTuple):
         >>> Sharing(True, True).given_up(FORWARD_PASS + JOINED, 3)
         (True, True, False)
         """
-        joins, which = divmod(variant, JOINED)
+        found, which = joins(variant), variant % JOINED
         if not self.reshard:
-            return (joins > 0 and which != FORWARD_PASS,) * units
-        return tuple(unit < units - 1 or which != FORWARD_PASS or not joins for unit in range(units))
+            return (found and which != FORWARD_PASS,) * units
+        return tuple(unit < units - 1 or which != FORWARD_PASS or not found for unit in range(units))
 
 
 def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
-    """Return what a plan shares besides the optimizer's states.
+    """Return what a plan shares besides the optimizer's states, and whether gradients begin with a backward.
 
     Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
     """
@@ -131,7 +138,8 @@ def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
     gradients, parameters = ((plan.zero >= least and plan.shards > 1) or on_host for least in (2, 3))
     ahead = overlaps(cluster, plan) or (on_host and plan.shards == 1)
     copies = gradients and plan.shards > 1 and training.conventions.flattens_gradients
-    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), copies)
+    begins = begin_in_step(training, plan)
+    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), copies, begins)
 
 
 class Changes(NamedTuple):
@@ -165,6 +173,7 @@ def changes(
     gradients: Sequence[Filling],
     shards: Sequence[int] = (),
     undeferred: Sequence[int] = (),
+    kept: Sequence[int] = (),
 ) -> tuple[Changes, ...]:
     """Return what the blocks of a pass take and give back besides activations; nothing where all do nothing.
 
@@ -180,6 +189,8 @@ def changes(
     undeferred
         Elements of every block, in the order of backward, whose gradients those of inputs bring with them where
         backward is split: they wait for the rest of their bucket.
+    kept
+        Elements of every block, in the order of backward, whose gradients stay to the end of the step.
     """
     kind = kind_of(variant)
     acquired: list[list[Change]] = [[] for _ in parameters]
@@ -216,6 +227,13 @@ def changes(
             change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
             acquired[block].append(change)
             released[min(block + shared.ahead, len(shards) - 1)].append(change)
+    if shared.begins and variant >= FIRST:
+        for block, elements in enumerate(kept):
+            size = elements * training.gradient_bytes
+            if shared.gradients:  # a rank's share comes out of the reduction
+                (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
+            else:
+                acquired[block].append(Change(Category.GRADIENTS, size))
     if not any(map(any, (acquired, released, gathered))):
         return ()
     rows = zip(acquired, released, gathered, copied, left, strict=True)
@@ -277,10 +295,12 @@ def peak_of_passes(plan: Plan, shared: Sharing, stages: Sequence[Mapping[int, Pa
         For every stage, its passes by variant.
     """
     rows = actions(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
-    table = np.zeros((len(stages), 2 * JOINED, 2), np.int64)
+    table = np.zeros((len(stages), 2 * FIRST, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())
-    chosen = table[rows.stage, variants(rows, shared.joins(rows))]
-    held = np.cumsum(chosen[:, 0]) - chosen[:, 0] + chosen[:, 1]  # a rank gives back all that it takes
+    chosen = table[rows.stage, variants(rows, shared.joins(rows)) + FIRST * (begin(rows) & shared.begins)]
+    before = np.cumsum(chosen[:, 0]) - chosen[:, 0]
+    before -= np.repeat(before[rows.start[:-1]], np.diff(rows.start))  # of other ranks
+    held = before + chosen[:, 1]
     result: IntArray = np.maximum.reduceat(held, rows.start[:-1])
     return result

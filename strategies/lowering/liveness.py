@@ -189,6 +189,28 @@ class Liveness:
             result.append(live + self._waiting[index] + self._making[operator.name])
         return result
 
+    def captured(self) -> list[int]:
+        """Return for every operator the bytes beside what is kept, as its backward makes the gradient of its input.
+
+        Gradients of what operators with parameters put out stay, once they are there; those of all are taken off, for
+        they count from the start on.
+        """
+        found = {
+            operator.name: sum(map(self.made, operator.outputs)) for operator in self.operators if operator.parameters
+        }
+        left, result = sum(found.values()), []
+        for index, operator in enumerate(self.operators):  # at the first one all are there
+            own = found.get(operator.name, 0)
+            shared = self._shared(index)
+            result.append(self._waiting[index] + self._making[operator.name] - shared - (sum(found.values()) - left))
+            left -= own
+        return result
+
+    def _shared(self, index: int) -> int:
+        """Return the bytes of gradients that are both waiting and of what an operator with parameters put out."""
+        groups = {self._sums[name] for each in self.operators[index:] if each.parameters for name in each.outputs}
+        return sum(size for name, size in self._waiting_at(index) if name in groups)
+
     @cached_property
     def _making(self) -> dict[str, int]:
         """What the backward of every operator makes."""
@@ -197,6 +219,15 @@ class Liveness:
     @cached_property
     def _waiting(self) -> list[int]:
         """For every operator, the bytes of gradients that are there as its backward begins."""
+        return [sum(size for _, size in self._waiting_at(index)) for index in range(len(self.operators))]
+
+    def _waiting_at(self, index: int) -> list[tuple[str, int]]:
+        """Return the gradients that are there as the backward of an operator begins: of which tensor, and bytes."""
+        return [(name, size) for name, size, first, last in self._intervals if first <= index <= last]
+
+    @cached_property
+    def _intervals(self) -> list[tuple[str, int, int, int]]:
+        """The gradients of tensors: bytes, and the first and the last operator as whose backward begins it is there."""
         group = self._sums
         size: dict[str, int] = {}
         begin: dict[str, int] = {}
@@ -210,11 +241,7 @@ class Liveness:
         for name in filter(self._flows, self.block.outputs):
             begin[group[name]] = len(self.operators) - 1
             size.setdefault(group[name], self.made(name))
-        result = [0] * len(self.operators)
-        for name, most in size.items():
-            for index in range(max(end.get(name, 0), 0), begin[name] + 1):
-                result[index] += most
-        return result
+        return [(name, most, max(end.get(name, 0), 0), begin[name]) for name, most in size.items()]
 
     @cached_property
     def _sums(self) -> dict[str, str]:

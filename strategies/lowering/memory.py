@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.accelerator import Accelerator
 from simulator.program import Category, IntArray, MemoryChange
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.offload import ALL_ON_DEVICES, OnHost, host_states
 from strategies.lowering.optimizer import state_bytes, updated_parameters
 from strategies.lowering.parameters import Parameters
@@ -38,6 +39,8 @@ def resident(
 ) -> tuple[MemoryChange, ...]:
     """Return what one rank holds for the whole step, on its device and on its host.
 
+    Gradients that begin with a backward are not among it.
+
     Parameters
     ----------
     buffers
@@ -50,10 +53,11 @@ def resident(
     share = updated_parameters(plan, parameters.elements, parameters.experts)
     quantised = parameters.quantised * training.more_bytes
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
+    kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
     sizes = {
         Category.PARAMETERS: several.weights * ((weights - on_host.parameters) * training.parameter_bytes + quantised),
-        Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * training.gradient_bytes,
+        Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * kept_bytes,
         Category.OPTIMIZER: states - states_away,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }

@@ -17,7 +17,7 @@ al. 2022, "Reducing activation recomputation in large transformer models" (selec
 Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -57,6 +57,8 @@ class BlockMemory(NamedTuple):
         Where backward is split, held beyond those at the fullest moment of each part.
     loss, loss_inputs
         Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
+    lost
+        Of ``deferred``, what a stage gives back when the gradients of its inputs are made.
     """
 
     kept: int
@@ -69,6 +71,7 @@ class BlockMemory(NamedTuple):
     weights: int = 0
     loss: int = 0
     loss_inputs: int = 0
+    lost: int = 0
 
     def changes(self, kind: ActionKind) -> tuple[int, int]:
         """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
@@ -80,6 +83,20 @@ class BlockMemory(NamedTuple):
             return self.recomputed, self.recomputed + self.kept
         taken = self.recomputed + self.gradients
         return taken, taken + self.kept - self.deferred
+
+    def late(self) -> "BlockMemory":
+        """Return the same where a backward that is split makes all gradients with those of weights."""
+        weights = max(self.recomputed + self.backward, 0)
+        return self._replace(
+            deferred=self.kept, gradients=-self.recomputed, inputs=0, weights=weights, loss_inputs=0, lost=0
+        )
+
+    def kept_whole(self, before: int, after: int) -> "BlockMemory":
+        """Return the same as `within` does where a backward that is split gives nothing back before its end."""
+        found, gradients = self.within(before, after), max(self.gradients - after, 0)
+        return found._replace(
+            gradients=gradients, deferred=self.deferred - min(before, self.kept) + gradients - self.gradients + after
+        )
 
     def within(self, before: int, after: int) -> "BlockMemory":
         """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
@@ -174,10 +191,15 @@ class Moments(NamedTuple):
         For every operator, what is held while its backward runs, and the gradients of its weights.
     deferred, gradients
         As in `BlockMemory`.
+    inputs
+        Where backward is split, for every operator what is held while the gradient of its input is made, with all of
+        ``gradients``.
     weights
         For every operator with weight gradients of its own, what it holds while they are computed, and them.
     before_loss
         How many of the operators are not those of a loss with which backward begins.
+    lost
+        As in `BlockMemory`.
     """
 
     kept: int
@@ -186,15 +208,17 @@ class Moments(NamedTuple):
     backward: tuple[tuple[int, int], ...]
     deferred: int
     gradients: int
+    inputs: tuple[int, ...]
     weights: tuple[tuple[int, int], ...]
     before_loss: int
+    lost: int = 0
 
     def memory(self, times: int = 1) -> BlockMemory:
         """Return what ``times`` as many sequences hold."""
         most = max(times * live + gradient for live, gradient in self.backward)
         held = min(times * (self.kept + self.remade), most)
-        kept, without = times * self.kept, times * max(live for live, _ in self.backward)
-        rest = self.backward[: self.before_loss]
+        kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
+        rest, rest_inputs = self.backward[: self.before_loss], self.inputs[: self.before_loss]
         backward, inputs = most - held, max(without - held, 0)
         return BlockMemory(
             kept,
@@ -206,7 +230,8 @@ class Moments(NamedTuple):
             inputs,
             max((times * live + gradient for live, gradient in self.weights), default=0),
             backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
-            inputs - max(times * max(live for live, _ in rest) - held, 0),
+            inputs - max(times * (max(rest_inputs) - self.gradients) - held, 0),
+            times * self.lost,
         )
 
 
@@ -224,27 +249,33 @@ def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moment
     where = [index for index, operator in enumerate(operators) if operator in again]
     backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
     gradients = [live.weight_gradient(operator) for operator in operators]
+    apart = [operator for operator in operators if defers(operator)]
+    besides = dict(zip(operators, gradients, strict=True))
     if apart_gradients:
         gradients = _not_made(live, gradients, apart_gradients)
-    apart = [operator for operator in operators if defers(operator)]
+        besides = {each: max(made - _own(live, each) * apart_gradients, 0) for each, made in besides.items()}
     return Moments(
         sum(each.size for each in held.values()),
         sum(each.size for each in remade.values()),
         live.forward(held),
         tuple(zip(backward, gradients, strict=True)),
-        *_deferred(live, apart),
-        tuple((live.gathered_apart(operator), live.weight_gradient(operator)) for operator in apart),
+        *_deferred(live, held, remade, backward),
+        tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
         len(operators) - (0 if again else len(live.block.loss)),
+        _lost(live, held),
     )
 
 
 def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
     """Return for every operator the bytes of gradients that it makes and nothing keeps, less those still to be made."""
-    kept = [
-        sum(map(live.layout.parameter_share, map(live.block.tensor.__getitem__, o.parameters))) for o in live.operators
-    ]
+    kept = [_own(live, operator) for operator in live.operators]
     later = accumulate((count * each for count in kept), initial=0)
     return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
+
+
+def _own(live: Liveness, operator: Operator) -> int:
+    """Return the elements on a rank of an operator's parameters."""
+    return sum(live.layout.parameter_share(live.block.tensor[name]) for name in operator.parameters)
 
 
 def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
@@ -275,9 +306,26 @@ def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
     return result
 
 
-def _deferred(live: Liveness, operators: list[Operator]) -> tuple[int, int]:
-    """Return what operators with weight gradients of their own keep for them: all of it, and its part of gradients."""
-    inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
-    outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
-    gradients = sum(outputs.values())
-    return sum(inputs.values()) + gradients, gradients
+def _deferred(
+    live: Liveness, held: Mapping[str, Held], remade: Mapping[str, Held], backward: Sequence[int]
+) -> tuple[int, int, tuple[int, ...]]:
+    """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
+
+    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept.
+    """
+    if not live.framework.keeps_graph:
+        operators = [operator for operator in live.operators if defers(operator)]
+        inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
+        outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
+        gradients = sum(outputs.values())
+        return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
+    gradients = sum(live.made(name) for each in live.operators if each.parameters for name in each.outputs)
+    kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
+    moments = tuple(kept + again + each + gradients for each in live.captured())
+    return kept + gradients, gradients, moments
+
+
+def _lost(live: Liveness, held: Mapping[str, Held]) -> int:
+    """Return what a loss keeps until all gradients of inputs are made, where the rest is kept longer."""
+    first = len(live.operators) - len(live.block.loss)
+    return sum(each.size for each in held.values() if each.first >= first) if live.framework.keeps_graph else 0

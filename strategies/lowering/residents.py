@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulator.interconnect.interconnect import interconnect
-from simulator.program import HostClass, MemoryChange
+from simulator.program import Category, HostClass, MemoryChange
+from strategies.local_batches import data_ranks
 from strategies.lowering.copies import copies
 from strategies.lowering.machine import Machine
 from strategies.lowering.memory import resident
@@ -29,8 +30,23 @@ def residents(machine: Machine, costs: StageCosts, plan: Plan, on_host: Sequence
             buffers += 2 * buffer(costs, plan, position, rank)
             own = held[position], buffers, 0, on_host[position], several[position]
             known[key] = resident(rank.accelerator, training, plan, *own)
-        changes += [MemoryChange(index, *change[1:]) for change in known[key]]
+        states = updates(machine, plan, index)
+        changes += [
+            MemoryChange(index, *change[1:])
+            for change in known[key]
+            if states or change.category is not Category.OPTIMIZER
+        ]
     return tuple(changes)
+
+
+def updates(machine: Machine, plan: Plan, rank_class: int) -> bool:
+    """Return whether ranks of a class update parameters; with a server only the first data rank does.
+
+    Experts that ranks share have servers of their own.
+    """
+    if plan.gradient_reduction != "parameter_server" or plan.expert > 1:
+        return True
+    return rank_class in machine.table.class_of[data_ranks(plan.mesh) == 0]
 
 
 def hosts(machine: Machine) -> tuple[HostClass, ...]:

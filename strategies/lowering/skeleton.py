@@ -30,7 +30,7 @@ from strategies.lowering.offload import (
 )
 from strategies.lowering.placed import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StepShape
-from strategies.lowering.variant import JOINED, variant_of
+from strategies.lowering.variant import FIRST, JOINED, variant_of
 from strategies.mesh import REPLICA
 from strategies.orders import actions
 from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
@@ -140,7 +140,7 @@ class Builder:
         self.shape = shape
         self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
         self.placement = rule_of(shape.schedule).placement
-        self.final = self.order.last_gradients
+        self.first, self.final = self.order.first_gradients, self.order.last_gradients
         self.slots: dict[Slot, int] = {}
         self.parts: dict[tuple[int, ...], _PartSlots] = {}
         self.slot_of: list[int] = []
@@ -300,7 +300,8 @@ class Builder:
         """
         position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
         final, shared = self._is_final(action), self.shape.sharing
-        variant = variant_of(action, final) + JOINED * (action in self.joins)
+        begins = shared.begins and action == self.first[action.stage]
+        variant = variant_of(action, final) + JOINED * (action in self.joins) + FIRST * begins
         blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
         leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
         waits = self._awaited(action)

@@ -16,6 +16,7 @@ from strategies.lowering.division import Division, Runs, division, runs_of
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.memory import StageMemory, stage_memory
 from strategies.lowering.numbers import Numbers
+from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.placed import Placed
 from strategies.lowering.recompute import BlockMemory
@@ -54,6 +55,11 @@ class StageCost:
 
     def __hash__(self) -> int:
         return hash((self.forward_ticks, self.backward_ticks, len(self.blocks)))  # equality compares the rest
+
+    @cached_property
+    def beginning(self) -> "StageCost":
+        """The same as its first gradients are made."""
+        return StageCost(tuple(cost.beginning() for cost in self.blocks), self.gradients)
 
     @cached_property
     def forward_ticks(self) -> int:
@@ -217,6 +223,9 @@ class StageCosts:
             memories = ends.applied([(cost.memory, 1) for cost in blocks])
             pairs = zip(blocks, memories, strict=True)
             found = [cost._replace(memory=memory) for cost, (memory, _) in pairs]
+            if any(cost.first for cost in found):
+                first = ends.applied([(cost.first or cost.memory, 1) for cost in found])
+                found = [cost._replace(first=memory) for cost, (memory, _) in zip(found, first, strict=True)]
             layers = [place for place, name in enumerate(plan.stages[stage].blocks) if self._occurrences[name].layer]
             for place in layers[:away]:
                 found[place] = found[place].offloaded()
@@ -320,13 +329,15 @@ class StageCosts:
 
     def ends(self, plan: Plan, stage: int) -> Boundary:
         """Return the bytes at both ends of a stage that lie in buffers; 0 where there are none."""
-        return self.boundary(plan, stage) if self._buffered else Boundary(0, 0)
+        if not self._buffered:
+            return Boundary(0, 0)
+        keeps = plan.splits_backward and self.problem.training.conventions.keeps_graph
+        return self.boundary(plan, stage)._replace(keeps_graph=keeps)
 
     def _kept_once(self, plan: Plan) -> list[tuple[int, tuple[str, str]]]:
         """Return the positions that have both ends of a tied parameter, and its second end."""
-        placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
-        tied = [(first, second) for first, second in self.problem.graph.tied if first[0] in placed]
-        return [(placed[a[0]], b) for a, b in tied if placed.get(b[0]) == placed[a[0]]]
+        at = {block: place for place, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
+        return [(at[first[0]], second) for first, second in self._both_ends(plan)]
 
     def _later(self, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Return the blocks with a tied parameter whose gradient another one makes whole, and its elements.
@@ -340,6 +351,29 @@ class StageCosts:
             found = self._kept_once(plan)
             self._laters[key] = tuple((end[0], self.parameter_share(plan, end)) for _, end in found)
         return self._laters[key]
+
+    def begun_elements(self, plan: Plan, stage: int) -> tuple[int, ...]:
+        """Return the elements of every block, in the order of backward, whose gradients a stage's first backward keeps.
+
+        With ZeRO 2 and 3 a rank keeps its share. A tied table is kept with the block whose backward comes first.
+        """
+        tied = {first[0]: self.parameter_share(plan, first) for first, _ in self._both_ends(plan)}
+        counts = []
+        for name in reversed(plan.stages[stage].blocks):
+            kind = self.blocks.kinds(plan).names[name]
+            elements, experts = self.blocks.parameters(plan, kind), self.blocks.experts(plan, kind)
+            elements -= tied.get(name, 0)
+            counts.append(updated_parameters(plan, elements, experts) if plan.zero >= 2 else elements)
+        return tuple(counts)
+
+    def _both_ends(self, plan: Plan) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+        """Return the tied parameters of which one rank has both ends, as one."""
+        placed = {block: at for at, each in zip(plan.positions, plan.stages, strict=True) for block in each.blocks}
+        return [
+            (first, second)
+            for first, second in self.problem.graph.tied
+            if placed.get(first[0]) == placed.get(second[0])
+        ]
 
     def boundary_bytes(self, plan: Plan, stage: int) -> int:
         """Return the bytes of one microbatch that one rank sends from ``stage`` to the next."""

@@ -19,6 +19,9 @@ SPLIT = (INPUTS, WEIGHTS, LAST_WEIGHTS)
 JOINED = len(WHOLE + SPLIT)
 """Added to the variant of a `joined` pass."""
 
+FIRST = 2 * JOINED
+"""Added to the variant of a pass with which a stage's gradients `begin`."""
+
 _KINDS = (
     ActionKind.FORWARD,
     ActionKind.BACKWARD,
@@ -32,6 +35,15 @@ _KINDS = (
 def kind_of(variant: int) -> ActionKind:
     """Return what the passes of a variant do."""
     return _KINDS[variant % JOINED]
+
+
+def joins(variant: int) -> bool:
+    """Return whether passes of a variant are `joined`.
+
+    >>> joins(FORWARD_PASS + JOINED), joins(LAST_BACKWARD + FIRST)
+    (True, False)
+    """
+    return variant // JOINED % 2 > 0
 
 
 def variant_of(action: Action, final: bool) -> int:
@@ -55,9 +67,18 @@ def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
     >>> (variants(rows, joined(rows)) - JOINED).tolist() == [FORWARD_PASS, BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD]
     True
     """
-    makes = (rows.kind == _BACKWARD) | (rows.kind == _WEIGHT)
     result: IntArray = np.array((FORWARD_PASS, BACKWARD_PASS, INPUTS, WEIGHTS))[rows.kind]
-    return result + _last(rows, makes) + JOINED * joins
+    return result + _last(rows, _makes(rows)) + JOINED * joins
+
+
+def begin(rows: Actions) -> NDArray[np.bool_]:
+    """Return for every action whether it makes the first gradients of its stage's weights.
+
+    >>> from strategies.orders import actions
+    >>> begin(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
+    [False, False, True, False, False, False]
+    """
+    return _first(rows, _makes(rows))
 
 
 def joined(rows: Actions) -> NDArray[np.bool_]:
@@ -82,15 +103,26 @@ def first_and_last(rows: Actions) -> NDArray[np.bool_]:
     >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
     [True, False, False, False, True, False]
     """
-    reads = np.flatnonzero(rows.kind != _WEIGHT)
-    result: NDArray[np.bool_] = np.zeros(len(rows.kind), np.bool_)
-    result[reads[np.unique(rows.stage[reads], return_index=True)[1]]] = True
-    return result | _last(rows, _goes_back(rows))
+    return _first(rows, rows.kind != _WEIGHT) | _last(rows, _goes_back(rows))
 
 
 def _goes_back(rows: Actions) -> NDArray[np.bool_]:
     """Return for every action whether it makes gradients of inputs."""
     result: NDArray[np.bool_] = (rows.kind == _BACKWARD) | (rows.kind == _INPUT)
+    return result
+
+
+def _makes(rows: Actions) -> NDArray[np.bool_]:
+    """Return for every action whether it makes gradients of weights."""
+    result: NDArray[np.bool_] = (rows.kind == _BACKWARD) | (rows.kind == _WEIGHT)
+    return result
+
+
+def _first(rows: Actions, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for every action whether it is the first of some of its stage."""
+    places = np.flatnonzero(among)
+    result: NDArray[np.bool_] = np.zeros(len(among), np.bool_)
+    result[places[np.unique(rows.stage[places], return_index=True)[1]]] = True
     return result
 
 

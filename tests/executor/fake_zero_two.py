@@ -54,8 +54,7 @@ class Bucket:
             parameter.grad = None
         share = torch.empty(self.share)
         dist.reduce_scatter_tensor(share, gradients, group=self.group)
-        assert self.shard.grad is not None
-        self.shard.grad += share
+        self.shard.grad = share if self.shard.grad is None else self.shard.grad.add_(share)
         return gradients
 
     def gather(self) -> None:
@@ -99,9 +98,8 @@ class ZeroTwoTrainer(FakeTrainer):
         size = self.job.plan.microbatch
         shape = (size * self.job.plan.num_microbatches, self.job.training.sequence)
         batch = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-        if self.buckets[0].shard.grad is None:
-            for bucket in self.buckets:
-                bucket.shard.grad = torch.zeros_like(bucket.shard)
+        for bucket in self.buckets:
+            bucket.shard.grad = None
         for tokens, targets in zip(*(share.split(size) for share in batch), strict=True):
             (cross_entropy(self.network(tokens), targets) / self.job.plan.num_microbatches).backward()
             self.reduced = None

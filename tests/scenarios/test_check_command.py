@@ -1,6 +1,7 @@
 """``meshwise simulate --check``: what it prints, and its exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,21 @@ def test_equal_is_0_and_the_document_has_both_sides(capsys: pytest.CaptureFixtur
         assert groups == {("all_reduce", "data"), ("all_reduce", "tensor"), ("send", "pipeline")}
 
 
-def test_different_is_1_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_is_1_and_says_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from executor import oracle_check
+
+    told = oracle_check.communications
+    zero = lambda problem, plan, ranks: told(problem, replace(plan, zero=0), ranks)  # noqa: E731
+    monkeypatch.setattr(oracle_check, "communications", zero)
     assert run(["simulate", "local/zero1", "--check"]) == 1
-    told = capsys.readouterr()
-    assert "the simulator and the executor's model differ" in told.err
-    line = next(line for line in told.out.splitlines() if line.startswith("reduce_scatter along data"))
+    said = capsys.readouterr()
+    assert "the simulator and the executor's model differ" in said.err
+    line = next(line for line in said.out.splitlines() if line.startswith("reduce_scatter along data"))
     assert line.endswith("DIFFERENT")
+
+
+def test_zero_1_is_0() -> None:
+    assert run(["simulate", "local/zero1", "--check"]) == 0
 
 
 def test_a_plan_that_cannot_be_built_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

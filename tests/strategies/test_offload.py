@@ -22,6 +22,7 @@ from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.offload import CHUNKS
 from strategies.offloading import NOTHING, Offloading, StepPlace
 from strategies.path_times import path_times
@@ -534,8 +535,12 @@ def test_every_way_to_time_and_memory_agrees(case: Case, data: st.DataObject, pc
     assert path_times(costs.costs, [plan]).tolist() == paths[:1]
     assert costs.bound(plan) <= to_seconds(paths[0]) <= chains.step_time
     assert chains.peak_memory == costs.peak_memory(plan) == simulate(programs[0], "longest_path").peak_memory
+    begins = begin_in_step(small.training, plan)
     for index, profile in enumerate(chains.memory):
-        assert profile.totals[-1] == sum(c.size for c in programs[1].resident if c.rank_class == index and not c.host)
+        held = sum(c.size for c in programs[1].resident if c.rank_class == index and not c.host)
+        left = profile.usage[-1][CATEGORIES.index(Category.GRADIENTS)] if begins else 0
+        assert profile.totals[-1] == held + left
+        assert left > 0 or not begins or case.central
     for profile in chains.host_memory:
         assert profile.totals[-1] == profile.totals[0]
 
