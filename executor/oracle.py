@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from executor import trainer as executor_trainer
+from executor.accelerator import Accelerator
 from executor.data_parallel import local
 from executor.fake_torch import Message, Tracker, alone, fake_rank, nbytes, really
 from executor.host_memory import HostMemory
@@ -35,17 +36,21 @@ class _SilentHeart:
 class FakeHostMemory(HostMemory):
     """Tensors without data on the host, which ``tracker`` does not count."""
 
-    def __init__(self, recorder: Recorder, *, tracker: Tracker) -> None:
-        super().__init__(recorder)
+    def __init__(self, recorder: Recorder, accelerator: Accelerator, *, tracker: Tracker) -> None:
+        super().__init__(recorder, accelerator)
         self.tracker = tracker
 
-    def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def room(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return a vector on the host."""
         return self.tracker.uncounted(elements, dtype)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the host."""
         return self.tracker.leaves_out(tensor)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the host: itself or a copy."""
+        return tensor if self.holds(tensor) else self.copy(tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,11 +105,10 @@ def test_replicas_are_summed_once_a_step() -> None:
 
 
 def test_microbatches_add_to_the_buckets_of_their_gradients() -> None:
-    problem, plan = case(global_batch=16, data=2)
-    job = Job(SPEC, problem.training, plan, steps=1)
-    one, several = (rank_oracle(replace(job, plan=case(global_batch=n, data=2)[1]), 0).memory for n in (2, 16))
-    memory = several
-    assert memory.peak == one.peak  # buckets are there all the time, and nothing beside them
+    problem, _ = case(data=2)
+    cases = (case(global_batch=n, data=2) for n in (2, 16))
+    one, memory = (rank_oracle(Job(SPEC, each.training, plan, steps=1), 0).memory for each, plan in cases)
+    assert memory.peak - one.peak < memory.gradients / 100  # buckets are there all the time; a step has more tokens
     assert memory.gradients == memory.parameters == 4 * problem.graph.num_parameters
 
 
