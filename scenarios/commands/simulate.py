@@ -20,6 +20,7 @@ from scenarios.commands.output import (
     show,
     table,
 )
+from scenarios.commands.page import write_page
 
 
 class Engine(StrEnum):
@@ -34,7 +35,9 @@ def simulate(
     plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
     cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
-    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
+    timeline: Annotated[
+        str | None, typer.Option(help="Draw the step (.png, .svg), or write it as a page to zoom into (.html).")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
     trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json).")] = None,
     save: Annotated[str | None, typer.Option(help="Write result, plan and spans (.json).")] = None,
@@ -63,7 +66,7 @@ def simulate(
     from scenarios.scenario import layout_of
 
     outputs = (
-        (timeline, (".png", ".svg")),
+        (timeline, (".png", ".svg", ".html")),
         (memory, (".png", ".svg")),
         (trace, (".json",)),
         (save, (".json",)),
@@ -92,7 +95,7 @@ def simulate(
         from scenarios.files import write
 
         write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
-    _draw(result, value.name, timeline, memory, trace)
+    _draw(result, value, timeline, memory, trace)
     checked = _checked(value) if check else None
     if checked is not None:
         document["check"] = checked.to_json()
@@ -146,8 +149,11 @@ def _mark(equal: bool) -> str:
     return "equal" if equal else "DIFFERENT"
 
 
-def _draw(result: Any, title: str, timeline: str | None, memory: str | None, trace: str | None) -> None:
-    if timeline is not None:
+def _draw(result: Any, value: Any, timeline: str | None, memory: str | None, trace: str | None) -> None:
+    title = value.name
+    if timeline is not None and Path(timeline).suffix.lower() == ".html":
+        write_page(timeline, value, result)
+    elif timeline is not None:
         from reports.timeline import draw_timeline
 
         draw_timeline(result.timeline, Path(timeline), title=title)
