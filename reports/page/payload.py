@@ -13,7 +13,7 @@ from reports.page.report import Data, Report
 from reports.page.stages import stage_rows
 from reports.page.step import step
 from reports.palette import CATEGORY_COLOUR, CHUNKED, DARK_COLOUR, KIND_COLOUR, SERIES, shade
-from reports.tables import busiest_link, busiest_of_each_kind, gap_words, percent
+from reports.tables import busiest_of_each_kind, count, gap_words, percent
 from reports.text import plain
 from simulator.memory import CATEGORIES
 from simulator.program import TaskKind
@@ -60,13 +60,15 @@ def facts(report: Report) -> Facts:
     used = result["peak_memory"] / result["memory_capacity"]
     found = [
         ("step time", format_time(result["step_time"]), f"90 % of runs: {format_time(low)} to {format_time(high)}"),
-        ("model FLOP utilisation", percent(result["mfu"]), f"{result['tokens_per_second']:,.4g} tokens/s"),
+        ("model FLOP utilisation", percent(result["mfu"]), f"{count(result['tokens_per_second'])} tokens/s"),
         ("peak memory", format_size(result["peak_memory"]), _of_capacity(used, result["memory_capacity"])),
         ("devices", f"{result['ranks']:,}", f"{result['classes']:,} kinds of ranks simulated"),
         ("pipeline bubble", percent(result["bubble"]), "of all ranks' time"),
     ]
     if result.get("bottleneck"):
-        found.append(("busiest link", percent(result["bottleneck"]["utilisation"]), busiest_link(result["bottleneck"])))
+        link = result["bottleneck"]
+        note = f"{link['name']} (x{link['count']:,}), {format_bandwidth(link['bandwidth'])}"
+        found.append(("busiest link", percent(link["utilisation"]), note))
     if report.run:
         found.insert(1, _measured(report.run))
     return found
@@ -78,8 +80,7 @@ def _measured(run: Data) -> tuple[str, str, str]:
 
 
 def _of_capacity(used: float, capacity: float) -> str:
-    share = f"{used:.0%}" if used >= 0.01 else "below 1%"
-    return f"{share} of {format_size(capacity)}, {'fits' if used <= 1 else 'does not fit'}"
+    return f"{percent(used)} of {format_size(capacity)}, {'fits' if used <= 1 else 'does not fit'}"
 
 
 def _kinds(report: Report) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 // Lanes: one for each pipeline rank's stages, and below it, where it is open, one for each of its ranks.
 
-const LANE = { least: 26, most: 92, rank: 22, gap: 5 };
+const LANE = { least: 26, most: 92, rank: 26, gap: 5 };
 
 // Ranks by the stages that they hold; each group knows how many kinds of ranks the step has there.
 function groupsOf(step) {
@@ -55,7 +55,7 @@ function layLanes(report, groups, state, height) {
 function rowsOf(lane) {
   const room = lane.height - (lane.big ? LANE.gap : 4);
   const strips = lane.step.rows.filter((row) => row !== COMPUTE_ROW);
-  const strip = Math.min(13, Math.floor((0.5 * room) / Math.max(strips.length, 1)) - 1);
+  const strip = Math.min(13, Math.floor(((lane.big ? 0.5 : 0.45) * room) / Math.max(strips.length, 1)) - 1);
   const shown = strip >= 2 ? strips : [];
   const compute = room - shown.length * (strip + 1);
   const rows = [{ row: COMPUTE_ROW, top: lane.top + 2, height: compute }];

@@ -43,7 +43,7 @@ function paintMemory(app) {
 function paintSizes(pen, area, scale, colours) {
   const most = (area.bottom - area.top) / scale;
   const [factor, unit] = SIZES.find(([least]) => most >= 2 * least) || SIZES[SIZES.length - 1];
-  const { ticks } = ticksOf(0, most / factor, ((area.bottom - area.top) * 90) / 36);
+  const { ticks } = ticksOf(0, most / factor, ((area.bottom - area.top) * 90) / 26);
   pen.textAlign = "right";
   for (const tick of ticks) {
     const y = area.bottom - tick * factor * scale;

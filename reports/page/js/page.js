@@ -1,6 +1,6 @@
 // The page: what is shown follows the state, and the state follows pointer, keys and address.
 
-const KEYS = "Wheel or + and − zoom at the pointer, drag or ← and → move, 0 shows the whole step; a click on a stage opens its ranks, a click on the timeline chooses rank and moment, J and K take the next and the last rank, / asks for one.";
+const KEYS = "Wheel or + and − zoom at the pointer, drag or ← and → move, 0 shows the whole step; a click on a stage opens its ranks, a click on the timeline chooses rank and moment, J and K take the next and the last rank, / asks for one. Where spans are narrower than a pixel, heights are shares of time; a band at the foot of a backward pass is its recomputation.";
 
 function change(app, changes) {
   Object.assign(app.state, changes);
@@ -36,6 +36,7 @@ function showTimeline(app) {
   showTools(app);
   app.lanes = layLanes(report, app.groups, state, byId("scroller").clientHeight);
   byId("spacer").style.height = `${app.lanes.height}px`;
+  byId("plot").setAttribute("aria-label", `Timeline from ${formatTime(state.from, 5)} to ${formatTime(state.to, 5)}; arrow keys move, plus and minus zoom`);
   if (app.reveal) scrollTo(app);
   paintAxis(app);
   paintLanes(app);
@@ -88,9 +89,8 @@ function chooseRank(app, rank) {
   const known = Number.isInteger(rank) && step.classOf[rank] >= 0;
   byId("rank").setAttribute("aria-invalid", String(!known));
   if (!known) return;
-  const index = app.groups.findIndex((group) => group.classes.includes(step.classOf[rank]));
   app.reveal = true;
-  change(app, { rank, open: app.groups[index].ranks.length > 1 ? new Set([...app.state.open, index]) : app.state.open });
+  change(app, { rank });
 }
 
 function onClick(app, x, y) {

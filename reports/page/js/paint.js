@@ -52,14 +52,11 @@ function paintSlice(tool, of, slice, box) {
   const spans = tool.step.spans;
   const fine = { spans, first: slice.first, from: slice.first + search(slice.reach, tool.low), label: operatorLabel };
   fine.to = firstAfter(spans.start, slice.first, slice.end, tool.high);
-  const wide = (tool.right - GUTTER) / 6;
-  if (slice.passes && fine.to - fine.from > wide / 4) {
-    const coarse = { spans: slice.passes, from: search(slice.passes.reach, tool.low), label: passLabel };
-    coarse.to = firstAfter(slice.passes.start, 0, slice.passes.start.length, tool.high);
-    const many = fine.to - fine.from > 2 * (coarse.to - coarse.from);
-    return paintSpans(tool, of, many ? coarse : fine, box);
-  }
-  return paintSpans(tool, of, fine, box);
+  const crowded = (fine.to - fine.from) * 4 > tool.right - GUTTER;
+  if (!slice.passes || !crowded) return paintSpans(tool, of, fine, box);
+  const coarse = { spans: slice.passes, from: search(slice.passes.reach, tool.low), label: passLabel };
+  coarse.to = firstAfter(slice.passes.start, 0, slice.passes.start.length, tool.high);
+  return paintSpans(tool, of, coarse, box);
 }
 
 function firstAfter(values, first, end, limit) {
