@@ -9,7 +9,7 @@ from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.program import StreamKind, TaskKind
 from simulator.units import format_bandwidth
-from strategies.mesh import CONTEXT, EXPERT, GROUPS, OPERATOR_AXES, PIPELINE, REPLICA, Mesh
+from strategies.mesh import CONTEXT, DATA, EXPERT, GROUPS, OPERATOR_AXES, PIPELINE, REPLICA, Mesh
 from strategies.plan import Plan
 
 _AXES = {
@@ -25,7 +25,8 @@ def groups(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
 
     A group with a ``stream`` is that of the kind's communication on this stream alone.
     """
-    data = (TaskKind.DATA_COMMUNICATION, "data", GROUPS["data"], "")
+    some = "data (or a part of it, for experts)" if plan.expert > 1 else "data"
+    data = (TaskKind.DATA_COMMUNICATION, some, GROUPS[DATA], "")
     asked = [(kind, kind.value.split()[0], axes, "") for kind, axes in _AXES.items()]
     replicas = (TaskKind.DATA_COMMUNICATION, "replica", GROUPS[REPLICA], str(StreamKind.REPLICA))
     links = interconnect(cluster)

@@ -27,6 +27,9 @@ function spanAt(step, rank, row, time, slack) {
   return found;
 }
 
+// Communication of the data streams that is not among the ranks of a data group: tied weights, the norm of gradients.
+const ELSEWHERE = /\b(tied|norm)\b/;
+
 // Name and value of everything that is known of a span on a rank.
 function spanFacts(app, step, rank, { index, slice }) {
   const { spans, unit } = step;
@@ -36,7 +39,8 @@ function spanFacts(app, step, rank, { index, slice }) {
   facts.push(["start", formatTime(spans.start[index] * unit, 6)], ["duration", formatTime(spans.duration[index] * unit, 4)]);
   if (spans.bytes[index] > 0) facts.push(["bytes", formatSize(spans.bytes[index])]);
   facts.push(["stream", slice.stream]);
-  const partners = partnersOf(app.report, kind.name, slice.stream, spans.stage[index], rank);
+  const own = kind.name === "data communication" && ELSEWHERE.test(spans.names[spans.operators[index]]);
+  const partners = own ? null : partnersOf(app.report, kind.name, slice.stream, spans.stage[index], rank);
   if (partners) facts.push([partners.word, partners.ranks]);
   if (partners && partners.links) facts.push([step.source.startsWith("measured") ? "planned link" : "link", partners.links]);
   return { title: kind.name, kind, facts };

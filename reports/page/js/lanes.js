@@ -1,6 +1,6 @@
 // Lanes: one for each pipeline rank's stages, and below it, where it is open, one for each of its ranks.
 
-const LANE = { least: 26, most: 92, rank: 26, gap: 5 };
+const LANE = { least: 26, most: 120, rank: 26, gap: 5 };
 
 // Ranks by the stages that they hold; each group knows how many kinds of ranks the step has there.
 function groupsOf(step) {

@@ -178,7 +178,7 @@ function listenToKeys(app) {
     "+": () => zoomAt(app, middle(), 0.6), "=": () => zoomAt(app, middle(), 0.6), w: () => zoomAt(app, middle(), 0.6),
     "-": () => zoomAt(app, middle(), 1 / 0.6), s: () => zoomAt(app, middle(), 1 / 0.6),
     0: () => change(app, { from: 0, to: app.first.to }), Home: () => change(app, { from: 0, to: app.first.to }),
-    j: step(1), k: step(-1), Escape: () => change(app, { at: null }), "/": () => byId("rank").select(),
+    j: step(1), k: step(-1), Escape: () => change(app, { at: null }), "/": () => (byId("rank").focus(), byId("rank").select()),
   };
   document.addEventListener("keydown", (event) => {
     if (event.target === byId("rank") || event.ctrlKey || event.metaKey || event.altKey || app.state.view !== "timeline") return;

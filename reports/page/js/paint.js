@@ -1,6 +1,7 @@
 // Drawing spans: as bars where they are wide enough, and as shares of each pixel's time where they are not.
 
 const GUTTER = 168;
+const READABLE = 14; // pixels of a span on average, below which whole passes are drawn
 
 // The canvas at the screen's own resolution, as wide as the lanes are beside their scroll bar.
 function sized(canvas) {
@@ -52,7 +53,7 @@ function paintSlice(tool, of, slice, box) {
   const spans = tool.step.spans;
   const fine = { spans, first: slice.first, from: slice.first + search(slice.reach, tool.low), label: operatorLabel };
   fine.to = firstAfter(spans.start, slice.first, slice.end, tool.high);
-  const crowded = (fine.to - fine.from) * 4 > tool.right - GUTTER;
+  const crowded = (fine.to - fine.from) * READABLE > tool.right - GUTTER;
   if (!slice.passes || !crowded) return paintSpans(tool, of, fine, box);
   const coarse = { spans: slice.passes, from: search(slice.passes.reach, tool.low), label: passLabel };
   coarse.to = firstAfter(slice.passes.start, 0, slice.passes.start.length, tool.high);
@@ -145,6 +146,5 @@ function operatorLabel(tool, spans, i, width) {
   const room = Math.floor((width - 6) / 6.2);
   if (name.length <= room) return name;
   const short = name.split(".").pop();
-  if (short.length <= room) return short;
-  return spans.microbatch[i] >= 0 ? String(spans.microbatch[i]) : "";
+  return short.length <= room ? short : "";
 }

@@ -98,9 +98,9 @@ class Browser:
 
     def key(self, key: str) -> None:
         """Press a key and wait until the page has drawn what it changes."""
-        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        text, code = {"Enter": ("\r", 13), "/": ("/", 191)}.get(key, (key, ord(key[0].upper())))
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, windowsVirtualKeyCode=code)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
         self.settle()
 
     @property
