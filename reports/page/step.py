@@ -13,7 +13,7 @@ from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.spans import STREAM_KINDS, TASK_KINDS
 from simulator.timeline import Timeline
 
-_FINEST = 1e-9  # seconds
+_FINEST = -9  # the power of ten of a nanosecond
 _MOMENTS = 2**32 - 1
 
 
@@ -53,10 +53,7 @@ def _unit(timeline: Timeline) -> float:
         float(timeline.columns.end.max(initial=0)) / timeline.columns.per_second,
         max((float(np.asarray(profile.times)[-1]) for profile in timeline.memory), default=0.0),
     )
-    unit = _FINEST
-    while last / unit >= _MOMENTS:
-        unit *= 10
-    return unit
+    return next(10.0**power for power in range(_FINEST, 309) if last / 10.0**power < _MOMENTS)
 
 
 def _spans(timeline: Timeline, unit: float, columns: Columns) -> dict[str, Any]:

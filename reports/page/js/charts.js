@@ -54,7 +54,8 @@ function axisOf(values, from, to, wide) {
   if (!log) [low, high] = wide ? [0, high * 1.02] : [low - 0.12 * Math.max(high - low, 0.02 * high), high + 0.08 * Math.max(high - low, 0.02 * high)];
   const share = (value) => (log ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value - low) / (high - low));
   const decades = log ? Array.from({ length: Math.ceil(Math.log10(high / low)) + 1 }, (_, i) => 10 ** (Math.ceil(Math.log10(low)) + i)) : [];
-  const ticks = log ? decades.filter((value) => value <= high) : ticksOf(low, high, Math.abs(to - from)).ticks;
+  const whole = (value) => !wide || !values.every(Number.isInteger) || Number.isInteger(value);
+  const ticks = log ? decades.filter((value) => value <= high) : ticksOf(low, high, Math.abs(to - from)).ticks.filter(whole);
   return { place: (value) => from + share(value) * (to - from), ticks };
 }
 

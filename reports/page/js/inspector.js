@@ -25,7 +25,7 @@ function showInspector(app) {
 function identity(report, rank) {
   const step = report.steps[0];
   const of = step.classOf[rank];
-  const facts = [[step.classes[of].stages.length > 1 ? "stages" : "stage", step.classes[of].stages.join(", ") || "–"]];
+  const facts = [["holds", stagesText(step.classes[of].stages)]];
   for (const axis of report.mesh) facts.push([axis.name, `${Math.floor(rank / axis.stride) % axis.size} of ${axis.size}`]);
   facts.push(["device", formatCount(report.devices[rank])], ["node", formatCount(report.nodes[rank])]);
   facts.push(["ranks alike", formatCount(step.ranksOf[of].length)]);
@@ -39,7 +39,8 @@ function runningText(app, step, rank, time) {
     .map(([, { index }]) => {
       const { spans } = step;
       const microbatch = spans.microbatch[index] >= 0 ? ` of microbatch ${spans.microbatch[index]}` : "";
-      return `${app.report.kinds[spans.kind[index]].name}${microbatch}: ${spans.names[spans.operators[index]]}`;
+      const name = spans.names[spans.operators[index]];
+      return `${app.report.kinds[spans.kind[index]].name}${microbatch}${name ? `: ${name}` : ""}`;
     })
     .join("; ");
 }

@@ -1,6 +1,6 @@
 // The page: what is shown follows the state, and the state follows pointer, keys and address.
 
-const KEYS = "Wheel or + and − zoom at the pointer, drag or ← and → move, 0 shows the whole step; a click on a stage opens its ranks, a click on the timeline chooses rank and moment, J and K take the next and the last rank, / asks for one. Where spans are narrower than a pixel, heights are shares of time; a band at the foot of a backward pass is its recomputation.";
+const KEYS = "Wheel, + and −: zoom. Drag, ← and →: move. 0: whole step. Click: rank and moment, or open a stage. J, K: next and last rank. /: ask for a rank. Below a pixel a height is a share of time; the foot of a backward pass is its recomputation.";
 
 function change(app, changes) {
   Object.assign(app.state, changes);
@@ -15,9 +15,8 @@ function show(app) {
   const { report, state } = app;
   app.colours = theme();
   const views = available(report);
-  byId("views").replaceChildren(
-    ...VIEWS.filter(([name]) => views.has(name)).map(([name, title]) => pressed(title, state.view === name, () => change(app, { view: name }))),
-  );
+  const buttons = VIEWS.filter(([name]) => views.has(name)).map(([name, title]) => pressed(title, state.view === name, () => change(app, { view: name })));
+  replaceKept(byId("views"), buttons, state.view);
   VIEWS.forEach(([name]) => (byId(name).hidden = state.view !== name));
   if (state.view === "timeline") showTimeline(app);
   if (state.view === "layout") showLayout(app);
@@ -31,6 +30,15 @@ function pressed(title, on, act, ...before) {
   return button;
 }
 
+// New buttons in place of the old where `key` is a new one; the one at the same place keeps the focus.
+function replaceKept(place, buttons, key) {
+  if (place.dataset.key === key) return;
+  place.dataset.key = key;
+  const focused = [...place.children].indexOf(document.activeElement);
+  place.replaceChildren(...buttons);
+  if (focused >= 0 && buttons[focused]) buttons[focused].focus();
+}
+
 function showTimeline(app) {
   const { report, state } = app;
   showTools(app);
@@ -41,7 +49,9 @@ function showTimeline(app) {
   paintAxis(app);
   paintLanes(app);
   paintMemory(app);
-  showInspector(app);
+  const chosen = `${state.rank} ${state.at} ${state.shown}`;
+  if (byId("inspector").dataset.key !== chosen) showInspector(app);
+  byId("inspector").dataset.key = chosen;
 }
 
 function scrollTo(app) {
@@ -58,13 +68,14 @@ function showTools(app) {
   if (document.activeElement !== byId("rank")) byId("rank").value = state.rank;
   byId("rank").setAttribute("placeholder", `0 to ${report.steps[0].classOf.length - 1}`);
   const zoom = (factor) => () => zoomAt(app, (state.from + state.to) / 2, factor);
-  byId("zoom").replaceChildren(...[["+", 0.5], ["−", 2], ["whole step", 1e9]].map(([title, factor]) => pressed(title, false, zoom(factor))));
+  const zooms = [["+", 0.5], ["−", 2], ["whole step", 1e9]].map(([title, factor]) => pressed(title, false, zoom(factor)));
+  replaceKept(byId("zoom"), zooms, "zoom");
   const sides = report.steps.length > 1 ? ["predicted", "measured", "both"] : [];
-  byId("steps").replaceChildren(...sides.map((name) => pressed(name, state.shown === name, () => change(app, { shown: name }))));
+  replaceKept(byId("steps"), sides.map((name) => pressed(name, state.shown === name, () => change(app, { shown: name }))), state.shown);
   const present = report.kinds.filter((kind) => app.present.has(kind.name));
-  byId("legend").replaceChildren(
-    ...present.map((kind) => pressed(kind.name, !state.hidden.has(kind.name), () => change(app, { hidden: toggled(state.hidden, kind.name) }), swatch(colourOf(kind, 0, app.colours.dark)))),
-  );
+  const toggle = (kind) => () => change(app, { hidden: toggled(state.hidden, kind.name) });
+  const legend = present.map((kind) => pressed(kind.name, !state.hidden.has(kind.name), toggle(kind), swatch(colourOf(kind, 0, app.colours.dark))));
+  replaceKept(byId("legend"), legend, `${[...state.hidden]} ${app.colours.dark}`);
 }
 
 function toggled(set, value) {

@@ -127,10 +127,10 @@ function paintBar(tool, spans, i, bar, label, box) {
     const height = Math.max(2, box.height * again);
     pen.fillRect(bar.left, box.top + box.height - height, width > 3 ? width - 0.6 : width, height);
   }
-  if (width < 13 || box.height < 11) return;
+  if (width < 8 || box.height < 11) return;
   const text = label(tool, spans, i, width);
   pen.font = tool.font;
-  if (!text || pen.measureText(text).width > width - 4) return;
+  if (!text || pen.measureText(text).width > width - 2) return;
   pen.fillStyle = inkOn(colour);
   pen.textAlign = "center";
   pen.textBaseline = "middle";
@@ -144,6 +144,7 @@ function passLabel(tool, spans, i) {
 function operatorLabel(tool, spans, i, width) {
   const name = tool.step.spans.names[spans.operators[i]];
   const room = Math.floor((width - 6) / 6.2);
+  if (!name) return passLabel(tool, spans, i);
   if (name.length <= room) return name;
   const short = name.split(".").pop();
   return short.length <= room ? short : "";
