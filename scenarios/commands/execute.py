@@ -128,9 +128,7 @@ def execute(
         raise ValueError(f"{out}: resuming needs the folder of a run, met none")
     check_page(report)
     if report is not None and (top is not None or rendezvous is not None):
-        raise ValueError(
-            "--report is of one run, which --top and --rendezvous are not: --top writes several into --out"
-        )
+        raise ValueError("--report tells of one run, met it with --top or --rendezvous")
     options = _options(
         data, (learning_rate, warmup_steps, decay_steps, min_learning_rate), checkpoint_every, keep_checkpoints, resume
     )

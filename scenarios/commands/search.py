@@ -70,15 +70,16 @@ def search(
         )
     ticker.done()
     keep(result.best)
-    document = to_json(result)
+    document, chosen = to_json(result), None
     if robust is not None and result.best is not None and not result.interrupted:
         found = robust_choice(value, robust, out_of_memory)
         document["robust"] = found.to_json()
-        keep(replace(result.best, plan=found.plan or result.best.plan))
+        chosen = found.plan
+        keep(replace(result.best, plan=chosen or result.best.plan))
     if result.best is None and not result.interrupted:
         document |= nothing_fits_in(value)
     if report is not None:
-        _write_page(report, value, [result])
+        _write_page(report, value, [result], chosen)
     if as_json:
         emit(document)
     elif result.best is not None:
@@ -287,12 +288,12 @@ def compare(
         raise typer.Exit(NOTHING_FITS)
 
 
-def _write_page(path: str, value: Any, results: list[Any]) -> None:
-    """Write the report of the best plan that any search found, with all searches; nothing where no plan fits."""
+def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:
+    """Write the report of a plan, of the fastest that any search found, with all searches; nothing where none fits."""
     found = [result.best for result in results if result.best is not None]
     if found:
-        best = min(found, key=lambda trial: trial.evaluation.step_time)
-        write_page(path, value, value.simulate(best.plan), searches=[to_json(result) for result in results])
+        plan = chosen or min(found, key=lambda trial: trial.evaluation.step_time).plan
+        write_page(path, value, value.simulate(plan), searches=[to_json(result) for result in results])
 
 
 _HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "plan")
