@@ -146,6 +146,6 @@ function operatorLabel(tool, spans, i, width) {
   const room = Math.floor((width - 6) / 6.2);
   if (!name) return passLabel(tool, spans, i);
   if (name.length <= room) return name;
-  const short = name.split(".").pop();
+  const short = name.split(": ").pop();
   return short.length <= room ? short : "";
 }
