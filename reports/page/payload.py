@@ -56,13 +56,18 @@ def payload(report: Report, columns: Columns) -> dict[str, Any]:
 def facts(report: Report) -> Facts:
     """Return the figures of the step that stand at the top of the page."""
     result = report.result
+    kinds = "kind" if result["classes"] == 1 else "kinds"
     low, high = result["step_time_interval"]
     used = result["peak_memory"] / result["memory_capacity"]
     found = [
-        ("step time", format_time(result["step_time"]), f"90 % of runs: {format_time(low)} to {format_time(high)}"),
+        (
+            "predicted step time" if report.run else "step time",
+            format_time(result["step_time"]),
+            f"90 % of runs: {format_time(low)} to {format_time(high)}",
+        ),
         ("model FLOP utilisation", percent(result["mfu"]), f"{count(result['tokens_per_second'])} tokens/s"),
         ("peak memory", format_size(result["peak_memory"]), _of_capacity(used, result["memory_capacity"])),
-        ("devices", f"{result['ranks']:,}", f"{result['classes']:,} kinds of ranks simulated"),
+        ("devices", f"{result['ranks']:,}", f"{result['classes']:,} {kinds} of ranks simulated"),
         ("pipeline bubble", percent(result["bubble"]), "of all ranks' time"),
     ]
     if result.get("bottleneck"):

@@ -45,7 +45,7 @@ function brush(app, step, pen, width) {
   return {
     pen, step, right: width, scale: scale * step.unit, offset: GUTTER - state.from * scale,
     kinds: report.kinds, hidden: report.kinds.map((kind) => state.hidden.has(kind.name)), dark: colours.dark,
-    low: state.from / step.unit, high: state.to / step.unit, font: "11px Helvetica, Arial, sans-serif",
+    low: state.from / step.unit, high: state.to / step.unit, fonts: ["11px Helvetica, Arial, sans-serif", "9px Helvetica, Arial, sans-serif"],
   };
 }
 
@@ -129,8 +129,11 @@ function paintBar(tool, spans, i, bar, label, box) {
   }
   if (width < 8 || box.height < 11) return;
   const text = label(tool, spans, i, width);
-  pen.font = tool.font;
-  if (!text || pen.measureText(text).width > width - 2) return;
+  const font = tool.fonts.find((each) => {
+    pen.font = each;
+    return pen.measureText(text).width <= width - 1;
+  });
+  if (!text || !font) return;
   pen.fillStyle = inkOn(colour);
   pen.textAlign = "center";
   pen.textBaseline = "middle";
