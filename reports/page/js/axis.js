@@ -87,7 +87,7 @@ function paintLabel(app, pen, lane, box) {
   const like = lane.step.ranksOf[lane.step.classOf[lane.rank]].length;
   const rank = `rank ${lane.rank}${lane.big && like > 1 ? ` of ${formatCount(like)} alike` : ""}${step}`;
   if (!lane.head) return write(rank, lane.big ? box.top + Math.min(10, box.height / 2) : box.top + box.height / 2, "11px", lane.rank === state.rank ? colours.ink : colours.quiet);
-  const mark = many > 1 ? (state.open.has(lane.index) ? "▾ " : "▸ ") : "";
+  const mark = lane.opens ? (state.open.has(lane.index) ? "▾ " : "▸ ") : "";
   const title = `${mark}${stagesText(lane.group.stages)}`;
   if (lane.height >= 34) {
     write(title, lane.top + 10, "bold 12px", colours.ink);

@@ -15,7 +15,9 @@ function showInspector(app) {
     const time = state.at === null ? peak : state.at;
     if (time > step.length) continue;
     parts.push(element("h3", {}, state.at === null ? `${name}at its peak, ${formatTime(time, 5)}` : `${name}at ${formatTime(time, 5)}`));
-    parts.push(element("p", {}, runningText(app, step, state.rank, time)));
+    const measured = step.source.startsWith("measured"); // memory and spans are then of different steps
+    if (!measured || state.at !== null) parts.push(element("p", {}, runningText(app, step, state.rank, time)));
+    if (measured) parts.push(element("p", { class: "quiet" }, "Memory was measured in a step of its own."));
     if (profile && profile.times.length) parts.push(heldTable(app, step, profile, time));
   }
   if (state.at === null) parts.push(element("p", { class: "quiet" }, "Click on the timeline for another moment."));

@@ -35,9 +35,9 @@ function layLanes(report, groups, state, height) {
     const open = state.open.has(index);
     const few = steps.some((step) => step.name === "measured") && group.ranks.length <= 16;
     const heads = few ? group.ranks : shownRanks(report.steps[0], group, state.rank);
-    const add = (rank, head) => steps.forEach((step, i) => lanes.push({ group, index, rank, step, head: head && i === 0, big: true, last: i === steps.length - 1 }));
+    const add = (rank, head) => steps.forEach((step, i) => lanes.push({ group, index, rank, step, head: head && i === 0, big: true, opens: !few && group.ranks.length > 1 }));
     heads.forEach((rank, place) => add(rank, place === 0));
-    if (open && !few) group.ranks.forEach((rank) => lanes.push({ group, index, rank, step: steps[0], big: false, last: true }));
+    if (open && !few) group.ranks.forEach((rank) => lanes.push({ group, index, rank, step: steps[0], big: false }));
   });
   const big = lanes.filter((lane) => lane.big).length;
   const fitting = Math.floor(height / Math.max(big, 1));

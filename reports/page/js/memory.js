@@ -95,7 +95,7 @@ function paintTotal(app, pen, step, profile, area, scale) {
   pen.lineWidth = 1;
   pen.textAlign = "right";
   pen.fillStyle = app.colours.ink;
-  pen.fillText("line: measured", area.right - 8, 8);
+  pen.fillText("line: measured, in a step of its own", area.right - 8, 8);
 }
 
 function paintCapacity(pen, area, scale, capacity, inside, colours) {

@@ -107,7 +107,7 @@ function chooseRank(app, rank) {
 function onClick(app, x, y) {
   const lane = laneAt(app, y);
   if (x < GUTTER) {
-    if (lane && lane.head && lane.group.ranks.length > 1) change(app, { open: toggled(app.state.open, lane.index) });
+    if (lane && lane.head && lane.opens) change(app, { open: toggled(app.state.open, lane.index) });
     else if (lane) change(app, { rank: lane.rank });
     return;
   }
