@@ -1,5 +1,7 @@
 """Colours: safe for colour-blind readers, and of different lightness so that they survive grey print."""
 
+from collections.abc import Mapping
+
 from simulator.program import Category, TaskKind
 
 IDLE = "#F1F1F1"
@@ -17,6 +19,14 @@ KIND_COLOUR = {
     TaskKind.HOST_COPY: "#D9D96B",
     TaskKind.LAUNCH: "#8A8A8A",
 }
+DARK_COLOUR = KIND_COLOUR | {
+    TaskKind.BACKWARD: "#3A7FC4",
+    TaskKind.WEIGHT_GRADIENT: "#80AFE3",
+    TaskKind.OPTIMIZER: "#F4F4F6",
+    TaskKind.CONTEXT_COMMUNICATION: "#3F8F55",
+    TaskKind.DATA_COMMUNICATION: "#8D56BE",
+}
+"""The same on a dark ground, where the darkest could not be seen."""
 CHUNKED = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT)
 """Kinds that are shaded by model chunk."""
 CATEGORY_COLOUR = {
@@ -32,14 +42,14 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LIGHTEST = 0.62
 
 
-def shade(kind: TaskKind, chunk: int, chunks: int) -> str:
+def shade(kind: TaskKind, chunk: int, chunks: int, colours: Mapping[TaskKind, str] = KIND_COLOUR) -> str:
     """Return the colour of ``kind`` for one of ``chunks`` model chunks: later chunks are lighter.
 
     >>> shade(TaskKind.FORWARD, 0, 2)
     '#f0b429'
     """
     weight = _LIGHTEST * chunk / max(chunks, 2) if chunks > 1 else 0.0
-    return blend(KIND_COLOUR[kind], "#FFFFFF", weight)
+    return blend(colours[kind], "#FFFFFF", weight)
 
 
 def blend(colour: str, other: str, weight: float) -> str:

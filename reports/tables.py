@@ -129,16 +129,10 @@ def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity
 
 
 def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:
-    """Print the busiest link of each kind, the busiest kind first.
-
-    Links whose names differ in numbers and direction are of one kind.
-    """
-    busiest: dict[str, Mapping[str, Any]] = {}
-    for link in sorted(links, key=lambda link: -float(link["utilisation"])):
-        busiest.setdefault(_NUMBER_OR_DIRECTION.sub("", link["name"]), link)
+    """Print the busiest link of each kind, the busiest kind first."""
     names = ("how many", "bandwidth", "bytes a step", "utilisation")
     table = _table("busiest links, one of each kind", ("link", "left"), *((name, "right") for name in names))
-    for link in list(busiest.values())[:_MOST_LINKS]:
+    for link in busiest_of_each_kind(links):
         table.add_row(
             _cell(link["name"], str),
             _cell(link["count"], count),
@@ -147,6 +141,17 @@ def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:
             _cell(link["utilisation"], percent),
         )
     console.print(table)
+
+
+def busiest_of_each_kind(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the busiest link of each kind, the busiest kinds first.
+
+    Links whose names differ in numbers and direction are of one kind.
+    """
+    busiest: dict[str, Mapping[str, Any]] = {}
+    for link in sorted(links, key=lambda link: -float(link["utilisation"])):
+        busiest.setdefault(_NUMBER_OR_DIRECTION.sub("", link["name"]), link)
+    return list(busiest.values())[:_MOST_LINKS]
 
 
 def print_search(console: Console, searches: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -178,7 +183,7 @@ def _search_cells(row: Mapping[str, Any]) -> Iterator[str]:
     yield _cell(evaluation.get("fits"), yes_or_no)
     yield _cell(row.get("evaluations"), count)
     yield _cell(row.get("lower_bound"), format_time)
-    yield _cell(row.get("gap"), _gap)
+    yield _cell(row.get("gap"), gap_words)
     yield _cell(row.get("wall_time"), format_time)
     yield _cell(best.get("plan"), _plan)
 
@@ -228,7 +233,8 @@ def _cell(value: Any, formatter: Formatter) -> str:
     return escape(formatter(value))
 
 
-def _gap(fraction: float) -> str:
+def gap_words(fraction: float) -> str:
+    """Return the gap of a search in words."""
     return "proven optimal" if fraction == 0 else percent(fraction)
 
 

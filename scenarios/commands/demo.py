@@ -47,6 +47,8 @@ def demo(
     from executor.calibrate import calibrate
     from scenarios.cluster_file import write_cluster
     from scenarios.commands.execute import follow, to_json, write_run
+    from scenarios.commands.page import write_page
+    from scenarios.commands.search import to_json as search_to_json
     from scenarios.files import folder, write
     from scenarios.loader import load
 
@@ -76,8 +78,11 @@ def demo(
     write_run(target, result, predicted, run)
 
     note("4/4 report")
-    _pictures(target, (found, scenario.search("mcmc", budget=WALK)), predicted, run)
+    searched = (found, scenario.search("mcmc", budget=WALK))
+    _pictures(target, searched, predicted, run)
     _report(target, found, predicted, result)
+    searches = [search_to_json(each) for each in searched]
+    write_page(target / "report.html", scenario, predicted, searches=searches, run=result, measured=run.timeline)
     document = {"folder": str(target), "plan": found.best.plan.to_json(), "gap": found.gap, **result}
     if as_json:
         emit(document)
@@ -114,7 +119,8 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
 
 
 def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
-    from reports.document import Section, write_report
+    from reports.document import Section, to_markdown
+    from scenarios.files import write
 
     search = (
         f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "
@@ -129,4 +135,4 @@ def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) ->
         Section("Search", image="search.png", caption="Best plan so far, against a random walk (MCMC)."),
         Section("What the prediction rests on", predicted.assumptions),
     )
-    write_report(target, title="meshwise on this machine", sections=sections)
+    write(target / "report.md", to_markdown("meshwise on this machine", sections))

@@ -19,6 +19,7 @@ from scenarios.commands.output import (
     show,
     table,
 )
+from scenarios.commands.page import PageFile, check_page, write_page
 
 
 def execute(
@@ -100,6 +101,7 @@ def execute(
             "again, and write the fitted cluster file into --out.",
         ),
     ] = None,
+    report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan for real on this machine and set measurement against prediction.
@@ -124,6 +126,9 @@ def execute(
         raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
     if resume and not Path(str(out)).is_dir():
         raise ValueError(f"{out}: resuming needs the folder of a run, met none")
+    check_page(report)
+    if report is not None and (top is not None or rendezvous is not None):
+        raise ValueError("--report tells of one run, met it with --top or --rendezvous")
     options = _options(
         data, (learning_rate, warmup_steps, decay_steps, min_learning_rate), checkpoint_every, keep_checkpoints, resume
     )
@@ -168,6 +173,8 @@ def execute(
     document = to_json(run, predicted)
     if target is not None:
         write_run(target, document, predicted, run)
+    if report is not None:
+        write_page(report, value, predicted, run=document, measured=run.timeline)
     if as_json:
         emit(document)
     else:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note
+from scenarios.commands.page import PageFile, check_page, write_page
 
 SECONDS = 60.0
 """Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""
@@ -22,14 +23,17 @@ def explain(
     price: Annotated[float, typer.Option(min=0, help="Price of a device for an hour, for the cost of tokens.")] = 1.0,
     front: Annotated[str | None, typer.Option(help="Draw the Pareto fronts (.png, .svg).")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Processor time for other device counts.")] = SECONDS,
+    report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Explain the best plan, or a given one. Ctrl-C prints what is known."""
     from scenarios.explanation import Nothing, Question, explanation, plan_fields
     from scenarios.files import check_output
     from scenarios.loader import load
+    from strategies.plan import Plan
 
     check_output(front, (".png", ".svg"))
+    check_page(report)
     question = Question(plan_fields(why_not) if why_not is not None else {}, lost, price)
     value = load(scenario, plan)
     if plan is not None and value.plan is None:
@@ -53,6 +57,9 @@ def explain(
         from reports.pareto import draw_fronts
 
         draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
+    if report is not None and "plan" in document:
+        explained = Plan.from_json(document["plan"]["document"])
+        write_page(report, value, value.simulate(explained), explanation=document)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
+from scenarios.commands.page import PageFile, check_page, write_page
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -43,6 +44,7 @@ def search(
         float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
     ] = None,
     out_of_memory: Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")] = 0.05,
+    report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
@@ -51,6 +53,7 @@ def search(
     from scenarios.loader import load
 
     check_output(out, (".json",))
+    check_page(report)
     check_robust(robust, out_of_memory)
     value = load(scenario)
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
@@ -67,13 +70,16 @@ def search(
         )
     ticker.done()
     keep(result.best)
-    document = to_json(result)
+    document, chosen = to_json(result), None
     if robust is not None and result.best is not None and not result.interrupted:
         found = robust_choice(value, robust, out_of_memory)
         document["robust"] = found.to_json()
-        keep(replace(result.best, plan=found.plan or result.best.plan))
+        chosen = found.plan
+        keep(replace(result.best, plan=chosen or result.best.plan))
     if result.best is None and not result.interrupted:
         document |= nothing_fits_in(value)
+    if report is not None:
+        _write_page(report, value, [result], chosen)
     if as_json:
         emit(document)
     elif result.best is not None:
@@ -246,6 +252,7 @@ def compare(
     seconds: Seconds = None,
     seed: Seed = None,
     out: Annotated[str | None, typer.Option(help="Folder for table, results and picture.")] = None,
+    report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on one problem: quality against evaluations and against time."""
@@ -253,6 +260,7 @@ def compare(
     from scenarios.loader import load
     from strategies.search import installed
 
+    check_page(report)
     value = load(scenario)
     names = list(installed()) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     for name in names:
@@ -267,6 +275,8 @@ def compare(
             break
     if target is not None:
         _write_comparison(target, results)
+    if report is not None:
+        _write_page(report, value, results)
     if as_json:
         emit([to_json(result) for result in results])
     else:
@@ -276,6 +286,14 @@ def compare(
     if all(result.best is None for result in results):
         note(_nothing_fits(value, results[0]))
         raise typer.Exit(NOTHING_FITS)
+
+
+def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:
+    """Write the report of a plan, of the fastest that any search found, with all searches; nothing where none fits."""
+    found = [result.best for result in results if result.best is not None]
+    if found:
+        plan = chosen or min(found, key=lambda trial: trial.evaluation.step_time).plan
+        write_page(path, value, value.simulate(plan), searches=[to_json(result) for result in results])
 
 
 _HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "plan")

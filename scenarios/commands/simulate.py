@@ -20,6 +20,7 @@ from scenarios.commands.output import (
     show,
     table,
 )
+from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
 
 
@@ -40,7 +41,9 @@ def simulate(
     ] = None,
     cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
-    timeline: Annotated[str | None, typer.Option(help="Draw the step (.png, .svg).")] = None,
+    timeline: Annotated[
+        str | None, typer.Option(help="Draw the step (.png, .svg), or write it as a page to zoom into (.html).")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Draw memory over the step (.png, .svg).")] = None,
     trace: Annotated[str | None, typer.Option(help="Write a trace for a trace viewer (.json, .pftrace).")] = None,
     ranks: Annotated[
@@ -85,7 +88,7 @@ def simulate(
     from scenarios.scenario import layout_of
 
     outputs = (
-        (timeline, (".png", ".svg")),
+        (timeline, (".png", ".svg", ".html")),
         (memory, (".png", ".svg")),
         (trace, (".json", ".pftrace")),
         (schedule_csv, (".csv",)),
@@ -115,7 +118,7 @@ def simulate(
         from scenarios.files import write
 
         write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
-    _draw(result, value.name, timeline, memory)
+    _draw(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
         from scenarios.files import write
@@ -180,8 +183,11 @@ def _mark(equal: bool) -> str:
     return "equal" if equal else "DIFFERENT"
 
 
-def _draw(result: Any, title: str, timeline: str | None, memory: str | None) -> None:
-    if timeline is not None:
+def _draw(result: Any, value: Any, timeline: str | None, memory: str | None) -> None:
+    title = value.name
+    if timeline is not None and Path(timeline).suffix.lower() == ".html":
+        write_page(timeline, value, result)
+    elif timeline is not None:
         from reports.timeline import draw_timeline
 
         draw_timeline(result.timeline, Path(timeline), title=title)

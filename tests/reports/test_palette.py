@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from reports.palette import CATEGORY_COLOUR, IDLE, KIND_COLOUR, lightness, shade, text_on
+from reports.palette import CATEGORY_COLOUR, DARK_COLOUR, IDLE, KIND_COLOUR, lightness, shade, text_on
 from simulator.program import Category, TaskKind
 
 
@@ -8,6 +8,14 @@ def test_every_kind_and_idle_differ_in_lightness_so_that_grey_print_tells_them_a
     levels = sorted(lightness(colour) for colour in (IDLE, *KIND_COLOUR.values()))
     assert len(levels) == len(TaskKind) + 1
     assert min(b - a for a, b in pairwise(levels)) > 3
+
+
+def test_on_a_dark_ground_every_kind_is_seen_and_differs_in_lightness():
+    ground = "#262A2F"  # idle time of a dark page
+    levels = sorted(lightness(colour) for colour in (ground, *DARK_COLOUR.values()))
+    assert levels[0] == lightness(ground)
+    assert levels[1] - levels[0] > 20
+    assert min(b - a for a, b in pairwise(levels)) > 1.3
 
 
 def test_neighbours_in_the_memory_stack_differ_in_lightness():

@@ -78,6 +78,11 @@ def test_a_field_is_named_with_line_and_column(folder: Path, capsys) -> None:
         ["compare", "starter", "--algorithms", "exhaustive,magic"],
         ["simulate", "starter", "--timeline", "x.gif"],
         ["simulate", "starter", "--timeline", "."],
+        ["search", "starter", "--report", "x.pdf"],
+        ["compare", "starter", "--report", "nowhere/x.html"],
+        ["explain", "starter", "--report", "x.png"],
+        ["execute", "local/dp2", "--report", "x"],
+        ["execute", "local/dp2", "--top", "2", "--report", "x.html"],
         ["simulate", "starter", "--plan", "missing.json"],
         ["simulate", "starter", "--plan", "."],
         ["list", "colours"],
@@ -299,3 +304,26 @@ def test_a_closed_pipe_is_quiet() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60)
     assert done.stdout.strip() == "{"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["simulate", "local/dp2", "--timeline", "page.html"], "steps"),
+        (["search", "local/dp2", "--algorithm", "best_first", "--report", "page.html"], "searches"),
+        (["compare", "local/dp2", "--algorithms", "best_first,random", "--report", "page.html"], "searches"),
+        (["explain", "local/dp2", "--seconds", "0", "--report", "page.html"], "explanation"),
+    ],
+)
+def test_commands_write_what_they_know_as_one_page(arguments: list[str], part: str, folder: Path, capsys) -> None:
+    assert run(arguments) == 0
+    assert [path.name for path in folder.iterdir()] == ["page.html"]
+    text = (folder / "page.html").read_text()
+    document = json.loads(text.split('<script id="document" type="application/json">')[1].split("</script>")[0])
+    assert document[part]
+    assert document["facts"][0][0] == "step time"
+
+
+def test_help_of_simulate_names_the_page(capsys) -> None:
+    assert run(["simulate", "--help"]) == 0
+    assert ".html" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""Numbers of a page as columns of bytes, one behind the other, compressed together."""
+
+import zlib
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 8  # bytes: the widest number of a column, so that each can be read in place
+Reference = dict[str, Any]
+"""Where a column lies: its type, its first byte, and how many numbers it has."""
+
+
+class Columns:
+    """Columns that are written into a page; what `add` returns finds each one again."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: Any, kind: str) -> Reference:
+        """Add a column of little-endian numbers of ``kind``, as ``u4``, and return where it lies.
+
+        Raises
+        ------
+        ValueError
+            Where a number does not fit into ``kind``.
+        """
+        given = np.asarray(values)
+        column = given.astype(f"<{kind}")
+        if not np.array_equal(column, given):
+            raise ValueError(f"numbers of a page fit into {kind}, met {given.min()} to {given.max()}")
+        return self._keep(column, kind)
+
+    def add_steps(self, values: NDArray[np.int64]) -> Reference:
+        """Add whole numbers from 0 to below 2**32 as what each is more than the one before, modulo 2**32.
+
+        Steps of a schedule repeat, and so compress, where the moments themselves do not.
+        """
+        if len(values) and not 0 <= values.min() <= values.max() < 2**32:
+            raise ValueError(f"moments of a page lie in [0, 2**32), met {values.min()} to {values.max()}")
+        return self._keep((np.diff(values, prepend=0) % 2**32).astype("<u4"), "u4")
+
+    def text(self) -> str:
+        """Return all columns as zlib data in base 64."""
+        return b64encode(zlib.compress(b"".join(self._parts), 6)).decode("ascii")
+
+    def _keep(self, column: NDArray[Any], kind: str) -> Reference:
+        data = column.tobytes()
+        reference = {"type": kind, "at": self._size, "count": len(column)}
+        self._parts += [data, bytes(-len(data) % _ALIGNMENT)]
+        self._size += len(data) + len(self._parts[-1])
+        return reference

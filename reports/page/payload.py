@@ -1,0 +1,171 @@
+"""Everything that a page shows as one JSON document, and its long columns of numbers apart from it."""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from reports.bars import row_of
+from reports.difference import difference
+from reports.explanation import explanation_lines
+from reports.page.columns import Columns
+from reports.page.groups import groups, hops, mesh_axes
+from reports.page.report import Data, Report
+from reports.page.stages import stage_rows
+from reports.page.step import step
+from reports.palette import CATEGORY_COLOUR, CHUNKED, DARK_COLOUR, KIND_COLOUR, SERIES, shade
+from reports.tables import busiest_of_each_kind, count, gap_words, percent
+from reports.text import plain
+from simulator.memory import CATEGORIES
+from simulator.program import TaskKind
+from simulator.spans import TASK_KINDS
+from simulator.units import format_bandwidth, format_size, format_time
+from strategies.explanation.device_time import device_time
+from strategies.plan import Plan
+
+Facts = list[tuple[str, str, str]]
+"""Names, values, and what there is to say of each."""
+
+
+def payload(report: Report, columns: Columns) -> dict[str, Any]:
+    """Return what a page shows of ``report``; long columns of numbers go into ``columns``."""
+    names = ("predicted", "measured")
+    devices = report.plan.placement or range(report.plan.mesh.num_ranks)
+    return {
+        "title": plain(report.title),
+        "plan": report.plan.describe(),
+        "facts": facts(report),
+        "kinds": _kinds(report),
+        "categories": [{"name": str(c), "colour": CATEGORY_COLOUR[c]} for c in CATEGORIES],
+        "steps": [step(timeline, name, columns) for timeline, name in zip(report.timelines, names, strict=False)],
+        "mesh": mesh_axes(report.plan.mesh),
+        "positions": report.plan.positions,
+        "groups": groups(report.plan, report.cluster),
+        "hops": hops(report.plan, report.cluster),
+        "devices": columns.add(list(devices), "u4"),
+        "nodes": columns.add(report.cluster.device_nodes[list(devices)], "u4"),
+        "device_time": list(device_time(report.timeline).items()),
+        "stages": stage_rows(report),
+        "links": _links(report.result),
+        "searches": [_search(each, SERIES[i % len(SERIES)]) for i, each in enumerate(report.searches)],
+        "explanation": _explanation(report.explanation),
+        "difference": _difference(report),
+        "assumptions": [plain(each, 400) for each in report.result["assumptions"]],
+    }
+
+
+def facts(report: Report) -> Facts:
+    """Return the figures of the step that stand at the top of the page."""
+    result = report.result
+    kinds = "kind" if result["classes"] == 1 else "kinds"
+    low, high = result["step_time_interval"]
+    used = result["peak_memory"] / result["memory_capacity"]
+    found = [
+        (
+            "predicted step time" if report.run else "step time",
+            format_time(result["step_time"]),
+            f"90 % of runs: {format_time(low)} to {format_time(high)}",
+        ),
+        ("model FLOP utilisation", percent(result["mfu"]), f"{count(result['tokens_per_second'])} tokens/s"),
+        ("peak memory", format_size(result["peak_memory"]), _of_capacity(used, result["memory_capacity"])),
+        ("devices", f"{result['ranks']:,}", f"{result['classes']:,} {kinds} of ranks simulated"),
+        ("pipeline bubble", percent(result["bubble"]), "of all ranks' time"),
+    ]
+    if result.get("bottleneck"):
+        link = result["bottleneck"]
+        note = f"{link['name']} (x{link['count']:,}), {format_bandwidth(link['bandwidth'])}"
+        found.append(("busiest link", percent(link["utilisation"]), note))
+    if report.run:
+        found.insert(1, _measured(report.run))
+    return found
+
+
+def _measured(run: Data) -> tuple[str, str, str]:
+    error = run["predicted_step_time"] / run["step_time"] - 1
+    return "measured", format_time(run["step_time"]), f"the prediction is {error:+.1%}"
+
+
+def _of_capacity(used: float, capacity: float) -> str:
+    return f"{percent(used)} of {format_size(capacity)}, {'fits' if used <= 1 else 'does not fit'}"
+
+
+def _kinds(report: Report) -> list[dict[str, Any]]:
+    """Return every kind of work: its row of a lane, and its colours by model chunk on white and on black."""
+    chunks = max(len(c.stages) for timeline in report.timelines for c in timeline.rank_classes)
+
+    def shades(kind: TaskKind, colours: Mapping[TaskKind, str]) -> list[str]:
+        several = max(chunks, 1) if kind in CHUNKED else 1
+        return [shade(kind, chunk, several, colours) for chunk in range(several)]
+
+    return [
+        {
+            "name": str(kind),
+            "row": int(row_of(kind)),
+            "computes": kind.computes,
+            "light": shades(kind, KIND_COLOUR),
+            "dark": shades(kind, DARK_COLOUR),
+        }
+        for kind in TASK_KINDS
+    ]
+
+
+def _links(result: Data) -> list[list[str]]:
+    return [
+        [
+            link["name"],
+            f"{link['count']:,}",
+            format_bandwidth(link["bandwidth"]),
+            format_size(link["bytes"]),
+            percent(link["utilisation"]),
+        ]
+        for link in busiest_of_each_kind(result.get("links") or ())
+    ]
+
+
+def _search(search: Data, colour: str) -> dict[str, Any]:
+    best = search["best"]
+    bound = search["lower_bound"]
+    return {
+        "algorithm": search["algorithm"],
+        "colour": colour,
+        "history": [[p["evaluations"], p["elapsed"], p["best"]] for p in search["history"] if isfinite(p["best"])],
+        "bound": bound,
+        "gap": "none known" if search["gap"] is None else gap_words(search["gap"]),
+        "evaluations": search["evaluations"],
+        "wall_time": search["wall_time"],
+        "step_time": best["evaluation"]["step_time"] if best else None,
+        "plan": Plan.from_json(best["plan"]).describe() if best else "no plan fits",
+    }
+
+
+def _explanation(document: Data) -> list[dict[str, Any]]:
+    """Return the lines of an explanation as sections with a heading."""
+    sections: list[list[str]] = [[]]
+    for line in explanation_lines(document):
+        if line:
+            sections[-1].append(line)
+        else:
+            sections.append([])
+    return [{"heading": lines[0], "lines": lines[1:]} for lines in _headed(sections)]
+
+
+def _headed(sections: list[list[str]]) -> Iterator[list[str]]:
+    """Yield what there is; the first section, which is the plan itself, gets a heading."""
+    for index, lines in enumerate(sections):
+        if lines:
+            yield lines if index else ["the plan", *lines]
+
+
+def _difference(report: Report) -> dict[str, Any] | None:
+    if report.measured is None:
+        return None
+    found = difference(report.timeline, report.measured)
+    timed = report.run.get("step_time", found.measured)
+    return {
+        "predicted": found.predicted,
+        "measured": found.measured,
+        "timed": timed,
+        "rows": [
+            [row.kind, row.operation, row.predicted.time, row.measured.time, row.cost, row.share, row.verdict]
+            for row in found.operations()
+        ],
+    }

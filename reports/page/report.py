@@ -1,0 +1,61 @@
+"""What a page tells: one step of a plan, and what else is known of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.cluster import Cluster
+from simulator.timeline import Timeline
+from strategies.plan import Plan
+
+Data = Mapping[str, Any]
+"""What a command prints with ``--json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A simulated step of a plan; how it was found, why it is the best, and how it really ran, where that is known.
+
+    Parameters
+    ----------
+    result
+        What ``simulate --json`` prints of the plan.
+    timeline
+        The simulated step.
+    searches
+        What ``search --json`` prints, one for each algorithm.
+    explanation
+        What ``explain --json`` prints.
+    run
+        What ``execute --json`` prints.
+    measured
+        The measured step.
+
+    Raises
+    ------
+    ValueError
+        Where a timeline has no spans.
+    """
+
+    title: str
+    result: Data
+    timeline: Timeline
+    plan: Plan
+    cluster: Cluster
+    searches: tuple[Data, ...] = ()
+    explanation: Data = field(default_factory=dict)
+    run: Data = field(default_factory=dict)
+    measured: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        for timeline in self.timelines:
+            if not len(timeline.spans) or timeline.step_time <= 0:
+                raise ValueError(
+                    f"a page needs spans and a step time above 0, met {len(timeline.spans)} spans "
+                    f"and {timeline.step_time} s"
+                )
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """The predicted step, and the measured one where there is one."""
+        return (self.timeline,) if self.measured is None else (self.timeline, self.measured)

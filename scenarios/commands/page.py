@@ -1,0 +1,47 @@
+"""The report of a plan as one HTML file, which several commands write."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+PageFile = Annotated[
+    str | None,
+    typer.Option("--report", metavar="FILE.html", help="Write what is known of the plan as one page for a browser."),
+]
+
+
+def check_page(path: str | None) -> None:
+    """Raise ``ValueError`` where no page can be written to ``path``."""
+    from scenarios.files import check_output
+
+    check_output(path, (".html",))
+
+
+def write_page(
+    path: Any,
+    value: Any,
+    simulation: Any,
+    *,
+    searches: Sequence[Mapping[str, Any]] = (),
+    explanation: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    measured: Any = None,
+) -> None:
+    """Write the report of a simulated plan of the scenario ``value``, with what else is known as ``--json`` says it."""
+    from reports.page.html import html
+    from reports.page.report import Report
+    from scenarios.files import write
+
+    report = Report(
+        title=value.name,
+        result=simulation.to_json(),
+        timeline=simulation.timeline,
+        plan=simulation.plan,
+        cluster=value.problem.cluster,
+        searches=tuple(searches),
+        explanation=explanation or {},
+        run=run or {},
+        measured=measured,
+    )
+    write(path, html(report))
