@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cluster import Cluster
@@ -28,11 +28,12 @@ from strategies.layout_rules import violations
 from strategies.lowering import Granularity, lower
 from strategies.training import Training
 
+from ..examples import examples
 from .plans import Case, Machine, Network, any_cases
 from .symmetry import renamed
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = settings(max_examples=1000, deadline=None)
+EXAMPLES = examples(200)
 
 
 class Lowered:
