@@ -2,6 +2,9 @@
 
 from hypothesis import settings
 
+LONG = settings.default.max_examples >= 1000
+"""Whether this is the long run."""
+
 
 def examples(number: int) -> settings:
     """Return settings for so many examples, or for those of ``--hypothesis-profile long`` where they are more."""
