@@ -10,7 +10,7 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and NumPy start as many as there are cores, in each worker
 
-settings.register_profile("long", max_examples=1000, deadline=None)
+settings.register_profile("long", max_examples=1000, deadline=None, derandomize=False)
 
 
 @pytest.fixture(scope="session")
