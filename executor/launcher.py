@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from executor.diagnosis import Ending, diagnose, log_file
 from executor.heartbeat import read
@@ -83,14 +84,18 @@ def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks
         WATCH_PARENT: str(os.getpid()),
     }
     with log_file(folder, rank).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+        return _spawn([module, *arguments], environment, log)
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, poll: Callable[[], None]) -> None:

@@ -57,12 +57,12 @@ class LearningRate:
         peak = PEAKS[optimizer] if self.peak is None else self.peak
         if step < self.warmup_steps:
             return peak * ((step + 1) / self.warmup_steps)
-        if self.decay_steps is None:
+        if self.decay_steps is None or step == self.warmup_steps:
             return peak
         if step >= self.decay_steps:
             return self.minimum
         turned = math.pi * (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
-        return self.minimum + (peak - self.minimum) * (1 + math.cos(turned)) / 2
+        return min(peak, self.minimum + (peak - self.minimum) * (1 + math.cos(turned)) / 2)
 
 
 CONSTANT = LearningRate()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tiny_jobs import TINY, cluster, job, verify_all
+from tiny_jobs import TINY, cluster, verify_all
+from tiny_jobs import job as any_job
 
 from executor.job import Job, tensors_file
 from executor.measured_timeline import read_timeline
@@ -26,6 +28,9 @@ from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, PerStage, SomeOperators
 from strategies.schedule import ActionKind
+
+job = partial(any_job, steps=2)
+"""The second step shows what the first left, and its own parameters and states what the second does with that."""
 
 TIED = replace(TINY, tied_embeddings=True, attention="unfused")
 
@@ -173,8 +178,8 @@ FOUR = {
     "tensor-zbv": job(tensor=2, pipeline=2, schedule="zbv", chunks=2, sequence_parallel=True),
 }
 EIGHT = {
-    "data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2, steps=2),
-    "zero-3-tensor-pipeline": job(data=2, tensor=2, pipeline=2, zero=3, microbatch=2, steps=2),
+    "data-tensor-pipeline": job(data=2, tensor=2, pipeline=2, microbatch=2),
+    "zero-3-tensor-pipeline": job(data=2, tensor=2, pipeline=2, zero=3, microbatch=2),
 }
 
 

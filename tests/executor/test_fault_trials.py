@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 from executor.fault import LIMIT, PHASES, Fault, Outcome, suffer
 from executor.fault_trials import main, small_job
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 def test_killed_ranks_are_named_and_nothing_is_left(tmp_path: Path, capsys) -> None:
     out = tmp_path / "faults.json"

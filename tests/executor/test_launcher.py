@@ -13,6 +13,7 @@ import pytest
 from executor.launcher import ExecutionError, launch, require_torch
 from executor.processes import is_alive, is_stopped
 
+pytestmark = pytest.mark.fresh_ranks
 RANKS = 2
 
 

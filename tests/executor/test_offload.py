@@ -23,6 +23,8 @@ from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.training import Training
 
+pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
+
 SPEC = Transformer(layers=6, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=512, tied_embeddings=False)
 SEQUENCE = 128
 

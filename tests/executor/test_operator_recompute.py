@@ -28,6 +28,8 @@ from strategies.problem import Problem  # noqa: E402
 from strategies.recomputation import SomeOperators  # noqa: E402
 from strategies.training import Training  # noqa: E402
 
+pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
+
 WIDE = Transformer(layers=6, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=512, tied_embeddings=False)
 
 

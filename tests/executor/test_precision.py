@@ -28,6 +28,8 @@ from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.training import Training
 
+pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
+
 STEPS = 6
 
 

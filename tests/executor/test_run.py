@@ -20,6 +20,8 @@ from simulator.memory import CATEGORIES
 from simulator.models.experts import Experts
 from simulator.program import Category, StreamKind, TaskKind
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:

@@ -10,6 +10,8 @@ from scenarios.command_line import run
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 def test_execute_measures_verifies_and_writes(tmp_path: Path, capsys) -> None:
     out = tmp_path / "run"

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cluster import Cluster
@@ -28,11 +28,12 @@ from strategies.layout_rules import violations
 from strategies.lowering import Granularity, lower
 from strategies.training import Training
 
+from ..examples import examples
 from .plans import Case, Machine, Network, any_cases
 from .symmetry import renamed
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = settings(max_examples=1000, deadline=None)
+EXAMPLES = examples(200)
 
 
 class Lowered:
@@ -156,7 +157,7 @@ from simulator.engine import simulate
 from strategies.lowering import lower
 from tests.strategies.plans import any_case
 
-for seed in range(40):
+for seed in range(20):
     timeline = simulate(lower(*any_case(Random(seed).choice).build()))
     print(repr((timeline.step_time, timeline.peak_memory, timeline.links, timeline.spans[:: len(timeline.spans) // 5])))
 """
@@ -169,7 +170,7 @@ def test_the_same_seed_gives_the_same_bytes_under_five_hash_seeds() -> None:
         done = subprocess.run([sys.executable, "-c", SIMULATED], env=environment, capture_output=True, check=True)
         found.add(done.stdout)
     assert len(found) == 1
-    assert len(found.pop().splitlines()) == 40
+    assert len(found.pop().splitlines()) == 20
 
 
 def widened(cluster: Cluster, number: int, kind: bool) -> Cluster:

@@ -33,10 +33,12 @@ from strategies.search import Frontier, search  # noqa: E402
 from strategies.sharding import OperatorSharding  # noqa: E402
 from strategies.training import Training  # noqa: E402
 
+from ...examples import LONG  # noqa: E402
+
 Ran = Counter[tuple[str, str, int]]
 Sent = Counter[tuple[int, int]]
 MESHES: tuple[dict[str, int], ...] = ({TENSOR: 2}, {TENSOR: 4}, {TENSOR_ROWS: 2, TENSOR: 2})
-PLANS = 3
+PLANS = 8 if LONG else 2
 """Random plans of each module on each mesh."""
 
 
