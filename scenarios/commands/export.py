@@ -40,6 +40,7 @@ def export(
     from executor.export.targets import TARGETS
     from executor.job import Job
     from scenarios.files import check_output, write
+    from simulator.units import format_count
 
     check_output(out)
     if to not in TARGETS:
@@ -59,7 +60,7 @@ def export(
     elif out is None:
         print(text, end="")
     else:
-        print(f"{out} is written: {request.nodes} hosts, {each} ranks on each")
+        print(f"{out} is written: {format_count(request.nodes, 'host')}, {format_count(each, 'rank')} on each")
 
 
 def _scenario(plan: str, scenario: str | None) -> "Scenario":
