@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 COMMANDS = ("meshwise", "python", "python3", "pip", "pytest", "dask", "sh", "sbatch", "srun", "kubectl", "torchrun", "cat")
 SHELL = ("sh", "console")
-LANGUAGES = (*SHELL, "python", "yaml", "json", "text", "pycon", "")
+LANGUAGES = (*SHELL, "python", "yaml", "json", "text", "pycon", "math", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class Block:
         """The commands of a shell block; an indented block is one where it begins with a command."""
         if self.language not in ("", *SHELL):
             return []
-        lines = self.text.replace("\\\n", " ").splitlines()
+        text = self.text if self.language else self.text.partition("\n\n")[0]  # what is printed may follow
+        lines = text.replace("\\\n", " ").splitlines()
         lines = [line.removeprefix("$ ") for line in lines if self.language != "console" or line.startswith("$ ")]
         lines = [line for line in lines if line.strip() and not line.startswith("#")]
         return lines if self.language or (lines and _is_command(lines[0])) else []
