@@ -156,8 +156,9 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 def _type(annotation: ast.expr) -> str:
     """Return a type as written; one that is quoted for its import's sake without its quotes."""
-    quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
-    return str(annotation.value) if quoted else ast.unparse(annotation)
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return annotation.value
+    return ast.unparse(annotation)
 
 
 def _call(name: str, words: Sequence[str], result: str) -> str:

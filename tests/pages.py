@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -11,7 +12,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-COMMANDS = ("meshwise", "python", "python3", "pip", "pytest", "dask", "sh", "sbatch", "srun", "kubectl", "torchrun", "cat")
+COMMANDS = ("meshwise", "python", "python3", "pip", "pytest", "dask", "sh", "sbatch", "srun", "kubectl", "torchrun")
 SHELL = ("sh", "console")
 LANGUAGES = (*SHELL, "python", "yaml", "json", "text", "pycon", "math", "")
 
@@ -91,7 +92,7 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives the headings of a page."""
     found: set[str] = set()
     tokens = _tokens(page)
-    for token, inline in zip(tokens, tokens[1:], strict=False):
+    for token, inline in pairwise(tokens):
         if token.type == "heading_open":
             words = "".join(child.content for child in inline.children or ())
             slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")

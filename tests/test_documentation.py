@@ -48,7 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "meshwise"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m scenarios "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -87,7 +89,10 @@ def outcome(command: str, code: int) -> str:
     if (command, code) not in KNOWN:
         before = set(Path().iterdir())
         text = printed_by(command, code)
-        KNOWN[command, code] = text, {path: path.read_bytes() for path in set(Path().iterdir()) - before if path.is_file()}
+        KNOWN[command, code] = (
+            text,
+            {path: path.read_bytes() for path in set(Path().iterdir()) - before if path.is_file()},
+        )
     text, written = KNOWN[command, code]
     for path, content in written.items():
         path.write_bytes(content)
@@ -126,6 +131,7 @@ def same(shown: str, printed: str) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if GENERATED not in page.parents], ids=name)
 def test_blocks_do_what_the_page_says(page: Path, folder: Path) -> None:
+    pytest.importorskip("torch")  # which some pages execute plans on
     names: dict[str, Any] = {}
     printed = ""
     for block in BLOCKS[page]:
@@ -205,7 +211,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_names_every_page() -> None:
     index = ROOT / "docs" / "README.md"
-    named = {(index.parent / link.partition("#")[0]).resolve() for link in links(index) if not re.match(r"[a-z]+:", link)}
+    named = {
+        (index.parent / link.partition("#")[0]).resolve() for link in links(index) if not re.match(r"[a-z]+:", link)
+    }
     pages = {page for page in PAGES if GENERATED not in page.parents} - {index, ROOT / "README.md"}
     assert {name(page) for page in pages - named} == set()
 

@@ -1,4 +1,4 @@
-"""``meshwise search --scheduler`` on a Dask cluster of this machine: a scheduler and a worker of their own, over TCP."""
+"""``meshwise search --scheduler`` on a Dask cluster of this machine: its worker is another process, over TCP."""
 
 import json
 from collections.abc import Iterator
