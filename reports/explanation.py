@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from simulator.units import format_duration, format_size, format_time
+from simulator.units import format_count, format_duration, format_size, format_time
 
 Data = Mapping[str, Any]
 
@@ -198,7 +198,7 @@ def _device_front(found: list[Data]) -> Iterator[str]:
 
 def _replan(found: Data) -> Iterator[str]:
     yield ""
-    yield f"{found['lost']} devices lost, {found['left']} left"
+    yield f"{format_count(found['lost'], 'device')} lost, {found['left']} left"
     for name, title in (("best", "best plan"), ("fewest_moves", "same stages and tensor ranks")):
         each = found[name]
         if each is None:

@@ -297,16 +297,18 @@ class Walk:
             "The same graph on two processes of this machine: searched for, run on torch's distributed tensors",
             "with exactly the collectives that were simulated, and compared with one process in fp64:",
         )
+        yield from (f"<!-- {_NOT_RUN} -->", "")
         yield "    meshwise search operators/mlp-2-processes --out plan.json"
         yield f"    meshwise execute operators/mlp-2-processes --plan plan.json --module {_MODULE} --verify"
         yield ""
         yield from _prose(
-            "The last line says whether loss, gradients and parameters are those of one process, and by how",
-            "much they differ.",
+            "The line `verified` says whether loss, gradients and parameters are those of one process, and by",
+            "how much they differ.",
         )
 
 
 _MODULE = "scenarios/operators/mlp.py:mlp"
+_NOT_RUN = "not run: takes a minute of two cores; tests/executor/operators/test_execute_module.py runs smaller ones"
 
 
 def _row(name: str, options: Mapping[str, Any], found: SearchResult) -> tuple[str, ...]:

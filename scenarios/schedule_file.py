@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scenarios.errors import Fault, ScenarioError
 from scenarios.reader import MAX_BYTES, Document, FieldPath
-from scenarios.reference import referenced
+from scenarios.named_file import referenced
 from strategies.schedule import OrderError
 from strategies.schedule_csv import from_csv
 

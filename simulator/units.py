@@ -139,6 +139,15 @@ def format_compute_rate(rate: float) -> str:
     return _scaled(rate, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")))
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return how many of something there are, for people.
+
+    >>> format_count(1, "host"), format_count(2048, "host")
+    ('1 host', '2,048 hosts')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def to_ticks(seconds: float) -> int:
     """Return seconds as whole ticks, rounded up so that a bound stays a bound.
 

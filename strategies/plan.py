@@ -264,7 +264,8 @@ class Plan:
         parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
-        parts.append(f"{self.num_microbatches} microbatches of {_sizes(self.microbatch)}")
+        microbatches = "microbatch" if self.num_microbatches == 1 else "microbatches"
+        parts.append(f"{self.num_microbatches} {microbatches} of {_sizes(self.microbatch)}")
         parts += [f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.replica > 1 else "")] if self.zero else []
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{self.offload} on the host"] if self.offload else []

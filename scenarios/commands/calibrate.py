@@ -142,6 +142,7 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
     from scenarios.files import check_output, write
     from scenarios.kernel_calibration import fit_accelerators, read, to_json, to_markdown
+    from simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
@@ -158,7 +159,7 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
         print(document, end="")
     else:
         _print(found)
-        note(f"{len(used)} rows used, {len(skipped)} skipped; --json says why")
+        note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --json says why")
 
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
@@ -166,6 +167,7 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
     from scenarios.link_calibration import HEAD, fit, lines, read
     from simulator.calibration.collective_report import report as page
     from simulator.calibration.collectives import dump
+    from simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
@@ -179,7 +181,7 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
         print(dump(fits), end="")
     else:
         table(HEAD, lines(found))
-        note(f"{len(used)} rows used, {len(skipped)} skipped; --report lists why")
+        note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --report lists why")
 
 
 def _print(found: Any) -> None:

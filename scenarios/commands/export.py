@@ -47,6 +47,7 @@ def export(
     from scenarios.files import check_output, write
     from scenarios.interchange.facts import Request
     from scenarios.interchange.targets import TARGETS as TRAINERS
+    from simulator.units import format_count
 
     check_output(out)
     if to not in (*TRAINERS, *LAUNCHERS):
@@ -62,7 +63,7 @@ def export(
         request = LaunchRequest(value.name, job, each, folder, port, image, claim)
         text = LAUNCHERS[to](request)
         said = {"nodes": request.nodes, "processes": request.processes, "device": request.job.device}
-        words = f"{request.nodes} hosts, {request.processes} ranks on each"
+        words = f"{format_count(request.nodes, 'host')}, {format_count(each, 'rank')} on each"
     if out is not None:
         write(out, text)
     if as_json:

@@ -60,6 +60,7 @@ def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool
 
     from executor import several_hosts
     from executor.folder_lock import locked
+    from simulator.units import format_count
 
     with locked(jobs[0][1]):
         script = several_hosts.prepare(jobs, hosts)
@@ -67,7 +68,8 @@ def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool
     if as_json:
         emit({"nodes": hosts.nodes, "processes": hosts.processes, "script": str(script), "commands": commands})
         return
-    print(f"{hosts.nodes} hosts, {hosts.processes} ranks on each; host 0 is {hosts.rendezvous.host}")
+    spread = f"{format_count(hosts.nodes, 'host')}, {format_count(hosts.processes, 'rank')} on each"
+    print(f"{spread}; host 0 is {hosts.rendezvous.host}")
     for index, command in list(enumerate(commands))[:LISTED]:
         print(f"host {index}: {command}")
     if hosts.nodes > LISTED:

@@ -229,7 +229,7 @@ def _print(name: str, plan: str, document: dict[str, Any]) -> None:
 
 def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the goodput of a long run, and where the rest of its time goes."""
-    from simulator.units import format_duration
+    from simulator.units import format_count, format_duration
 
     wall_time = result["wall_time"]
     length, interval = format_duration(wall_time), format_duration(result["checkpoint_interval"])
@@ -241,7 +241,8 @@ def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         "waiting": "waiting for hosts",
     }
     losses = ", ".join(f"{result[part] / wall_time:.1%} {name}" for part, name in parts.items())
-    return [("goodput", goodput), ("losses", f"{result['interruptions']:.0f} interruptions: {losses}")]
+    interruptions = format_count(round(result["interruptions"]), "interruption")
+    return [("goodput", goodput), ("losses", f"{interruptions}: {losses}")]
 
 
 def _draw_goodput(result: Any, title: str, path: str) -> None:
