@@ -16,9 +16,9 @@ from scenarios.long_run_schema import RunTable
 from scenarios.magnitudes import unusual
 from scenarios.model_file import load_model
 from scenarios.model_schema import ModelTable, TransformerTable
+from scenarios.named_file import referenced
 from scenarios.pins import to_pins
 from scenarios.reader import Document, FieldPath, content_of, read
-from scenarios.named_file import referenced
 from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
 from scenarios.schedule_file import with_schedule
 from scenarios.schema import (

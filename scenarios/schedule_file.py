@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scenarios.errors import Fault, ScenarioError
-from scenarios.reader import MAX_BYTES, Document, FieldPath
 from scenarios.named_file import referenced
+from scenarios.reader import MAX_BYTES, Document, FieldPath
 from strategies.schedule import OrderError
 from strategies.schedule_csv import from_csv
 
