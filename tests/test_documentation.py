@@ -30,8 +30,6 @@ MOST_EXCLUDED = 0.25
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 ALL = [block for found in BLOCKS.values() for block in found]
 RUNNABLE = [block for block in ALL if block.commands or block.language in ("python", "yaml")]
-ELSEWHERE = {"docs/guides/interchange.md", "docs/guides/traces.md"}
-"""Pages that are written apart from this one."""
 GENERATED = ROOT / "docs" / "reference"
 
 
@@ -204,7 +202,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = link.partition("#")
         target = page if not path else (page.parent / path).resolve()
         assert ROOT in target.parents, f"{name(page)}: {link}"
-        assert target.exists() or name(target) in ELSEWHERE, f"{name(page)}: {link}"
+        assert target.exists(), f"{name(page)}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{name(page)}: {link}"
 
