@@ -121,6 +121,7 @@ def _sections(found: Comparison) -> Iterator[Section]:
             "memory filters and longest paths are not counted, only timed. Seconds are CPU time with the costs of "
             "operators at hand; an evaluation that an earlier run has made is charged what it took then. Runs that "
             "draw end at the optimum.",
+            *_left_out(found),
         ),
     )
     yield Section(
@@ -151,6 +152,12 @@ def _sections(found: Comparison) -> Iterator[Section]:
     if found.refused:
         reasons = dict.fromkeys((run.algorithm, run.case, run.refused) for run in found.refused)
         yield Section("Problems that an algorithm refuses", (), (("algorithm", "problem", "reason"), *reasons))
+
+
+def _left_out(found: Comparison) -> Iterator[str]:
+    names = [name for name in found.kinds if name not in found.cases]
+    if names:
+        yield f"Left out, for want of runs or of a proof: {', '.join(names)}."
 
 
 def _sizes(found: Comparison) -> str:
