@@ -187,17 +187,20 @@ def pairs(count: int, group: Group, size: float) -> Issued:
     return issue(count, ALL_GATHER, group, size) + issue(count, REDUCE_SCATTER, group, size)
 
 
-def sequence_layers(group: Group, layers: int, tokens: int, again: int = 0) -> Issued:
+def sequence_layers(group: Group, layers: int, tokens: int, again: int = 0, unread: bool = True) -> Issued:
     # [8] section 4.2.2: each all-reduce becomes a reduce-scatter and, on the other side of norm and dropout, an
-    # all-gather: four pairs a layer and microbatch
-    return pairs((4 * layers + 2 * again) * M, group, tokens * H * A)
+    # all-gather: four pairs a layer and microbatch. Of what is computed again torch leaves out the last scatter, whose
+    # result backward does not read (torch/utils/checkpoint.py, _StopRecomputationError)
+    scattered_again = issue((1 + unread) * again * M, REDUCE_SCATTER, group, tokens * H * A)
+    gathered = issue(2 * again * M, ALL_GATHER, group, tokens * H * A)
+    return pairs(4 * layers * M, group, tokens * H * A) + gathered + scattered_again
 
 
-def sequence_parallel(group: Group, tokens: int = S, again: int = 0) -> Issued:
+def sequence_parallel(group: Group, tokens: int = S, again: int = 0, unread: bool = True) -> Issued:
     # of the embedding a reduce-scatter forward and an all-gather backward, of the logits the other way round; two norms
     # a layer and the last one
     return (
-        sequence_layers(group, L, tokens, again)
+        sequence_layers(group, L, tokens, again, unread)
         + pairs(2 * M, group, tokens * H * A)
         + losses(group, tokens)
         + in_parts(group, (2 * L + 1) * H)
@@ -368,7 +371,7 @@ TABLE = (
         "sequence parallel, full recompute",
         LLAMA,
         Layout(tensor=2, sequence_parallel=True, recompute=FULL),
-        sequence_parallel((0, 1), again=L),
+        sequence_parallel((0, 1), again=L, unread=False),
         training=TORCH,
     ),
     Row(
@@ -393,7 +396,7 @@ TABLE = (
         "sequence parallel, beside products, inputs kept whole, full recompute",
         LLAMA,
         Layout(tensor=2, sequence_parallel=True, overlap_tensor=True, recompute=FULL),
-        sequence_parallel((0, 1), again=L),
+        sequence_parallel((0, 1), again=L, unread=False),
         training=TORCH,
     ),
     Row(

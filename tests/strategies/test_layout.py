@@ -38,7 +38,7 @@ PROBLEM = problem()
             "reshard_after_forward",
             "reshard_after_forward: false needs zero 3, met zero 2; nearest: true",
         ),
-        (Layout(pipeline=8, schedule="zigzag"), "schedule", f"schedule is one of {', '.join(SCHEDULES)}, met zigzag"),
+        (Layout(pipeline=8, schedule="zigzag"), "schedule", f"schedule is one of {', '.join(SCHEDULES)}, met 'zigzag'"),
         (Layout(pipeline=8, chunks=2), "chunks", "1f1b: chunks(2) = 1 does not hold; nearest: 1"),
         (Layout(data=2, pipeline=4, stages=(2, 2, 2, 1)), "stages", "that add to layers(8), met [2, 2, 2, 1] = 7"),
         (Layout(data=8, sequence_parallel=True), "sequence_parallel", "needs tensor of at least 2"),

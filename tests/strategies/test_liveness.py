@@ -154,6 +154,7 @@ def test_frameworks_by_name() -> None:
         "megatron",
         "megatron_2021",
         "megatron_deepspeed",
+        "mindspore",
         "nemo",
         "torch",
         "torch_fused_loss",

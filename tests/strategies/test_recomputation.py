@@ -276,7 +276,7 @@ def test_what_backward_does_not_read_is_run_again_by_some_frameworks_only(layout
     # jax leaves out the last product of a layer and the sum behind it: of experts the combination of their results
     small = mixture(batch=16) if mixed else problem()
     found = []
-    for framework in ("xla", "torch"):
+    for framework in ("xla", "mindspore"):
         training = replace(small.training, framework=framework)
         costs = StageCosts(replace(small, training=training))
         plan = plan_of(costs.problem, replace(layout, data=8 // layout.tensor), Recompute.FULL)

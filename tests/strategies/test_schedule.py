@@ -112,7 +112,7 @@ def actions(text: str) -> tuple[Action, ...]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: schedule("dualpipe", 2, 2), "schedule is one of naive, gpipe, 1f1b, .*, met dualpipe"),
+        (lambda: schedule("dualpipe", 2, 2), "schedule is one of naive, gpipe, 1f1b, .*, met 'dualpipe'"),
         (lambda: schedule("interleaved", 4, 6, 2), r"microbatches\(6\) % pipeline\(4\) = 0 does not hold; nearest: 4"),
         (lambda: rank_order("gpipe", 0, 2, 2, 2), r"gpipe: chunks\(2\) = 1 does not hold; nearest: 1"),
         (lambda: Action.parse("F0"), "met 'F0'"),

@@ -153,7 +153,7 @@ def test_a_page_says_all_of_it() -> None:
     few = [row for row in ROWS if row.source in ("vtrain_nccl_a100", "gcp_flex")][::4]
     page = report(few, read_rows(["{"])[1])
     assert "| vtrain_nccl_a100 | device |" in page
-    assert "| 1 | a line is a JSON object, met none |" in page
+    assert "| 1 | a line is a JSON object: this is not JSON: " in page
 
 
 def test_what_is_written_is_what_the_catalogue_reads() -> None:
