@@ -53,13 +53,11 @@ class Entry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """A whole number under a key; where it is the ``default`` the key is left out."""
+class _OneKey:
+    """A key that says a field."""
 
     key: str
     field: str
-    default: int | None = None
-    least: int = 1
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -70,6 +68,14 @@ class Count:
     def fields(self) -> tuple[str, ...]:
         """The one field."""
         return (self.field,)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(_OneKey):
+    """A whole number under a key; where it is the ``default`` the key is left out."""
+
+    default: int | None = None
+    least: int = 1
 
     def say(self, facts: Facts) -> Values:
         """Return the number under its key."""
@@ -84,7 +90,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Word(_OneKey):
     """A choice under a key, in the target's words; where it is the ``default`` word the key is left out.
 
     Parameters
@@ -93,20 +99,8 @@ class Word:
         Pairs of what the field holds and the target's word for it.
     """
 
-    key: str
-    field: str
     words: tuple[tuple[Any, Any], ...]
     default: Any = NEEDED
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The one key."""
-        return (self.key,)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The one field."""
-        return (self.field,)
 
     def say(self, facts: Facts) -> Values:
         """Return the word under its key."""
