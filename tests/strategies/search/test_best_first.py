@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.plan import Plan
-from strategies.search import BestFirst, layouts, search
+from strategies.problem import Problem
+from strategies.search import BestFirst, Space, layouts, search
 
-from .scenarios import small_scenario, wide_limits
+from ...examples import LONG
+from .scenarios import small_scenario, wide_scenario
 from .small_problems import FakeCost, small_problem
 
-SCENARIOS = 40
-WIDE_SCENARIOS = 12
 PROBLEM = small_problem(nodes=1, devices_per_node=4)
 PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
 
@@ -97,9 +97,7 @@ def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
     assert (result.lower_bound, result.gap) == (None, None)
 
 
-@pytest.mark.parametrize("seed", range(SCENARIOS))
-def test_the_answer_is_that_of_simulating_every_plan(seed: int) -> None:
-    problem, space = small_scenario(seed)
+def has_the_answer_of_simulating_every_plan(problem: Problem, space: Space) -> None:
     costs = SimulatedCost(problem)
     every = [costs.evaluate(complete(problem, layout)) for layout in layouts(problem, space)]
     result = search(BestFirst(), problem, space)
@@ -112,16 +110,14 @@ def test_the_answer_is_that_of_simulating_every_plan(seed: int) -> None:
         assert result.gap == 0.0
 
 
-@pytest.mark.parametrize("seed", range(WIDE_SCENARIOS))
+@pytest.mark.parametrize("seed", range(200 if LONG else 24))
+def test_the_answer_is_that_of_simulating_every_plan(seed: int) -> None:
+    has_the_answer_of_simulating_every_plan(*small_scenario(seed))
+
+
+@pytest.mark.parametrize("seed", range(200 if LONG else 16))
 def test_the_answer_of_a_wide_space_is_that_of_simulating_every_plan(seed: int) -> None:
-    problem, space = small_scenario(seed)[0], wide_limits(seed)
-    costs = SimulatedCost(problem)
-    every = [costs.evaluate(complete(problem, layout)) for layout in layouts(problem, space)]
-    result = search(BestFirst(), problem, space)
-    assert result.considered == len(every)
-    least = min((each.step_time for each in every if each.fits), default=None)
-    assert least is None or result.lower_bound == least
-    assert (result.best.evaluation.step_time if result.best else None) == least
+    has_the_answer_of_simulating_every_plan(*wide_scenario(seed, range(1_000, 20_001) if LONG else range(2, 400)))
 
 
 def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_one() -> None:
