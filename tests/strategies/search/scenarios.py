@@ -55,9 +55,10 @@ def _with_memory(cluster: Cluster, memory: float) -> Cluster:
 
 def _problem(draw: Random) -> Problem:
     heads, hidden = draw.choice((2, 4)), draw.choice((64, 256))
-    experts = Experts(draw.choice((2, 4)), 1, hidden, dense_layers=draw.choice((0, 0, 1)))
+    number, dense, layers = draw.choice((2, 4)), draw.choice((0, 0, 1)), draw.randint(1, 6)
+    experts = Experts(number, 1, hidden, dense_layers=min(dense, layers - 1))
     spec = Transformer(
-        draw.randint(1, 6),
+        layers,
         hidden,
         heads,
         heads,
