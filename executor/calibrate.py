@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibration_file
-from executor.heartbeat import operation, read
+from executor.heartbeat import teller
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
 from simulator.accelerator import Accelerator
@@ -54,16 +54,7 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
     require_torch()
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        last = ""
-
-        def poll() -> None:
-            nonlocal last
-            now = operation(read(folder, 0))
-            if progress is not None and now != last:
-                progress(now)
-            last = now
-
-        launch("executor.calibration_worker", [name, str(seconds)], folder, processes, poll=poll)
+        launch("executor.calibration_worker", [name, str(seconds)], folder, processes, poll=teller(folder, progress))
         return _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
 
 

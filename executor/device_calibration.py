@@ -12,7 +12,7 @@ from pathlib import Path
 
 from executor.device_rows import count
 from executor.device_worker import PARTS, skipped_file
-from executor.heartbeat import operation, read
+from executor.heartbeat import teller
 from executor.launcher import ExecutionError, launch, require_torch
 
 DEVICES = ("cpu", "cuda")
@@ -98,17 +98,10 @@ def _measure(
 ) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        last = ""
-
-        def poll() -> None:
-            nonlocal last
-            now = operation(read(folder, 0))
-            if progress is not None and now != last:
-                progress(now)
-            last = now
-
         arguments = [name, str(out), device, part, str(seconds)]
-        launch("executor.device_worker", arguments, folder, ranks, timeout=STILL + seconds, poll=poll)
+        launch(
+            "executor.device_worker", arguments, folder, ranks, timeout=STILL + seconds, poll=teller(folder, progress)
+        )
         found = skipped_file(folder)
         return found.read_text().splitlines() if found.exists() else []
 

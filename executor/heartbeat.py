@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 SIZE = 128
@@ -45,3 +46,17 @@ def operation(beat: str) -> str:
     'step 2, forward 0F1'
     """
     return beat.partition(" ")[2] or "start"
+
+
+def teller(folder: Path, told: Callable[[str], None] | None) -> Callable[[], None]:
+    """Return what to call often: it tells the operation of rank 0 whenever it is another one."""
+    last = ""
+
+    def look() -> None:
+        nonlocal last
+        now = operation(read(folder, 0))
+        if told is not None and now != last:
+            told(now)
+        last = now
+
+    return look
