@@ -1,19 +1,14 @@
 """Why a plan: what `meshwise explain` says, section by section, as JSON-ready data."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from scenarios.checking import check
-from scenarios.errors import Fault, ScenarioError
+from scenarios.nothing_fits import Nothing, nothing_fits, shortfall_document
 from scenarios.prediction_interval import category, uncertainty
-from scenarios.reader import parse
+from scenarios.question import Question
 from scenarios.scenario import Scenario, layout_of
-from scenarios.schema import PlanTable
 from simulator.engine import simulate
 from simulator.units import format_size
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Trial
 from strategies.explanation.critical_path import critical_path
@@ -22,142 +17,26 @@ from strategies.explanation.guidelines import recommendations
 from strategies.explanation.machine_part import MachinePart, machine_parts
 from strategies.explanation.pareto_front import Tradeoff, device_front, memory_front
 from strategies.explanation.ranking import Seen, fits, ranking
-from strategies.explanation.relief import Relief, reliefs
 from strategies.explanation.replan import Change, replan
-from strategies.explanation.robust import Prospect, prospect, prospects
+from strategies.explanation.robust import prospect
 from strategies.explanation.runner_up import Alternative, alternatives, runner_up
 from strategies.explanation.sensitivity import Outcome, Sensitivity, memory_sensitivity, sensitivity
 from strategies.explanation.shadow_price import ShadowPrice, next_larger_memory, price_of_memory, prices_of_rates
-from strategies.explanation.shortfall import Shortfall, shortfall
 from strategies.explanation.uncertainty import Uncertainty
 from strategies.explanation.why_not import WhyNot, why_not
 from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.parallelism import Attention
 from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import recomputation
 from strategies.violation import Violation
 
 Section = tuple[str, Any]
 """A name, and JSON-ready data."""
 
-MAX_QUESTION = 2000
-"""Characters of what is asked for with ``--why-not``."""
 QUANTILE = 0.95
 """The quantile of step time that every plan is told with."""
 
 MOST_OUT_OF_MEMORY = 0.05
 """The probability of lacking memory up to which a robust choice allows a plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked.
-
-    Parameters
-    ----------
-    asked
-        What another plan is to have, by field: why not that one? Empty for no such question.
-    lost
-        Devices that are lost: what now? 0 for no such question.
-    price
-        Of a device for an hour.
-    """
-
-    asked: Mapping[str, Any]
-    lost: int = 0
-    price: float = 1.0
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything is explained that there is."""
-        return not self.asked and not self.lost
-
-
-def plan_fields(text: str) -> dict[str, Any]:
-    """Return what a text such as ``tensor=8,pipeline=2`` asks of a layout, by field.
-
-    Raises
-    ------
-    ScenarioError
-        Where a field or a value is none of a plan's.
-
-    >>> plan_fields("tensor=8, recompute=full")
-    {'tensor': 8, 'recompute': <Recompute.FULL: 'full'>}
-    """
-    if len(text) > MAX_QUESTION:
-        message = f"a question has at most {MAX_QUESTION} characters, met {len(text)}"
-        raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
-    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
-    broken = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
-    if broken is not None:
-        message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
-        raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
-    lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
-    document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
-    table, faults = check(PlanTable, document)
-    if faults or table is None:
-        raise ScenarioError(tuple(faults))
-    made = {"attention": Attention, "recompute": recomputation}
-    given = [name for name in document.data if name in table.model_fields_set]
-    return {name: made.get(name, lambda value: value)(getattr(table, name)) for name in given}
-
-
-@dataclass(frozen=True, slots=True)
-class RobustChoice:
-    """The plan that is best at a quantile, of those that may lack memory so seldom; ``None`` where there is none."""
-
-    quantile: float
-    most: float
-    best: Prospect | None
-    ranked: tuple[Prospect, ...]
-
-    @property
-    def plan(self) -> Plan | None:
-        """The chosen plan."""
-        return self.best.trial.plan if self.best else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as JSON-ready data."""
-        return {
-            "quantile": self.quantile,
-            "most_out_of_memory": self.most,
-            "best": _prospect(self.best) if self.best else None,
-            "ranked": [_prospect(each) for each in self.ranked],
-        }
-
-
-def check_robust(quantile: float | None, most: float) -> None:
-    """Raise ``ValueError`` where a quantile or a probability is none."""
-    if quantile is not None and not 0 < quantile < 1:
-        raise ValueError(f"--robust: a quantile lies between 0 and 1, met {quantile:g}; nearest: 0.95")
-    if not 0 <= most <= 1:
-        raise ValueError(f"--out-of-memory: a probability lies in [0, 1], met {most:g}; nearest: 0.05")
-
-
-def robust_choice(value: Scenario, quantile: float, most: float) -> RobustChoice:
-    """Return the layout of a scenario's space whose step time is least at a quantile, and those that were compared."""
-    ranked = ranking(value.problem, value.search_settings.make_space())
-    doubt = uncertainty(category(value.problem.cluster, value.assumptions))
-    found = tuple(prospects(ranked, doubt, quantile, most))
-    allowed = [each for each in found if each.allowed]
-    return RobustChoice(quantile, most, min(allowed, key=lambda each: each.quantile, default=None), found)
-
-
-def nothing_fits_in(value: Scenario) -> dict[str, Any]:
-    """Return why no layout of a scenario's space fits, and the cheapest changes that make one fit."""
-    found = ranking(value.problem, value.search_settings.make_space())
-    candidates = sorted(found.candidates, key=lambda each: each.peak)
-    return nothing_fits(value.problem, [each.layout for each in candidates])
-
-
-class Nothing(Exception):
-    """Nothing fits: carries what is known as JSON-ready data."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        super().__init__(document["reason"])
-        self.document = document
 
 
 def explanation(
@@ -295,7 +174,7 @@ class _Explanation:
             "asked": {name: _plain(value) for name, value in found.asked},
             "legal_plans": found.legal,
             "broken_rules": [_rule(each) for each in found.broken],
-            "lacking": _lacking(found.lacking) if found.lacking else None,
+            "lacking": shortfall_document(found.lacking) if found.lacking else None,
             "plan": self._trial(found.trial) if found.trial else None,
             "margin": found.margin,
             "more_seconds": dict(found.more),
@@ -380,69 +259,6 @@ class _Explanation:
             "sizes": list(found.sizes),
             "proven": found.proven,
         }
-
-
-def nothing_fits(problem: Problem, tried: list[Layout]) -> dict[str, Any]:
-    """Return why none of some layouts fits, the least first, and the cheapest changes that make one fit."""
-    if not tried:
-        reason = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
-        return {"reason": reason, "lacking": None, "plan": None, "changes": []}
-    plan = complete(problem, tried[0])
-    lacking = shortfall(problem, plan)
-    changes = reliefs(problem, tried)
-    return {
-        "reason": f"nothing fits: {plan.describe()}: {lacking_in_words(lacking)}",
-        "plan": plan.describe(),
-        "lacking": _lacking(lacking),
-        "changes": [_relief(each) for each in changes],
-    }
-
-
-def lacking_in_words(found: Shortfall) -> str:
-    """Return in one line which device lacks how much, for what, and when."""
-    stages = ", ".join(map(str, found.stages))
-    held = ", ".join(f"{name} {format_size(size)}" for name, size in found.held if size)
-    lacks = format_size(found.lacks)
-    return (
-        f"stage {stages} needs {format_size(found.needs)}, a device has {format_size(found.has)}, {lacks} too little "
-        f"({held}; at {found.time:.3g} s, {found.during})"
-    )
-
-
-def _lacking(found: Shortfall) -> dict[str, Any]:
-    return {
-        "stages": list(found.stages),
-        "needs": found.needs,
-        "has": found.has,
-        "lacks": found.lacks,
-        "held": dict(found.held),
-        "time": found.time,
-        "during": found.during,
-        "words": lacking_in_words(found),
-    }
-
-
-def _relief(found: Relief) -> dict[str, Any]:
-    return {
-        "change": found.change,
-        "plan": found.plan.describe(),
-        "step_time": found.step_time,
-        "peak_memory": found.peak_memory,
-        "devices": found.devices,
-        "device_seconds": found.cost,
-        "machine": found.machine,
-    }
-
-
-def _prospect(found: Prospect) -> dict[str, Any]:
-    return {
-        "plan": found.trial.plan.describe(),
-        "step_time": found.trial.evaluation.step_time,
-        "quantile": found.quantile,
-        "peak_memory": found.trial.evaluation.peak_memory,
-        "out_of_memory": found.out_of_memory,
-        "allowed": found.allowed,
-    }
 
 
 def _change(found: Change | None) -> dict[str, Any] | None:

@@ -27,9 +27,11 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain the best plan, or a given one. Ctrl-C prints what is known."""
-    from scenarios.explanation import Nothing, Question, explanation, plan_fields
+    from scenarios.explanation import explanation
     from scenarios.files import check_output
     from scenarios.loader import load
+    from scenarios.nothing_fits import Nothing
+    from scenarios.question import Question, plan_fields
     from strategies.plan import Plan
 
     check_output(front, (".png", ".svg"))

@@ -48,9 +48,10 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
-    from scenarios.explanation import check_robust, nothing_fits_in, robust_choice
     from scenarios.files import check_output
     from scenarios.loader import load
+    from scenarios.nothing_fits import nothing_fits_in
+    from scenarios.robust_choice import check_robust, robust_choice
 
     check_output(out, (".json",))
     check_page(report)

@@ -81,10 +81,10 @@ def simulate(
     """
     from reports.explanation import changes_lines
     from scenarios.cluster_file import load_cluster
-    from scenarios.explanation import nothing_fits
     from scenarios.files import check_output
     from scenarios.loader import load
     from scenarios.nearest import nearest_that_fits, reason
+    from scenarios.nothing_fits import nothing_fits
     from scenarios.scenario import layout_of
 
     outputs = (

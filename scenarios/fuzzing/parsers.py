@@ -128,7 +128,7 @@ def _schedule(folder: Path) -> Read:
 
 
 def _question(folder: Path) -> Read:
-    from scenarios.explanation import plan_fields
+    from scenarios.question import plan_fields
 
     return lambda content: plan_fields(content.decode("utf-8", "surrogateescape"))
 

@@ -5,7 +5,7 @@ import pytest
 
 from reports.explanation import explanation_lines
 from scenarios.command_line import run
-from scenarios.explanation import plan_fields
+from scenarios.question import plan_fields
 from strategies.recomputation import Recompute
 
 SMALL = """\
