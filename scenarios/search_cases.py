@@ -7,6 +7,8 @@ from simulator import catalog
 from simulator.models.model import build
 from simulator.models.presets import MODELS
 from strategies.problem import Problem
+from strategies.search import Space
+from strategies.search.space import EVERYTHING, WIDE
 from strategies.training import Training
 
 
@@ -22,6 +24,8 @@ class Case:
         The scenario; where it is named, the fields after it are its own, but for ``batch`` where that is given.
     batch
         Sequences of a step.
+    wide
+        Whether the space has all that a layout can be, not only what an engineer tries first.
     """
 
     name: str
@@ -33,6 +37,12 @@ class Case:
     batch: int = 0
     sequence: int = 2048
     precision: str = "bf16"
+    wide: bool = False
+
+    @property
+    def space(self) -> Space:
+        """What is chosen from."""
+        return WIDE if self.wide else EVERYTHING
 
     def problem(self) -> Problem:
         """Return what is to be laid out."""
@@ -78,3 +88,10 @@ CASES = (
     Case("Llama 3 70B, 128 H100, 32k tokens", "long context", "", "llama3-70b", H100, 16, 32, 32768),
 )
 """From small to large within a kind; none takes a search more than seconds to prove."""
+
+WIDE_CASES = tuple(
+    replace(case, wide=True)
+    for case in CASES
+    if case.name in ("GPT-3 1.3B, 8 A100", "Llama 2 13B, 8 A100", "DeepSeek-V2-Lite, 16 H100", "GPT-3 13B, 32 V100")
+)
+"""With spaces of 70,000 plans and more, which no budget exhausts, small enough to be proven."""

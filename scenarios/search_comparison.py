@@ -1,7 +1,8 @@
 """A page that compares the searches for layouts: how near to the proven optimum each comes, and how soon.
 
-Run ``python -m scenarios.search_comparison [ROUNDS] FOLDER`` to write ``README.md``, its pictures and ``results.csv``
-into a folder; the project's own is ``reports/search``. ROUNDS are the seeds of algorithms that draw, 10 by default.
+Run ``python -m scenarios.search_comparison [--wide] [ROUNDS] FOLDER`` to write ``README.md``, its pictures and
+``results.csv`` into a folder; the project's own are ``reports/search`` and, of wide spaces, ``reports/search-wide``.
+ROUNDS are the seeds of algorithms that draw, 10 by default.
 Every run is kept in ``runs.jsonl`` as it is made: the same command goes on after an end of any kind, and makes only
 what is missing or was made by another version of the program.
 """
@@ -19,7 +20,7 @@ from reports.document import Section, to_markdown
 from reports.search_profile import WITHIN, draw_cases, draw_gaps, draw_solved
 from scenarios.commands.output import BAD_INPUT, INTERRUPTED, Ticker, note
 from scenarios.files import folder, write
-from scenarios.search_cases import CASES, Case
+from scenarios.search_cases import CASES, WIDE_CASES, Case
 from scenarios.search_runs import (
     BUDGET,
     MOST_PLANS,
@@ -34,15 +35,18 @@ from scenarios.search_runs import (
 from simulator.units import format_time
 from strategies.search import LAYOUT_ALGORITHMS
 
-TITLE = "Searches side by side"
+TITLES = ("Searches side by side", "Searches side by side, in wide spaces")
 ROUNDS = 10
 MOST_ROUNDS = 1000
+WIDE = "--wide"
+"""Asks for wide spaces."""
 COUNTS = (100, 1_000, 10_000)
 """Evaluations after which algorithms are compared."""
 PICTURED = COUNTS[1]
 """Evaluations after which they are drawn for every problem."""
 TIMES = (1.0, 5.0)
 """CPU seconds after which they are."""
+_SPACE = ("the whole space of what an engineer tries first", "the wide space of all that a layout can be")
 Table = tuple[tuple[str, ...], ...]
 
 
@@ -51,6 +55,7 @@ class Comparison:
 
     def __init__(self, runs: Sequence[SearchRun], cases: Sequence[Case] = CASES) -> None:
         self.kinds = {case.name: case.kind for case in cases}
+        self.wide = any(case.wide for case in cases)
         self.optimum = {run.case: run.best for run in runs if run.algorithm == PROVING and run.proven}
         kept = [run for run in runs if run.case in self.optimum and run.case in self.kinds]
         self.cases = [case.name for case in cases if case.name in self.optimum]
@@ -104,7 +109,7 @@ class Comparison:
 
 def page(found: Comparison) -> str:
     """Return the page as Markdown; the pictures of `draw` lie beside it."""
-    return to_markdown(TITLE, tuple(_sections(found)))
+    return to_markdown(TITLES[found.wide], tuple(_sections(found)))
 
 
 def _sections(found: Comparison) -> Iterator[Section]:
@@ -112,7 +117,7 @@ def _sections(found: Comparison) -> Iterator[Section]:
         "What this is",
         (
             f"Every search for layouts on {len(found.cases)} problems whose optimum {PROVING} has proven, each over "
-            f"the whole space of the problem. A run has {BUDGET:,} evaluations or "
+            f"{_SPACE[found.wide]}. A run has {BUDGET:,} evaluations or "
             f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
             f"{_seeds(found)} seeds. Written by python -m scenarios.search_comparison, which goes on where it was "
             "ended; every run is in runs.jsonl and, in short, in results.csv.",
@@ -299,13 +304,15 @@ def write_page(
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page into the folder that is named; return the exit code."""
-    rounds, place = (arguments[0], arguments[-1]) if len(arguments) == 2 else (str(ROUNDS), "".join(arguments))
-    if len(arguments) not in (1, 2) or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
-        note(f"usage: python -m scenarios.search_comparison [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER")
+    cases = WIDE_CASES if WIDE in arguments else CASES
+    rest = [each for each in arguments if each != WIDE]
+    rounds, place = (rest[0], rest[-1]) if len(rest) == 2 else (str(ROUNDS), "".join(rest))
+    if len(rest) not in (1, 2) or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
+        note(f"usage: python -m scenarios.search_comparison [{WIDE}] [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER")
         return BAD_INPUT
     ticker = Ticker()
     try:
-        left_out = write_page(place, int(rounds), ticker)
+        left_out = write_page(place, int(rounds), ticker, cases)
     except ValueError as error:
         note(str(error))
         return BAD_INPUT

@@ -167,10 +167,12 @@ def run_case(
     if all(each in known for each in wanted):
         return
     problem = case.problem()
-    small = sum(1 for _ in islice(layouts(problem), MOST_PLANS + 1)) <= MOST_PLANS
+    small = sum(1 for _ in islice(layouts(problem, case.space), MOST_PLANS + 1)) <= MOST_PLANS
     costs, target = SharedCosts(problem), 0.0
     begun = process_time()
-    search(LAYOUT_ALGORITHMS[PROVING](), problem, costs=costs)  # so that no run pays for the costs of operators
+    search(
+        LAYOUT_ALGORITHMS[PROVING](), problem, case.space, costs=costs
+    )  # so that no run pays for the costs of operators
     costs.forget()
     cold = round(process_time() - begun, 6)
     for name, seed in wanted:
@@ -192,7 +194,7 @@ def _run(case: Case, name: str, seed: int | None, problem: Problem, costs: Share
     limits: Any = {"budget": BUDGET, "seconds": None if name == PROVING else SECONDS}
     empty = partial(SearchRun, case.name, name, seed)
     try:
-        result = search(algorithm, problem, costs=costs, clock=costs.clock, **limits)
+        result = search(algorithm, problem, case.space, costs=costs, clock=costs.clock, **limits)
     except ValueError as error:
         return empty(0, 0, 0.0, None, (), refused=str(error))
     if result.interrupted:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import scenarios.search_runs
-from scenarios.search_cases import CASES, Case
-from scenarios.search_comparison import Comparison, compare, main, write_page
+from scenarios.search_cases import CASES, WIDE_CASES, Case
+from scenarios.search_comparison import Comparison, compare, main, page, write_page
 from scenarios.search_runs import SearchRun, SharedCosts, read_runs, run_case, to_line
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.search import LAYOUT_ALGORITHMS, layouts, search
+from strategies.search import LAYOUT_ALGORITHMS, Space, layouts, search
+from strategies.search.space import count
 
 SMALL = Case("two processes", "dense", "local/dp2")
 TWO = (SMALL, Case("four processes", "dense", "local/dp2-pp2"))
@@ -69,6 +70,19 @@ def test_every_problem_has_plans_of_at_most_1024_devices(case: Case) -> None:
     problem = case.problem()
     assert 8 <= problem.cluster.num_devices <= 1024
     assert next(layouts(problem), None) is not None
+
+
+@pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: case.name)
+def test_no_budget_exhausts_a_wide_space(case: Case) -> None:
+    assert count(case.problem(), case.space) > scenarios.search_runs.BUDGET
+
+
+def test_a_wide_problem_is_searched_in_its_wide_space(tmp_path: Path) -> None:
+    wide = replace(SMALL, wide=True)
+    proof = next(run_case(wide, 1))
+    assert proof.considered == count(wide.problem(), Space(wide=True)) > count(SMALL.problem())
+    assert "in wide spaces" in page(Comparison([proof], (wide,)))
+    assert "in wide spaces" not in page(Comparison(RUNS, TWO))
 
 
 def test_runs_are_those_of_the_search_and_are_made_once() -> None:
