@@ -14,28 +14,23 @@ from typing import ClassVar
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.layout import Layout
-from strategies.plan import Recompute
+from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import Recomputation
 from strategies.resources import Resource
 from strategies.search.driver import Proposals
 from strategies.search.habits import by_habit
 from strategies.search.space import Space, neighbours
 
-_HEAVINESS: dict[Recomputation, int] = {how: number for number, how in enumerate(Recompute)}
-"""From no recomputation to all of it."""
-
-
 _RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
     Resource.COMPUTE: lambda old, new: new.microbatch > old.microbatch or new.tensor < old.tensor,  # type: ignore[operator]
-    Resource.RECOMPUTE: lambda old, new: _HEAVINESS[new.recompute] < _HEAVINESS[old.recompute],
+    Resource.RECOMPUTE: lambda old, new: new.recompute != old.recompute,
     Resource.BUBBLE: lambda old, new: (
         new.pipeline < old.pipeline or new.chunks > old.chunks or new.microbatch < old.microbatch  # type: ignore[operator]
     ),
     Resource.TENSOR: lambda old, new: new.tensor < old.tensor or new.sequence_parallel != old.sequence_parallel,
     Resource.DATA: lambda old, new: new.data < old.data or new.zero != old.zero,
 }
-"""Whether a rewrite gives a resource less to do."""
+"""Whether a rewrite may give a resource less to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +85,8 @@ def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, 
         if not _RELIEVES[resource](layout, rewrite):
             continue
         plan = complete(problem, rewrite)
+        if resource is Resource.RECOMPUTE and not _recomputes_less(costs, plan, complete(problem, layout)):
+            continue
         if costs.fits(plan):
             yield rewrite
             continue
@@ -98,3 +95,8 @@ def _relieved(problem: Problem, space: Space, costs: CostModel, layout: Layout, 
             saving = complete(problem, second)
             if costs.fits(saving) and costs.peak_memory(saving) < memory:
                 yield second
+
+
+def _recomputes_less(costs: CostModel, plan: Plan, other: Plan) -> bool:
+    """Return whether a plan recomputes for a shorter time: of some layers, all of few may take less than few of all."""
+    return costs.spent(plan)[Resource.RECOMPUTE] < costs.spent(other)[Resource.RECOMPUTE]

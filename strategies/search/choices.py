@@ -126,7 +126,7 @@ class Choices:
     def variants(self, layout: Layout) -> Iterator[Layout]:
         """Yield the layout with other values of one field that is no degree, legal or not; its stages may be others."""
         family, rows = family_of(layout), layout.tensor_rows
-        scheduled = {(name, chunks) for name, chunks, _ in self.schedules(family)}
+        scheduled = dict.fromkeys((name, chunks) for name, chunks, _ in self.schedules(family))
         yield from (replace(layout, schedule=name, chunks=chunks) for name, chunks in scheduled)
         yield from (replace(layout, microbatch=size) for size in self.microbatches(layout.data, rows))
         for name, values in {
@@ -139,7 +139,10 @@ class Choices:
             "recompute": [each.recompute for each in self.passes(layout)],
             "sequence_parallel": (False, True),
             "overlap_tensor": (False, True),
-            **{field: {getattr(state, field) for state in self.states(layout)} for field in StateChoice._fields[:4]},
+            **{
+                field: dict.fromkeys(getattr(state, field) for state in self.states(layout))
+                for field in StateChoice._fields[:4]
+            },
         }.items():
             now = getattr(layout, name)
             yield from (replace(layout, **{name: value}) for value in values if value != now)

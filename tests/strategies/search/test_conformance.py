@@ -1,8 +1,12 @@
 """The laws that every search among layouts obeys."""
 
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from inspect import isgenerator
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +25,7 @@ from strategies.recomputation import Recompute
 from strategies.search import (
     ALGORITHMS,
     LAYOUT_ALGORITHMS,
+    OPERATOR_ALGORITHMS,
     STAGE_ALGORITHMS,
     Progress,
     SearchAlgorithm,
@@ -30,9 +35,11 @@ from strategies.search import (
     search,
 )
 
+from ...examples import LONG
 from ..problems import problem as real_problem
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
 
+ROOT = Path(__file__).parents[3]
 PROBLEM = small_problem()
 EACH = pytest.mark.parametrize("name", LAYOUT_ALGORITHMS)
 
@@ -68,6 +75,34 @@ def test_the_same_seed_gives_the_same_trials(name: str, seed: int) -> None:
     first, second = (search(make(name, seed), PROBLEM, costs=FakeCost(), budget=30) for _ in range(2))
     assert found(first) == found(second)
     assert first.considered == second.considered
+
+
+SEARCHED = """
+from strategies.search import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, Space, search
+from tests.strategies.problems import problem as real_problem
+from tests.strategies.search.small_problems import FakeCost, small_problem
+
+for name, algorithm in OPERATOR_ALGORITHMS.items():
+    for trial in search(algorithm(), real_problem(devices=4, layers=2, batch=4), budget=10).trials:
+        print("operators", name, trial.plan, trial.evaluation)
+problem = small_problem()
+for wide in (False, True):
+    for name, algorithm in LAYOUT_ALGORITHMS.items():
+        for trial in search(algorithm(), problem, Space(wide=wide), costs=FakeCost(), budget=30).trials:
+            print(wide, name, trial.plan, trial.evaluation)
+"""
+
+
+def test_the_same_seed_gives_the_same_trials_under_any_hash_seed() -> None:
+    found = set()
+    for seed in range(5 if LONG else 2):
+        environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", SEARCHED], env=environment, capture_output=True, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
+    trials = found.pop().decode().splitlines()
+    met = {tuple(line.split()[:2]) for line in trials}
+    assert met == {*product(("False", "True"), LAYOUT_ALGORITHMS), *product(("operators",), OPERATOR_ALGORITHMS)}
 
 
 @EACH
