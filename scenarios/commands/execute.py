@@ -7,19 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import (
-    FAILED,
-    NOTHING_FITS,
-    ClusterFile,
-    Json,
-    ScenarioName,
-    Ticker,
-    emit,
-    note,
-    show,
-    table,
-)
+from scenarios.commands.output import ClusterFile, Json, ScenarioName, Ticker, emit, note, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 
 def execute(

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
 
 SECONDS = 60.0
 """Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""

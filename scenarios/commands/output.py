@@ -23,11 +23,6 @@ ClusterFile = Annotated[
     typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
 ]
 
-NOTHING_FITS = 3
-FAILED = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
-
 
 def emit(document: Any) -> None:
     """Print one JSON document; a number that is not finite becomes null."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -7,21 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import (
-    FAILED,
-    NOTHING_FITS,
-    ClusterFile,
-    Json,
-    ScenarioName,
-    Ticker,
-    console,
-    emit,
-    note,
-    show,
-    table,
-)
+from scenarios.commands.output import ClusterFile, Json, ScenarioName, Ticker, console, emit, note, show, table
 from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
+from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 
 class Engine(StrEnum):
