@@ -21,6 +21,7 @@ from typing import Any
 
 from scenarios.interruption import Interruption, interrupt, whole_run
 from scenarios.loader import load
+from scenarios.scenario import Scenario
 from strategies.plan import Plan
 
 PLAN, JOURNAL = "plan.json", "journal.jsonl"
@@ -82,8 +83,11 @@ class Outcome:
     faults: tuple[str, ...]
 
 
-def trials(names: Sequence[str], count: int, seed: int) -> Iterator[Outcome]:
-    """Yield what came of every interrupt; trial ``i`` of a seed is the same fraction of the run for any number."""
+def trials(names: Sequence[str], count: int, seed: int, *, busy: bool = False) -> Iterator[Outcome]:
+    """Yield what came of every interrupt; trial ``i`` of a seed is the same fraction of the run for any number.
+
+    On a ``busy`` machine limits are of CPU time.
+    """
     for name in names:
         command = COMMANDS[name]
         with tempfile.TemporaryDirectory(prefix="meshwise-") as place:
@@ -94,7 +98,7 @@ def trials(names: Sequence[str], count: int, seed: int) -> Iterator[Outcome]:
                     folder = Path(other)
                     moment = Random(f"{seed} {name} {index}").uniform(0.0, seconds)
                     found = interrupt(command.arguments, folder, moment)
-                    yield Outcome(name, found, (*found.faults(command.limit), *left(command, folder, whole)))
+                    yield Outcome(name, found, (*found.faults(command.limit, busy=busy), *left(command, folder, whole)))
 
 
 def left(command: Command, folder: Path, whole: Path) -> Iterator[str]:
@@ -144,13 +148,21 @@ def searched(command: Command, folder: Path, whole: Path) -> Iterator[str]:
         if scenario.simulate(plan).step_time != times.get(sha256(repr(plan).encode()).hexdigest()):
             yield "the plan does not simulate to the time in the journal"
     if journal.exists():
-        options = dict(zip(command.arguments[2::2], command.arguments[3::2], strict=False))
-        budget = options.get("--budget")
-        again = scenario.search(options.get("--algorithm"), budget=budget and int(budget), resume=journal)
-        if again.best is None or again.best.plan != Plan.from_json(json.loads((whole / PLAN).read_bytes())):
-            yield "the search does not go on to the plan of an undisturbed one"
-        if list(_times(journal).items()) != list(_times(whole / JOURNAL).items()):
-            yield "the search does not go on to the journal of an undisturbed one"
+        yield from _resumed(command, scenario, journal, whole)
+
+
+def _resumed(command: Command, scenario: Scenario, journal: Path, whole: Path) -> Iterator[str]:
+    options = dict(zip(command.arguments[2::2], command.arguments[3::2], strict=False))
+    budget = int(options["--budget"]) if "--budget" in options else None
+    try:
+        again = scenario.search(options.get("--algorithm"), budget=budget, resume=journal)
+    except ValueError as error:
+        yield f"the search does not go on: {error}"
+        return
+    if again.best is None or again.best.plan != Plan.from_json(json.loads((whole / PLAN).read_bytes())):
+        yield "the search does not go on to the plan of an undisturbed one"
+    if list(_times(journal).items()) != list(_times(whole / JOURNAL).items()):
+        yield "the search does not go on to the journal of an undisturbed one"
 
 
 def _times(journal: Path) -> dict[str, float]:
@@ -172,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=50, help="interrupts of every command")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="which, with commas between")
     parser.add_argument("--seed", type=int, default=0, help="draws the moments")
+    parser.add_argument("--busy", action="store_true", help="hold limits against CPU time: others use the machine too")
     parser.add_argument("--out", type=Path, help="write all that was seen (.json)")
     given = parser.parse_args(arguments)
     names = given.commands.split(",")
@@ -183,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--out is in a folder that exists, met {given.out}")
     print(_COLUMNS.format(*_HEAD))
     outcomes = []
-    for outcome in trials(names, given.trials, given.seed):
+    for outcome in trials(names, given.trials, given.seed, busy=given.busy):
         outcomes.append(outcome)
         print(_line(len(outcomes) % given.trials or given.trials, outcome), flush=True)
         if given.out is not None:

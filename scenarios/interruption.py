@@ -58,16 +58,17 @@ class Interruption:
     orphans: int
     errors: str
 
-    def faults(self, limit: float) -> list[str]:
-        """Return what is not as it should be; ``limit`` is in seconds."""
+    def faults(self, limit: float, *, busy: bool = False) -> list[str]:
+        """Return what is not as it should be; ``limit`` is in seconds, of CPU time where the machine is ``busy``."""
         allowed = {0} if self.ended_before else INTERRUPTED
         found = []
         if self.code not in allowed and self.in_program:
             found.append(f"ends with {self.code}")
         if any(word in self.errors for word in _WORDS) and self.in_program:
             found.append("a traceback")
-        if self.seconds >= limit:
-            found.append(f"took {self.seconds:.1f} s to end")
+        took = self.cpu_seconds if busy else self.seconds
+        if took >= limit:
+            found.append(f"took {took:.1f} s to end")
         if self.orphans:
             found.append(f"{self.orphans} processes are left")
         return found
