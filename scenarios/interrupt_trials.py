@@ -50,7 +50,7 @@ class Command:
 
 
 _SEARCH = ("--out", PLAN, "--resume", JOURNAL)
-_DRAWN = ("search", "llama3-8b-8-h100", "--algorithm", "random", "--budget", "20", *_SEARCH)
+_DRAWN = ("search", "llama3-8b-8-h100", "--algorithm", "random", "--budget", "8", *_SEARCH)
 COMMANDS = {
     "search": Command(("search", "gpt3-175b-1024-a100", *_SEARCH)),
     "search-random": Command(_DRAWN),
