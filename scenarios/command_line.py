@@ -11,6 +11,8 @@ from scenarios.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 if TYPE_CHECKING:
     import typer
 
+_OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
+
 
 def application() -> "typer.Typer":
     """Return the command line."""
@@ -102,6 +104,9 @@ def _failed(error: Exception) -> int:
         note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"
+    if type(error).__module__.partition(".")[0] in _OWN:  # what the program raises says what it is
+        note(words)
+        return FAILED
     note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")
     return FAILED
 

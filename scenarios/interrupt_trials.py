@@ -50,9 +50,9 @@ class Command:
 
 
 _SEARCH = ("--out", PLAN, "--resume", JOURNAL)
-_DRAWN = ("search", "llama3-8b-8-h100", "--algorithm", "random", "--budget", "8", *_SEARCH)
+_DRAWN = ("search", "local/dp2-tp2-pp2", "--algorithm", "random", "--budget", "8", *_SEARCH)
 COMMANDS = {
-    "search": Command(("search", "gpt3-175b-1024-a100", *_SEARCH)),
+    "search": Command(("search", "local/dp2-tp2-pp2", *_SEARCH)),
     "search-random": Command(_DRAWN),
     "search-workers": Command((*_DRAWN, "--workers", "2")),
     "compare": Command(("compare", "local/dp2", "--budget", "5", "--out", "compared", "--report", "page.html")),

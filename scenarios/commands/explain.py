@@ -16,7 +16,13 @@ SECONDS = 60.0
 
 def explain(
     scenario: ScenarioName,
-    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the best plan of the search space.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="A plan file, instead of the best plan of the search space; or TARGET:FILE of another trainer (see "
+            "export)."
+        ),
+    ] = None,
     why_not: Annotated[
         str | None, typer.Option(metavar="FIELDS", help="Why not a plan with these fields, as 'tensor=8,pipeline=2'.")
     ] = None,

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import ClusterFile, Json, ScenarioName, Ticker, console, emit, note, show, table
+from scenarios.commands.output import (
+    ClusterFile,
+    Json,
+    PlanFile,
+    ScenarioName,
+    Ticker,
+    console,
+    emit,
+    note,
+    show,
+    table,
+)
 from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
 from scenarios.exit_codes import FAILED, NOTHING_FITS
@@ -22,12 +33,7 @@ class Engine(StrEnum):
 
 def simulate(
     scenario: ScenarioName,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
-        ),
-    ] = None,
+    plan: PlanFile = None,
     cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[
@@ -59,6 +65,7 @@ def simulate(
             "--check", help="Set memory and collectives beside one rank of each kind of the executor's model."
         ),
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every assumption, not the first few.")] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate one step of a plan: time, memory, and where both go.
@@ -125,7 +132,7 @@ def simulate(
     if as_json:
         emit(document)
     else:
-        _print(value.name, result.plan.describe(), document)
+        _print(value.name, result.plan.describe(), document, verbose=verbose)
         if compared is not None:
             print_measured(compared)
         if checked is not None:
@@ -207,11 +214,11 @@ def _spans(result: Any) -> dict[str, Any]:
     }
 
 
-def _print(name: str, plan: str, document: dict[str, Any]) -> None:
+def _print(name: str, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     from reports.tables import print_result
 
     show([("scenario", name), ("plan", plan)])
-    print_result(console(), document)
+    print_result(console(), document, verbose=verbose)
     if "goodput" in document:
         show(_goodput_rows(document["goodput"]))
 
