@@ -57,16 +57,7 @@ COMMANDS = {
     "search-workers": Command((*_DRAWN, "--workers", "2")),
     "compare": Command(("compare", "local/dp2", "--budget", "5", "--out", "compared", "--report", "page.html")),
     "simulate": Command(
-        (
-            "simulate",
-            "megatron/gpt-18b-256-a100",
-            "--timeline",
-            "step.png",
-            "--trace",
-            "step.json",
-            "--memory",
-            "m.svg",
-        ),
+        ("simulate", "megatron/gpt-18b-256-a100", "--timeline", "s.png", "--trace", "s.json", "--memory", "m.svg"),
         repeats=(".png", ".json", ".svg"),
     ),
     "explain": Command(("explain", "local/dp2-tp2-pp2", "--report", "page.html", "--front", "front.png")),
