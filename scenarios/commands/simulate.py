@@ -113,7 +113,8 @@ def simulate(
     if save is not None:
         from scenarios.files import write
 
-        write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
+        said = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
+        write(save, json.dumps({"result": said, "plan": result.plan.to_json(), "timeline": _spans(result)}))
     _draw(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
