@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from signal import SIG_DFL, SIGINT, signal
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Print what went wrong in one message and return the exit code."""
+    if _cut_short(error):
+        return INTERRUPTED
     import traceback
 
     from typer import Abort
@@ -111,6 +114,13 @@ def _failed(error: Exception) -> int:
     return FAILED
 
 
+def _cut_short(error: BaseException | None) -> bool:
+    """Return whether an import failed because an interrupt came in it: extension modules say so in their own words."""
+    if not isinstance(error, ImportError | SystemError):
+        return isinstance(error, KeyboardInterrupt)
+    return _cut_short(error.__cause__ or error.__context__)
+
+
 def main() -> None:
     """Run the command line of this process, which an interrupt ends without a traceback while modules load too."""
     try:
@@ -118,4 +128,8 @@ def main() -> None:
     except KeyboardInterrupt:  # while a message was on its way
         code = INTERRUPTED
     signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
+    if code == INTERRUPTED:
+        with suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+        os._exit(code)  # an extension module that an interrupt left half loaded may crash when Python takes it down
     sys.exit(code)

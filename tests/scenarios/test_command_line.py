@@ -330,11 +330,12 @@ def test_help_of_simulate_names_the_page(capsys) -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan"])
-def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
+@pytest.mark.parametrize("words", ["raise KeyboardInterrupt", "raise ImportError('half') from KeyboardInterrupt()"])
+def test_an_interrupt_while_modules_load_is_one_word(module: str, words: str) -> None:
     code = (
         "import sys\n"
         "class Stop:\n"
-        f"    def find_spec(self, name, *_):\n        if name == {module!r}: raise KeyboardInterrupt\n"
+        f"    def find_spec(self, name, *_):\n        if name == {module!r}: {words}\n"
         "sys.meta_path.insert(0, Stop())\n"
         "sys.argv = ['meshwise', 'simulate', 'local/dp2']\n"
         "from scenarios.__main__ import main\n"
