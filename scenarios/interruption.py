@@ -39,7 +39,8 @@ class Interruption:
     ended_before
         Whether the command had ended by itself when its moment came.
     seconds, cpu_seconds
-        From the signal until the process was gone: wall time, and CPU time of it and of what it started.
+        From the signal until the process was gone: wall time, and CPU time of it and of what it waited for; too little
+        where workers were left to end by themselves, whose time until the signal is taken off.
     code
         What it ended with; negative for a signal.
     in_program
