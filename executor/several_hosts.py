@@ -79,7 +79,7 @@ def read_run(folder: Path) -> tuple[Job, Run]:
     ValueError
         Where the folder has no job.
     ExecutionError
-        Where a rank failed or has not finished.
+        Where a rank failed or has not finished, or none has begun.
     """
     path = folder / "job.json"
     if not path.exists():
@@ -88,9 +88,17 @@ def read_run(folder: Path) -> tuple[Job, Run]:
     checked = folder / VERIFY
     if (checked / "job.json").exists():
         found.append((Job.read(checked / "job.json"), checked))
+    _require_begun(found[0][0], folder)
     for job, where in found:
         _require_finished(job, where, folder)
     return found[0][0], collect(found)
+
+
+def _require_begun(job: Job, folder: Path) -> None:
+    if not any(read(folder, rank) for rank in range(job.plan.mesh.num_ranks)):
+        script = folder / SCRIPT
+        how = f"run `sh {shlex.quote(str(script))} NUMBER` on each host" if script.exists() else "run it on each host"
+        raise ExecutionError(f"{folder}: no rank has begun; {how}, then collect")
 
 
 def _require_finished(job: Job, folder: Path, beats: Path) -> None:

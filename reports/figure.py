@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from reports.text import plain
 from simulator.units import format_size
+from simulator.whole_file import whole_file
 
 DPI = 100
 WIDTH, HEIGHT = 1600, 900
@@ -61,7 +62,8 @@ def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
         yield figure
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks: drawn as boxes
-            figure.savefig(path, dpi=2 * DPI if vector else DPI, metadata={"Date" if vector else "Software": None})
+            with whole_file(path) as draft:
+                figure.savefig(draft, dpi=2 * DPI if vector else DPI, metadata={"Date" if vector else "Software": None})
 
 
 def header(figure: Figure, title: str, facts: str) -> None:

@@ -87,12 +87,15 @@ _MEMORY = {
     **{name: name for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "peak")},
     "host_peak": "whole host",
 }
-_MOST_LINKS = 6
+_MOST_LINKS, _MOST_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
 
-def print_result(console: Console, result: Mapping[str, Any]) -> None:
-    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, links, assumptions."""
+def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool = False) -> None:
+    """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, links, assumptions.
+
+    Of many assumptions the first few are printed, or all where ``verbose``.
+    """
     table = _table("one training step", ("", "left"), ("", "right"))
     for key, name, formatter in _RESULT:
         if key in result:
@@ -104,8 +107,12 @@ def print_result(console: Console, result: Mapping[str, Any]) -> None:
         print_memory(console, result["memory"], result.get("memory_capacity"))
     if result.get("links"):
         print_links(console, result["links"])
-    for assumption in result.get("assumptions") or ():
+    assumptions = result.get("assumptions") or ()
+    shown = len(assumptions) if verbose else _MOST_ASSUMPTIONS
+    for assumption in assumptions[:shown]:
         console.print(f"assumed: {escape(str(assumption))}", style="dim", highlight=False)
+    if more := len(assumptions[shown:]):
+        console.print(f"... and {more} more assumed (--verbose or --json shows all)", style="dim", highlight=False)
 
 
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:

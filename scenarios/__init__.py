@@ -5,25 +5,21 @@
 1024
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from scenarios.errors import Fault, ScenarioError
-
 if TYPE_CHECKING:
+    from scenarios.errors import Fault, ScenarioError
     from scenarios.loader import load
     from scenarios.scenario import Scenario
 
 __all__ = ["Fault", "Scenario", "ScenarioError", "load"]
 
+_HOMES = {"Fault": "errors", "Scenario": "scenario", "ScenarioError": "errors", "load": "loader"}
+
 
 def __getattr__(name: str) -> object:
     """Import what is asked for only then, so that ``meshwise --help`` answers at once."""
-    if name == "load":
-        from scenarios.loader import load
-
-        return load
-    if name == "Scenario":
-        from scenarios.scenario import Scenario
-
-        return Scenario
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"scenarios.{_HOMES[name]}"), name)

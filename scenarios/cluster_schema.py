@@ -94,7 +94,7 @@ class AttentionTable(Table):
 class AcceleratorTable(Table):
     """A device: a ``preset`` of the catalogue, or written out."""
 
-    preset: Annotated[str, OneOf(_accelerator_names)] | None = None
+    preset: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = None
     name: Text | None = None
     peak: Annotated[dict[DtypeName, ComputeRate], Field(min_length=1)] | None = None
     memory: Size | None = None

@@ -2,30 +2,38 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from signal import SIG_DFL, SIGINT, signal
+from typing import TYPE_CHECKING
 
-import typer
+from scenarios.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
-from scenarios.commands import (
-    accuracy,
-    benchmark,
-    calibrate,
-    capture,
-    demo,
-    execute,
-    explain,
-    export,
-    library,
-    search,
-    simulate,
-    traces,
-)
-from scenarios.commands.output import BAD_INPUT, FAILED, INTERRUPTED, note
+if TYPE_CHECKING:
+    import typer
+
+_OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
 
 
-def application() -> typer.Typer:
+def application() -> "typer.Typer":
     """Return the command line."""
+    import typer
+
+    from scenarios.commands import (
+        accuracy,
+        benchmark,
+        calibrate,
+        capture,
+        demo,
+        execute,
+        explain,
+        export,
+        library,
+        search,
+        simulate,
+        traces,
+    )
+
     app = typer.Typer(
         name="meshwise",
         help="Simulate, search and execute parallel plans for training neural networks on a cluster.",
@@ -61,20 +69,30 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
         sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        return _failed(error)
+        code = _failed(error)
     if code == INTERRUPTED:
-        note("interrupted")
+        print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
 def _failed(error: Exception) -> int:
     """Print what went wrong in one message and return the exit code."""
+    if _cut_short(error):
+        return INTERRUPTED
+    import traceback
+
+    from typer import Abort
+
+    from scenarios.commands.output import note
+
+    if isinstance(error, Abort):
+        return INTERRUPTED
     if os.environ.get("MESHWISE_DEBUG") == "1":
         traceback.print_exception(error)
     usage = getattr(error, "format_message", None)
@@ -89,10 +107,29 @@ def _failed(error: Exception) -> int:
         note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"
+    if type(error).__module__.partition(".")[0] in _OWN:  # what the program raises says what it is
+        note(words)
+        return FAILED
     note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")
     return FAILED
 
 
+def _cut_short(error: BaseException | None) -> bool:
+    """Return whether an import failed because an interrupt came in it: extension modules say so in their own words."""
+    if not isinstance(error, ImportError | SystemError):
+        return isinstance(error, KeyboardInterrupt)
+    return _cut_short(error.__cause__ or error.__context__)
+
+
 def main() -> None:
-    """Run the command line of this process."""
-    sys.exit(run())
+    """Run the command line of this process, which an interrupt ends without a traceback while modules load too."""
+    try:
+        code = run()
+    except KeyboardInterrupt:  # while a message was on its way
+        code = INTERRUPTED
+    signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
+    if code == INTERRUPTED:
+        with suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+        os._exit(code)  # an extension module that an interrupt left half loaded may crash when Python takes it down
+    sys.exit(code)

@@ -47,15 +47,20 @@ MANY_NAMES = 16
 
 @dataclass(frozen=True)
 class OneOf:
-    """Marks text that is one of ``names()``; asked only when needed, for a catalogue may be long."""
+    """Marks text that is one of ``names()``; asked only when needed, for a catalogue may be long.
+
+    ``listing`` is the argument of `meshwise list` that shows them, which many names are not told beside.
+    """
 
     names: Callable[[], Iterable[str]]
+    listing: str = ""
 
     def check(self, value: str) -> str:
         """Return ``value``; ``ValueError`` names the nearest where it is none of the names."""
         names = list(self.names())
         if value not in names:
-            known = ", ".join(names) if len(names) <= MANY_NAMES else f"{len(names)} names that `meshwise list` shows"
+            where = f"{len(names)} names that `meshwise list {self.listing}` shows"
+            known = where if self.listing and len(names) > MANY_NAMES else ", ".join(names)
             raise ValueError(f"holds one of {known}, met {shown(value)}{nearest(value, names)}")
         return value
 

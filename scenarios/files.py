@@ -1,8 +1,10 @@
-"""Writing files whole or not at all."""
+"""Where results are written, and what is said where that cannot be."""
 
 import os
 import tempfile
 from pathlib import Path
+
+from simulator.whole_file import whole_file
 
 
 def write(path: str | Path, text: str) -> None:
@@ -13,22 +15,12 @@ def write(path: str | Path, text: str) -> None:
     ValueError
         Where the place cannot be written; nothing is left behind.
     """
-    target = Path(path)
     try:
-        if target.is_dir():
-            raise IsADirectoryError(21, "it is a directory")
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)  # an interrupt may come when it has its name already
-            raise
+        with whole_file(path) as draft, open(draft, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{target}: the file cannot be written: {reason}") from None
+        raise ValueError(f"{Path(path)}: the file cannot be written: {reason}") from None
 
 
 def folder(path: str | Path) -> Path:
@@ -61,9 +53,3 @@ def check_output(path: str | Path | None, endings: tuple[str, ...] = ()) -> None
         reason = "permission denied"
     if reason:
         raise ValueError(f"{target}: the file cannot be written: {reason}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -10,11 +10,9 @@ from scenarios.checking import check, sound_sections
 from scenarios.cluster_file import FieldError, cluster_table, load_cluster, resized, to_cluster, with_conditions
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.fields import Table
-from scenarios.graph_file import load_graph
 from scenarios.library import find
 from scenarios.long_run_schema import RunTable
 from scenarios.magnitudes import unusual
-from scenarios.model_file import load_model
 from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.named_file import referenced
 from scenarios.pins import to_pins
@@ -157,8 +155,12 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
         return _transformer(table.transformer, document, faults)
     try:
         if table.graph is not None:
+            from scenarios.graph_file import load_graph
+
             return load_graph(referenced(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
+        from scenarios.model_file import load_model
+
         return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
         faults.extend(error.faults)
@@ -342,7 +344,9 @@ def _search(table: SearchTable | None, document: Document, faults: Faults) -> Se
     faults.extend(document.fault(("search", "pin", name), message) for name, message in wrong)
     settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
     if table.model_fields_set:
-        _try(settings.make_algorithm, ("search", "options"), dict(settings.options), document, faults)
+        # algorithms are imported only where their options are to be checked
+        named = settings.make_algorithm if settings.options else settings.algorithm_name
+        _try(named, ("search", "options"), dict(settings.options), document, faults)
         _try(settings.make_space, ("search", "space"), dict(settings.space), document, faults)
     return settings
 

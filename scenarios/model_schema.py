@@ -81,7 +81,7 @@ _SOURCES = ("preset", "transformer", "hf_config", "graph")
 class ModelTable(Table):
     """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
 
-    preset: Annotated[str, OneOf(_model_names)] | None = None
+    preset: Annotated[str, OneOf(_model_names, "models")] | None = None
     transformer: TransformerTable | None = None
     hf_config: Text | None = Field(
         default=None, description="Path of a Hugging Face config.json, relative to the scenario."

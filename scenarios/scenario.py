@@ -55,6 +55,17 @@ class SearchSettings:
     space: tuple[tuple[str, Any], ...] = ()
     pin: "tuple[Pin, ...]" = ()
 
+    def algorithm_name(self, name: str | None = None) -> str:
+        """Return ``name``, or that of the settings; ``ValueError`` where no algorithm has it or it heeds no pins."""
+        from strategies.search import ALGORITHMS, PINNED_ALGORITHMS
+
+        chosen = name or self.algorithm
+        if chosen not in ALGORITHMS:
+            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
+        if self.pin and chosen not in PINNED_ALGORITHMS:
+            raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {chosen}")
+        return chosen
+
     def make_algorithm(self, name: str | None = None, seed: int | None = None) -> Any:
         """Return the algorithm as a value; ``seed`` replaces its own where it has one.
 
@@ -63,13 +74,9 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm or it has no such option.
         """
-        from strategies.search import ALGORITHMS, PINNED_ALGORITHMS
+        from strategies.search import ALGORITHMS
 
-        chosen = name or self.algorithm
-        if chosen not in ALGORITHMS:
-            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {chosen}")
-        if self.pin and chosen not in PINNED_ALGORITHMS:
-            raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {chosen}")
+        chosen = self.algorithm_name(name)
         kind = ALGORITHMS[chosen]
         known = list(kind.__dataclass_fields__)
         options = dict(self.options) if chosen == self.algorithm else {}

@@ -86,7 +86,7 @@ class TrainingTable(Table):
 class PresetCluster(ConditionsTable):
     """A cluster of the catalogue with ``nodes`` nodes, and what holds on top."""
 
-    preset: Annotated[str, OneOf(_cluster_names)]
+    preset: Annotated[str, OneOf(_cluster_names, "clusters")]
     nodes: Annotated[int, Count(MAX_DEVICES)]
     devices_per_node: Annotated[int, Count(4096)] | None = None
 
@@ -200,7 +200,7 @@ AnyMicrobatch = Annotated[
 def _schedule(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"holds text, met {shown(value)}")
-    return str(Schedule.parse(value)) if is_text(value) else OneOf(lambda: SCHEDULES).check(value)
+    return str(Schedule.parse(value)) if is_text(value) else OneOf(lambda: SCHEDULES, "schedules").check(value)
 
 
 _SCHEDULE_SCHEMA = {"anyOf": [{"enum": list(SCHEDULES)}, {"type": "string", "pattern": "[0-9]+[FBIW][0-9]+"}]}
@@ -359,7 +359,7 @@ class SpaceTable(Table):
     order: Orders | None = None
     stages: StageChoices | None = None
     microbatch: Degrees | None = None
-    schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES)]], Field(min_length=1)] | None = None
+    schedule: Annotated[list[Annotated[str, OneOf(lambda: SCHEDULES, "schedules")]], Field(min_length=1)] | None = None
     chunks: Degrees | None = None
     zero: Annotated[list[Literal[0, 1, 2, 3]], Field(min_length=1)] | None = None
     zero_shards: Shards | None = None
@@ -382,7 +382,7 @@ AnySpace = Annotated[
 class SearchTable(Table):
     """How a plan is looked for."""
 
-    algorithm: Annotated[str, OneOf(_algorithm_names)] = "auto"
+    algorithm: Annotated[str, OneOf(_algorithm_names, "algorithms")] = "auto"
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")

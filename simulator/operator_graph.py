@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from math import prod
+from typing import TYPE_CHECKING
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 BATCH = "batch"
 SEQUENCE = "sequence"
@@ -240,6 +242,8 @@ class OperatorGraph:
 
 @lru_cache(maxsize=4)
 def _to_networkx(graph: OperatorGraph) -> "nx.DiGraph[str]":
+    import networkx as nx
+
     result: nx.DiGraph[str] = nx.DiGraph()
     boundary: list[str | None] = []
     for name, block in graph.occurrences:

@@ -20,6 +20,7 @@ from reports.traces.protobuf import message, number, packed, tag, text, varint
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray, StreamKind, TaskKind
 from simulator.units import TICKS_PER_SECOND
+from simulator.whole_file import whole_file
 from strategies.mesh import GROUPS
 
 VERSION = "0.0.4"
@@ -76,10 +77,12 @@ class Chakra:
             for kind, first in self._first.items()
             for index, ranks in enumerate(self.execution.group_rows(kind).tolist())
         }
-        (folder / GROUPS_FILE).write_text(json.dumps(groups), encoding="utf-8")
+        with whole_file(folder / GROUPS_FILE) as draft:
+            draft.write_text(json.dumps(groups), encoding="utf-8")
         for file, members in zip(self._files, self.classes, strict=True):
             for rank, content in zip(members.ranks, self._contents(file, members.ranks), strict=True):
-                (folder / f"{PREFIX}.{rank}.et").write_bytes(content)
+                with whole_file(folder / f"{PREFIX}.{rank}.et") as draft:
+                    draft.write_bytes(content)
 
     def _contents(self, file: RankClassFile, ranks: tuple[int, ...]) -> Iterator[bytes]:
         """Yield a class's file with its holes filled for every rank."""

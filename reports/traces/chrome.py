@@ -22,6 +22,7 @@ from reports.traces.processes import (
 from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import StreamKind
 from simulator.timeline import Span, Timeline
+from simulator.whole_file import whole_file
 
 _STREAMS = tuple(StreamKind)
 _THREADS = 1000  # thread numbers of one stream: more than one is used where measured spans overlap
@@ -42,7 +43,7 @@ def write_trace(timeline: Timeline, path: Path | str, chosen: Sequence[Process] 
         The processes; ``None`` for one a rank class.
     """
     other = {"source": timeline.source, "engine": timeline.engine, "step_time": timeline.step_time}
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+    with whole_file(path) as draft, draft.open("x", encoding="utf-8", newline="\n") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(other) + ', "traceEvents": [')
         separator = "\n"
         for text in _texts(timeline, processes(timeline) if chosen is None else chosen):

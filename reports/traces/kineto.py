@@ -16,6 +16,7 @@ from reports.traces.processes import Process, Row, rows, span_name, spans_by_cla
 from simulator.collective_kinds import Collective
 from simulator.program import StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
+from simulator.whole_file import whole_file
 
 STEP = "ProfilerStep#"
 KERNEL, MEMCPY, LAUNCHES, ANNOTATION = "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation"
@@ -58,7 +59,8 @@ def write_kineto(timeline: Timeline, folder: Path, chosen: Sequence[Process]) ->
             "traceName": f"{timeline.source} step of {process.name}",
         }
         path = folder / f"rank.{process.rank}.json"
-        path.write_text(json.dumps(head)[:-1] + ', "traceEvents": [\n' + text + "\n]}\n", "utf-8", newline="\n")
+        with whole_file(path) as draft:
+            draft.write_text(json.dumps(head)[:-1] + ', "traceEvents": [\n' + text + "\n]}\n", "utf-8", newline="\n")
 
 
 def estimated_size(timeline: Timeline, chosen: Sequence[Process]) -> int:

@@ -27,6 +27,7 @@ from reports.traces.protobuf import message, number, real, tag, text, varint
 from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import IntArray, StreamKind
 from simulator.timeline import Span, Timeline
+from simulator.whole_file import whole_file
 
 _PACKET = 1  # of Trace
 _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _TRACK_DESCRIPTOR = 8, 10, 11, 12, 13, 60  # of TracePacket
@@ -75,7 +76,7 @@ def write_perfetto(timeline: Timeline, path: Path | str, chosen: Sequence[Proces
         The processes; ``None`` for one a rank class.
     """
     found = _Layout(timeline, processes(timeline) if chosen is None else chosen)
-    with Path(path).open("wb") as file:
+    with whole_file(path) as draft, draft.open("xb") as file:
         file.write(found.interned())
         for process in range(found.count):
             file.write(found.descriptors(process))

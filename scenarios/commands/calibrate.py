@@ -1,5 +1,6 @@
 """``meshwise calibrate``: this machine by measuring it; accelerators and links by published timings."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,7 +137,8 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
     elif out is None:
         print(dump(cluster_document(cluster)), end="")
     else:
-        print(f"{out} is written; name it in a scenario as `cluster: {{file: {out}}}`")
+        print(f"{out} is written; predict with it: meshwise simulate SCENARIO --cluster {shlex.quote(out)}")
+        print(f"a scenario in the same folder names it as `cluster: {{file: {Path(out).name}}}`")
 
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:

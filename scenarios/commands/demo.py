@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import FAILED, Json, Ticker, emit, note, show
+from scenarios.commands.output import Json, Ticker, emit, note, show
+from scenarios.exit_codes import FAILED
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0

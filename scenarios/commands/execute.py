@@ -7,24 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import (
-    FAILED,
-    NOTHING_FITS,
-    ClusterFile,
-    Json,
-    ScenarioName,
-    Ticker,
-    emit,
-    note,
-    show,
-    table,
-)
+from scenarios.commands.output import ClusterFile, Json, PlanFile, ScenarioName, Ticker, emit, note, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 
 def execute(
     scenario: ScenarioName,
-    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the scenario's own plan.")] = None,
+    plan: PlanFile = None,
     cluster: ClusterFile = None,
     steps: Annotated[int, typer.Option(min=1, max=1_000_000, help="Training steps, in all.")] = 5,
     verify: Annotated[

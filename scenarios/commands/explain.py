@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
 
 SECONDS = 60.0
 """Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""
@@ -15,7 +16,13 @@ SECONDS = 60.0
 
 def explain(
     scenario: ScenarioName,
-    plan: Annotated[str | None, typer.Option(help="A plan file, instead of the best plan of the search space.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="A plan file, instead of the best plan of the search space; or TARGET:FILE of another trainer (see "
+            "export)."
+        ),
+    ] = None,
     why_not: Annotated[
         str | None, typer.Option(metavar="FIELDS", help="Why not a plan with these fields, as 'tensor=8,pipeline=2'.")
     ] = None,

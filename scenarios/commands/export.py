@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def export(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A scenario that has a plan, or a plan file with --scenario.")
+        str,
+        typer.Argument(
+            metavar="PLAN",
+            help="A scenario that has a plan; or with --scenario a plan file, or TARGET:FILE of another trainer.",
+        ),
     ],
     to: Annotated[
         str,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import BAD_INPUT, Json, emit, note, show
+from scenarios.commands.output import Json, emit, note, show
+from scenarios.exit_codes import BAD_INPUT
 from simulator.plain_text import escaped
 
 if TYPE_CHECKING:
@@ -197,7 +198,6 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
     """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
     from scenarios.cluster_file import cluster_in, cluster_table
     from scenarios.errors import Fault, ScenarioError
-    from scenarios.graph_file import graph_in
     from scenarios.loader import plan_in, scenario_in
     from scenarios.magnitudes import unusual
 
@@ -207,6 +207,8 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
         cluster_in(document)
         return unusual(cluster_table(document), document)
     if kind is FileKind.GRAPH:
+        from scenarios.graph_file import graph_in
+
         graph_in(document)
     else:
         faults: list[Fault] = []

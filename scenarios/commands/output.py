@@ -18,15 +18,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
 ]
+PlanFile = Annotated[
+    str | None,
+    typer.Option(
+        help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
+    ),
+]
 ClusterFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
 ]
-
-NOTHING_FITS = 3
-FAILED = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
 
 
 def emit(document: Any) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import INTERRUPTED, NOTHING_FITS, Json, ScenarioName, Ticker, emit, note, show, table
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -158,7 +159,7 @@ def _follow(ticker: Ticker) -> Any:
         if progress.gap is not None:
             words.append(f"gap {progress.gap:.1%}")
         left = f" ({progress.left:.0f} s left)" if progress.left is not None else ""
-        seen = f"{progress.considered:,} plans, {progress.evaluations:,} evaluations, {progress.elapsed:.1f} s{left}"
+        seen = f"{progress.considered:,} plans, {progress.evaluations:,} simulated, {progress.elapsed:.1f} s{left}"
         ticker(f"best {', '.join(words)}; {seen}")
 
     return follow
@@ -240,7 +241,7 @@ def _print(value: Any, result: Any) -> None:
             ("peak memory", format_size(best.evaluation.peak_memory)),
             ("gap", _proof(result.gap)),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
-            ("evaluations", f"{result.evaluations:,} of {result.considered:,} plans considered"),
+            ("plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"),
             ("wall time", format_time(result.wall_time)),
         ]
     )

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.commands.output import (
-    FAILED,
-    NOTHING_FITS,
     ClusterFile,
     Json,
+    PlanFile,
     ScenarioName,
     Ticker,
     console,
@@ -22,6 +21,7 @@ from scenarios.commands.output import (
 )
 from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
+from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 
 class Engine(StrEnum):
@@ -33,12 +33,7 @@ class Engine(StrEnum):
 
 def simulate(
     scenario: ScenarioName,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
-        ),
-    ] = None,
+    plan: PlanFile = None,
     cluster: ClusterFile = None,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[
@@ -70,6 +65,7 @@ def simulate(
             "--check", help="Set memory and collectives beside one rank of each kind of the executor's model."
         ),
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every assumption, not the first few.")] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate one step of a plan: time, memory, and where both go.
@@ -117,7 +113,8 @@ def simulate(
     if save is not None:
         from scenarios.files import write
 
-        write(save, json.dumps({"result": document, "plan": result.plan.to_json(), "timeline": _spans(result)}))
+        said = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
+        write(save, json.dumps({"result": said, "plan": result.plan.to_json(), "timeline": _spans(result)}))
     _draw(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
@@ -136,7 +133,7 @@ def simulate(
     if as_json:
         emit(document)
     else:
-        _print(value.name, result.plan.describe(), document)
+        _print(value.name, result.plan.describe(), document, verbose=verbose)
         if compared is not None:
             print_measured(compared)
         if checked is not None:
@@ -218,11 +215,11 @@ def _spans(result: Any) -> dict[str, Any]:
     }
 
 
-def _print(name: str, plan: str, document: dict[str, Any]) -> None:
+def _print(name: str, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     from reports.tables import print_result
 
     show([("scenario", name), ("plan", plan)])
-    print_result(console(), document)
+    print_result(console(), document, verbose=verbose)
     if "goodput" in document:
         show(_goodput_rows(document["goodput"]))
 

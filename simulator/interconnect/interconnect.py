@@ -1,8 +1,8 @@
 """Links and routes of a cluster."""
 
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from simulator.cluster import Cluster
@@ -16,6 +16,9 @@ from simulator.interconnect.numbering import numbering
 from simulator.interconnect.parts import Parts
 from simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
 from simulator.interconnect.torus import TorusWiring
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Interconnect:
@@ -131,6 +134,8 @@ class Interconnect:
 
         Devices that share a link have each an edge for it.
         """
+        import networkx as nx
+
         graph: nx.DiGraph[str] = nx.DiGraph()
         for wiring in (self._host, *self._inside, self._fabric):
             for tail, head, link in wiring.edges():

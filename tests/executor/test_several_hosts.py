@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from tiny_jobs import job
 
+from executor.heartbeat import heartbeat_file
 from executor.hosts import Place, lost
 from executor.launcher import ExecutionError
 from executor.network_interface import address_towards, interface_towards, loopback
@@ -76,6 +77,11 @@ def test_run_that_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder of a run has a job\.json"):
         read_run(tmp_path)
     prepare([(job(data=2), tmp_path)], Hosts.of(2, 1, Rendezvous("elsewhere.invalid")))
+    with pytest.raises(
+        ExecutionError, match=r"no rank has begun; run `sh .*host\.sh NUMBER` on each host, then collect"
+    ):
+        read_run(tmp_path)
+    heartbeat_file(tmp_path, 1).write_bytes(b"3 step 1, forward 0F0")
     with pytest.raises(ExecutionError, match="rank 0 has not finished; it is at start"):
         read_run(tmp_path)
 

@@ -1,3 +1,4 @@
+from functools import partial
 from io import StringIO
 
 from rich.console import Console
@@ -32,6 +33,15 @@ def test_a_result_is_printed_in_units_for_people():
         assert words in text
     assert "nan" not in text
     assert "whole host" not in text
+
+
+def test_of_many_assumptions_five_are_printed_unless_all_are_wanted():
+    result = {"assumptions": [f"number {number}" for number in range(7)]}
+    few, every = printed(print_result, result), printed(partial(print_result, verbose=True), result)
+    assert few.count("assumed: ") == 5 and "... and 2 more assumed (--verbose or --json shows all)" in few
+    assert every.count("assumed: ") == 7 and "more assumed" not in every
+    exact = {"assumptions": result["assumptions"][:5]}
+    assert printed(print_result, exact) == printed(partial(print_result, verbose=True), exact)
 
 
 def link(name: str, utilisation: float, count: int = 1) -> dict:

@@ -151,8 +151,8 @@ def test_the_good_one_is_good() -> None:
         ),
         (
             changed(preset="preset: dgx-a100-80g"),
-            f"s.yaml:14:3: cluster.preset: holds one of {len(cluster_names())} names that `meshwise list` shows, "
-            "met 'dgx-a100-80g'; nearest: dgx-a100-80gb",
+            f"s.yaml:14:3: cluster.preset: holds one of {len(cluster_names())} names that `meshwise list clusters` "
+            "shows, met 'dgx-a100-80g'; nearest: dgx-a100-80gb",
         ),
         (changed(sequence="sequence: 0"), "s.yaml:11:3: training.sequence: is at least 1, met 0; nearest: 1"),
         (

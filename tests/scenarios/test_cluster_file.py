@@ -1,4 +1,7 @@
 import json
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from scenarios.cluster_file import cluster_document, cluster_in, exact, load_clu
 from scenarios.cluster_schema import WrittenCluster
 from scenarios.command_line import run
 from scenarios.errors import ScenarioError
+from scenarios.library import find
+from scenarios.loader import load
 from scenarios.reader import parse
 from scenarios.yaml_text import dump
 from simulator import units
@@ -139,3 +144,19 @@ def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
         assert row["assumed"] == assumed(name)
         assert ("assumes" in row["description"]) == bool(assumed(name))
         assert row["status"].keys() == row["sources"].keys()
+
+
+def test_what_calibrate_says_of_its_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    out = str(tmp_path / "elsewhere" / "this machine.yaml")
+    monkeypatch.setattr("executor.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
+    assert run(["calibrate", "--device", "cpu", "--out", out]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    words = shlex.split(first.partition("meshwise ")[2])
+    assert run([word.replace("SCENARIO", "local/dp2") for word in words]) == 0
+    text = find("local/dp2").read_text("utf-8")
+    named = second.partition("`")[2].partition("`")[0]
+    beside = tmp_path / "elsewhere" / "scenario.yaml"
+    beside.write_text(re.sub(r"cluster:\n(  .*\n)+", named + "\n", text))
+    assert "this machine.yaml" in beside.read_text("utf-8")
+    assert load(beside).problem.cluster.num_devices == 2

@@ -327,3 +327,37 @@ def test_commands_write_what_they_know_as_one_page(arguments: list[str], part: s
 def test_help_of_simulate_names_the_page(capsys) -> None:
     assert run(["simulate", "--help"]) == 0
     assert ".html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan"])
+@pytest.mark.parametrize("words", ["raise KeyboardInterrupt", "raise ImportError('half') from KeyboardInterrupt()"])
+def test_an_interrupt_while_modules_load_is_one_word(module: str, words: str) -> None:
+    code = (
+        "import sys\n"
+        "class Stop:\n"
+        f"    def find_spec(self, name, *_):\n        if name == {module!r}: {words}\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "sys.argv = ['meshwise', 'simulate', 'local/dp2']\n"
+        "from scenarios.__main__ import main\n"
+        "main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, lines(done.stderr)) == (130, ["interrupted"])
+
+
+def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
+    # 0.5 s of CPU where all of this is true; every one of these costs tenths of it
+    code = (
+        "import sys\nfrom scenarios.command_line import run\n"
+        "code = run(['validate', 'gpt3-175b-1024-a100'])\n"
+        f"heavy = {(*HEAVY, 'networkx', 'numba', 'simpy', 'highspy', 'rich', 'concurrent.futures')!r}\n"
+        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'scenarios.graph_file')\n"
+        "print([name for name in (*heavy, *own) if name in sys.modules], code)\n"
+        "print(sorted(name for name in sys.modules if name.startswith('strategies.search.')))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    loaded, searches = lines(done.stdout)[-2:]
+    assert loaded == "[] 0", done.stderr
+    assert searches == str([f"strategies.search.{name}" for name in ("choices", "registry", "space")])

@@ -91,7 +91,8 @@ def test_hosts_are_told_what_to_run(tmp_path: Path, capsys) -> None:
     )
     assert words in (out / "host.sh").read_text()
     assert run(["execute", "local/dp2", "--out", str(out), "--collect"]) == 1
-    assert "rank 0 has not finished" in capsys.readouterr().err
+    [message] = capsys.readouterr().err.splitlines()
+    assert message == f"{out}: no rank has begun; run `sh '{out}/host.sh' NUMBER` on each host, then collect"
 
 
 def test_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:

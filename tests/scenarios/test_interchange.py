@@ -86,3 +86,9 @@ def test_every_trainer_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["simulate", "explain", "execute", "export"])
+def test_help_says_where_a_file_of_another_trainer_may_be_named(command: str, capsys) -> None:
+    assert run([command, "--help"]) == 0
+    assert "TARGET:FILE of another trainer" in " ".join(capsys.readouterr().out.split())
