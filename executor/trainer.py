@@ -117,9 +117,10 @@ class Trainer:
     def _network(self, stage: int) -> Network:
         job = self.job
         blocks = job.plan.stages[stage].blocks
-        contexts = self.recorder.checkpoint_contexts
+        how = of_stage(job.plan.recompute, stage), self.recorder.checkpoint_contexts
         with self.accelerator.device:
-            network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
+            splits = job.plan.splits_backward
+            network = Network(job.spec, job.training.sequence, blocks, *how, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
         network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
         self._initialize(network)
