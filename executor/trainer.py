@@ -21,7 +21,7 @@ from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import runtime
+from executor.private_torch import reduce_shards, runtime
 from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
@@ -57,14 +57,17 @@ class MeasuredStage(PipelineStage):
             self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if kwargs.get("full_backward", True):
+                reduce_shards(self.submod, last=kwargs["last_backward"])
         for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
             value.grad = None
         return result
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and record the gradients of weights of one backward pass."""
         with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            reduce_shards(self.submod, last=last_backward)
 
 
 class Trainer:
