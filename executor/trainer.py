@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,17 +35,24 @@ from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
+from strategies.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+
+_TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 class MeasuredStage(PipelineStage):
     """A pipeline stage whose passes are recorded."""
 
     recorder: Recorder
+    turning: frozenset[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run and record one forward pass."""
+        """Run and record one forward pass; ``turning`` are the microbatches after which a backward follows."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_forward(turns=fwd_chunk_id in self.turning)
         with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:  # backward starts from the loss: logits kept until then are memory that nothing reads
@@ -225,6 +233,9 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
+        following = pairwise(plan.schedule.orders[self.position])
+        turns = (one for one, two in following if (one.kind, two.kind) == _TURN and one.stage == two.stage == index)
+        stage.turning = frozenset(one.microbatch for one in turns)
         return stage
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
