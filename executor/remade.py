@@ -37,7 +37,8 @@ class _Kept:
     """A tensor that autograd would keep."""
 
     def __init__(self, run: "_Run") -> None:
-        self.run, self.tensor = run, None
+        self.run = run
+        self.tensor: Tensor | None = None
 
     def remade(self) -> Tensor:
         """Return the tensor, made again if it is not there."""
