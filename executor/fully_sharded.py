@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from executor.host_memory import HostMemory
@@ -42,6 +42,13 @@ class Whole(nn.Module):
     def __init__(self, network: Network, *, reshard: bool) -> None:
         super().__init__()
         self.network, self.reshard = network, reshard
+
+    def prepare_forward(self, *, turns: bool) -> None:
+        """Say whether a backward follows the next forward at once: it begins with the unit that comes last."""
+        blocks: list[Any] = blocks_of(self.network)
+        last = blocks[-1]
+        if self.reshard and isinstance(last, FSDPModule):
+            last.set_reshard_after_forward(not turns, recurse=False)
 
     def prepare_backward(self, *, last: bool) -> None:
         """Say what follows the next backward: the last one of a step sums over replicas and gives parameters up."""
@@ -80,8 +87,7 @@ def shard(
     policy = precision or MixedPrecisionPolicy()
     pins = host is not None and host.accelerator.pins
     policy_of = partial(_policy, pins=pins)
-    blocks = [block for block in (network.embedding, *network.decoder_layers(), network.head) if block is not None]
-    distant = blocks[:away]
+    distant = blocks_of(network)[:away]
     for layer in network.decoder_layers():
         if experts is not None and layer.mixture is not None:
             fully_shard(
@@ -108,8 +114,17 @@ def shard(
     fully_shard(
         network, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=policy_of(tied_away)
     )
+    first: Any = blocks_of(network)[0]
+    if isinstance(first, FSDPModule):  # else the unit that another microbatch's forward ended with
+        first.set_modules_to_backward_prefetch([first])
     if host is not None:
         _move(distant, host)
+
+
+def blocks_of(network: Network) -> list[nn.Module]:
+    """Return the blocks of a network in order."""
+    every = (network.embedding, *network.decoder_layers(), network.head)
+    return [block for block in every if block is not None]
 
 
 def mixed(dtype: torch.dtype) -> MixedPrecisionPolicy:

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from executor import operator_recompute
 from executor.activation import activated, width
 from executor.mixture import Mixture
+from executor.remade import remade_once
+from executor.rms_norm import RMSNorm
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
 from strategies.recomputation import OfStage, Recompute, SomeOperators
@@ -81,6 +83,7 @@ class Layer(nn.Module):
         self.input_norm = norm_of(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
         self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
+        self.normed = spec.qk_norm
         self.projection = nn.Linear(spec.heads * spec.head_dim, hidden, bias=biases == "all")
         self.feed_forward_norm = norm_of(spec)
         self.mixture = Mixture(spec) if routed else None
@@ -105,11 +108,13 @@ class Layer(nn.Module):
         batch, sequence, _ = qkv.shape
         parts = qkv.view(batch, sequence, -1, self.group + 2, self.head_dim)
         heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward puts three gradients together at once
-        query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in heads)
-        query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2]
         if self.rotary:
-            query, key = rotated(query, self.own), rotated(key, self.own)
-        context = self.run(self.core, query, key, value)
+            turn = rotation(torch.arange(sequence, device=qkv.device) if self.own is None else self.own, query)
+            query, key = rotated(query, turn), rotated(key, turn)
+        if not self.normed and (self.rotary or self.group > 1):  # queries are a copy: a view would keep all of qkv
+            key, value = key if self.rotary else key.clone(), value.clone()
+        context = self.run(self.core, *(part.flatten(2, 3).transpose(1, 2) for part in (query, key, value)))
         return context.transpose(1, 2).reshape(batch, sequence, -1)
 
     @staticmethod
@@ -126,25 +131,32 @@ def biases_of(spec: Transformer) -> str:
 def norm_of(spec: Transformer) -> nn.Module:
     """Return a norm over the hidden size, of the kind that a model has."""
     kind = spec.norm or ("layer" if spec.ffn_kind == "gelu" else "rms")
-    return nn.LayerNorm(spec.hidden) if kind == "layer" else nn.RMSNorm(spec.hidden, eps=_NORM)
+    return nn.LayerNorm(spec.hidden) if kind == "layer" else RMSNorm(spec.hidden, eps=_NORM)
 
 
 def _head_norm(spec: Transformer) -> nn.Module:
-    return nn.RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
+    return RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
 
 
-def rotated(heads: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Return ``(batch, heads, sequence, head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
+def rotation(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines that turn ``values``, ``(..., head_dim)``, at some positions: each (positions, half).
 
-    Positions are those from 0 on where none are given. Angles are reckoned in fp64 for values of fp64, else in fp32.
+    Angles are reckoned in fp64 for values of fp64, else in fp32.
     """
-    half, sequence = heads.shape[-1] // 2, heads.shape[-2]
-    exact = torch.float64 if heads.dtype is torch.float64 else torch.float32
-    turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=heads.device) / half)
-    places = torch.arange(sequence, device=heads.device) if positions is None else positions
-    angles = places.to(heads.device, exact)[:, None] * turns
-    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    one, other = heads[..., :half], heads[..., half:]
+    half, device = values.shape[-1] // 2, values.device
+    exact = torch.float64 if values.dtype is torch.float64 else torch.float32
+    turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=device) / half)
+    angles = positions.to(device, exact)[:, None] * turns
+    return angles.cos().to(values.dtype), angles.sin().to(values.dtype)
+
+
+def rotated(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Return ``(batch, sequence, ..., head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
+
+    Tokens come before heads, so that what attention puts out lies as the next product reads it.
+    """
+    cosine, sine = (part.view(part.shape[0], *(1,) * (heads.dim() - 3), -1) for part in turn)
+    one, other = heads.chunk(2, dim=-1)
     return torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
 
 
@@ -191,6 +203,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def _no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), nullcontext()
+
+
 class Network(nn.Module):
     """The blocks named ``blocks``, in order; all of them make the whole model.
 
@@ -201,6 +217,8 @@ class Network(nn.Module):
         of the first.
     contexts
         Makes the contexts under which the forward pass and its recomputation run.
+    splits_backward
+        Whether backward comes in two parts, for both of which what was dropped is made again once.
 
     ``keeping(number, layer)`` makes the context under which a layer runs forward, its recomputation left out.
     """
@@ -212,11 +230,13 @@ class Network(nn.Module):
         blocks: Sequence[str],
         recompute: OfStage = Recompute.NONE,
         contexts: ContextFactory | None = None,
+        *,
+        splits_backward: bool = False,
     ) -> None:
         super().__init__()
-        extra: dict[str, Any] = {"context_fn": contexts} if contexts is not None else {}
-        again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **extra)
-        self.again: Callable[..., Any] = again
+        contexts = contexts or _no_contexts
+        whole: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        self.again: Callable[..., Any] = partial(remade_once, contexts) if splits_backward else whole
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
         dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
         indices = [layer_index(name, spec) for name in blocks if "layers" in name]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     REDUCE_GRAD,
@@ -56,6 +57,22 @@ def runtime(
 
     result.register_custom_function(REDUCE_GRAD, reduce)
     return result
+
+
+def reduce_shards(module: nn.Module, *, last: bool) -> None:
+    """Reduce the gradients that a backward has left, where ``fully_shard`` shares a module's; to replicas at the last.
+
+    It keeps parameters gathered. The hooks by which ``fully_shard`` does so itself do not see gradients of weights that
+    come apart, and torch's pipeline keeps whole gradients to the end of a step.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    module.set_requires_gradient_sync(True)
+    module.set_requires_all_reduce(last)
+    state: Any = module._get_fsdp_state()
+    for each in state._state_ctx.all_states:
+        for group in each._fsdp_param_groups:
+            group.post_backward()
 
 
 def storage(tensor: Tensor) -> int:

@@ -85,7 +85,7 @@ class Recorder:
 
 
 class _Recomputing(AbstractContextManager[None]):
-    """Records a recomputation: twice where backward is split, once for each of its passes."""
+    """Records a recomputation."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._start = recorder, 0

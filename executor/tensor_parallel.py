@@ -63,11 +63,12 @@ def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
 
 
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    scatters = sequence_parallel and embedding.position is None  # what its ranks' rows give is summed and cut at once
+    table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if scatters else Replicate())
     parallelize_module(embedding, mesh, {"token": table})
     weight: Any = embedding.get_parameter("token.weight")
     weight.register_post_accumulate_grad_hook(_own_rows)
-    if sequence_parallel:
+    if sequence_parallel and not scatters:
         scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         parallelize_module(embedding, mesh, scatter)
 

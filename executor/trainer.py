@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import runtime
+from executor.private_torch import reduce_shards, runtime
 from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
@@ -34,17 +35,24 @@ from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
 from strategies.plan import Plan
 from strategies.recomputation import of_stage
+from strategies.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+
+_TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 class MeasuredStage(PipelineStage):
     """A pipeline stage whose passes are recorded."""
 
     recorder: Recorder
+    turning: frozenset[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run and record one forward pass."""
+        """Run and record one forward pass; ``turning`` are the microbatches after which a backward follows."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_forward(turns=fwd_chunk_id in self.turning)
         with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:  # backward starts from the loss: logits kept until then are memory that nothing reads
@@ -57,14 +65,17 @@ class MeasuredStage(PipelineStage):
             self.submod.prepare_backward(last=kwargs["last_backward"])
         with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
             result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if kwargs.get("full_backward", True):
+                reduce_shards(self.submod, last=kwargs["last_backward"])
         for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
             value.grad = None
         return result
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and record the gradients of weights of one backward pass."""
         with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            reduce_shards(self.submod, last=last_backward)
 
 
 class Trainer:
@@ -117,9 +128,10 @@ class Trainer:
     def _network(self, stage: int) -> Network:
         job = self.job
         blocks = job.plan.stages[stage].blocks
-        contexts = self.recorder.checkpoint_contexts
+        how = of_stage(job.plan.recompute, stage), self.recorder.checkpoint_contexts
         with self.accelerator.device:
-            network = Network(job.spec, job.training.sequence, blocks, of_stage(job.plan.recompute, stage), contexts)
+            splits = job.plan.splits_backward
+            network = Network(job.spec, job.training.sequence, blocks, *how, splits_backward=splits)
         dtype = DTYPES[job.training.precision]
         network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
         self._initialize(network)
@@ -221,6 +233,9 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
+        following = pairwise(plan.schedule.orders[self.position])
+        turns = (one for one, two in following if (one.kind, two.kind) == _TURN and one.stage == two.stage == index)
+        stage.turning = frozenset(one.microbatch for one in turns)
         return stage
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:

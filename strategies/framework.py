@@ -44,6 +44,9 @@ class Framework:
         Copies of the experts' results that are there as they are combined.
     keeps_results
         Whether combining keeps the experts' results; else the weights are applied in the experts' activation.
+    keeps_gates
+        Whether a gated activation keeps what becomes of its gate, beside what it reads: one operator makes it, and
+        another one multiplies by it. Else one kernel does both, and makes it again in backward.
     routing_bytes
         Bytes kept for every pair of a token and an expert, beside the probability in fp32.
     buffers_every_microbatch
@@ -96,6 +99,7 @@ class Framework:
     other_workspace: int
     routed_copies: int
     keeps_results: bool
+    keeps_gates: bool
     routing_bytes: int
     buffers_every_microbatch: bool
     late_biases: bool
@@ -126,6 +130,7 @@ MEGATRON = Framework(
     other_workspace=2 * 8320 * 1024,  # torch CUDABlas, :4096:2:16:8, one a thread: forward and autograd
     routed_copies=4,  # token_dispatcher.py: the experts' results, sorted, exchanged, and in the tokens' order
     keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
+    keeps_gates=False,  # core/fusions/fused_bias_swiglu.py
     routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
     buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
@@ -182,6 +187,7 @@ TORCH = Framework(
     other_workspace=0,
     routed_copies=1,
     keeps_results=True,
+    keeps_gates=True,  # torch/nn/functional.py: silu keeps its input, and a product both of its own
     routing_bytes=0,
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
@@ -211,6 +217,7 @@ MINDSPORE = replace(TORCH, name="mindspore", recomputes_unread=True)  # Cell.rec
 XLA = replace(
     TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
     name="xla",
+    keeps_gates=False,  # XLA fuses what is done point by point
     flattens_gradients=False,  # a collective reads the gradient where the product has put it
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
 )

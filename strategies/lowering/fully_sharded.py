@@ -224,9 +224,10 @@ def changes(
                 (left if shared.copies and gone == end else released)[gone - 1].append(change)
                 copied[end - 1] += change.size * shared.copies
         for block, shard in enumerate(shards):  # every block is a bucket
-            change = Change(Category.GRADIENTS, shard * training.gradient_bytes)
-            acquired[block].append(change)
-            released[min(block + shared.ahead, len(shards) - 1)].append(change)
+            size, gone = shard * training.gradient_bytes, min(block + shared.ahead, len(shards) - 1)
+            if gone > block:  # it comes out of the reduction
+                (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
+                released[gone].append(Change(Category.GRADIENTS, size))
     if shared.begins and variant >= FIRST:
         for block, elements in enumerate(kept):
             size = elements * training.gradient_bytes

@@ -19,6 +19,8 @@ from strategies.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
 """The dim that only tokens sent to experts have."""
+_GATES = "gate"
+"""The dim of what a gated activation reads: of values and what gates them."""
 
 
 class Held(NamedTuple):
@@ -89,6 +91,8 @@ class Liveness:
 
     def unnamed(self, operator: Operator) -> dict[str, int]:
         """Return what an operator keeps beside the graph's tensors."""
+        if self.framework.keeps_gates and any(_GATES in self.block.tensor[name].dims for name in operator.inputs):
+            return {f"{operator.name} gate": self.made(operator.outputs[0])}
         each = self.framework.routing_bytes
         if not each or operator.kind is not OperatorKind.TOP_K:
             return {}
@@ -160,7 +164,7 @@ class Liveness:
         copies = self.framework.loss_copies
         if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
             return 0
-        cut = bool(self.layout.shardings[operator.name].cuts)
+        cut = any(dim in operator.reduced and axes for dim, axes in self.layout.shardings[operator.name].cuts)
         return copies[cut] * sum(self.read(operator, name) for name in operator.inputs)
 
     def _routed_copies(self, operator: Operator) -> int:

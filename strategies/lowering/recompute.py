@@ -311,7 +311,8 @@ def _deferred(
 ) -> tuple[int, int, tuple[int, ...]]:
     """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
 
-    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept.
+    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept, and
+    what was made again.
     """
     if not live.framework.keeps_graph:
         operators = [operator for operator in live.operators if defers(operator)]
@@ -322,7 +323,7 @@ def _deferred(
     gradients = sum(live.made(name) for each in live.operators if each.parameters for name in each.outputs)
     kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
     moments = tuple(kept + again + each + gradients for each in live.captured())
-    return kept + gradients, gradients, moments
+    return kept + again + gradients, gradients, moments
 
 
 def _lost(live: Liveness, held: Mapping[str, Held]) -> int:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from executor.device_machine import Machine  # noqa: E402
 from executor.device_timer import HostTimer  # noqa: E402
 from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
-from executor.model import initialize, rotated  # noqa: E402
+from executor.model import initialize, rotated, rotation  # noqa: E402
 from scenarios.published import run_of  # noqa: E402
 from simulator.models.presets import PRESETS  # noqa: E402
 
@@ -44,7 +44,9 @@ def test_a_token_sees_itself_and_those_before(spec) -> None:
 
 def test_rotary_products_depend_on_distance_alone() -> None:
     query, key = torch.randn(2, 8)
-    turned = rotated(torch.stack([query] * 12)) @ rotated(torch.stack([key] * 12)).t()
+    query_at, key_at = (torch.stack([each] * 12)[None] for each in (query, key))
+    turn = rotation(torch.arange(12), query)
+    turned = (rotated(query_at, turn) @ rotated(key_at, turn).mT)[0]
     torch.testing.assert_close(turned[2:, 2:], turned[:-2, :-2])
     torch.testing.assert_close(turned.diagonal(), (query @ key).expand(12))
 

@@ -24,19 +24,21 @@ from strategies.training import Training  # noqa: E402
 
 LAYERS, HIDDEN, FFN, VOCAB, SEQUENCE = 2, 256, 1024, 1024, 256
 SPEC = Transformer(LAYERS, HIDDEN, 4, 4, FFN, VOCAB, tied_embeddings=False)
+LLAMA = replace(SPEC, heads=8, kv_heads=2, ffn=704, ffn_kind="swiglu", positions="rotary")
 
 
-def case(global_batch: int = 8, **layout: Any) -> tuple[Problem, Plan]:
+def case(
+    global_batch: int = 8, spec: Transformer = SPEC, precision: str = "fp32", **layout: Any
+) -> tuple[Problem, Plan]:
     chosen = Layout(**layout)
-    training = Training(global_batch, SEQUENCE, "fp32")
-    problem = Problem(
-        build(SPEC, SEQUENCE, "fp32"), cluster(chosen.data * chosen.tensor * chosen.pipeline * chosen.context), training
-    )
+    training = Training(global_batch, SEQUENCE, precision)
+    ranks = chosen.data * chosen.tensor * chosen.pipeline * chosen.context
+    problem = Problem(build(spec, SEQUENCE, precision), cluster(ranks), training)
     return problem, complete(problem, chosen)
 
 
-def checked(global_batch: int = 8, **layout: Any) -> Check:
-    return check(SPEC, *case(global_batch, **layout))
+def checked(global_batch: int = 8, spec: Transformer = SPEC, **layout: Any) -> Check:
+    return check(spec, *case(global_batch, spec, **layout))
 
 
 def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
@@ -60,10 +62,15 @@ def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tupl
         {"data": 4, "zero": 3, "zero_shards": 2},
         {"tensor": 2, "microbatch": 2, "sequence_parallel": True},
         {"tensor": 2, "microbatch": 2, "sequence_parallel": True, "recompute": Recompute.FULL},
-        {"context": 2, "microbatch": 2, "attention": Attention.RING},
+        {"context": 2, "microbatch": 4, "attention": Attention.RING},
         {"pipeline": 2, "microbatch": 2},
         {"pipeline": 2, "microbatch": 2, "schedule": "gpipe"},
         {"pipeline": 2, "microbatch": 2, "schedule": "zb1p"},
+        {"pipeline": 2, "microbatch": 1, "schedule": "zb1p", "recompute": Recompute.FULL},
+        {"data": 2, "pipeline": 2, "microbatch": 1, "schedule": "zb1p", "zero": 2},
+        {"data": 2, "pipeline": 2, "microbatch": 2, "zero": 3, "global_batch": 16},
+        {"data": 2, "pipeline": 2, "microbatch": 2, "zero": 3, "global_batch": 16, "schedule": "gpipe"},
+        {"microbatch": 8, "offload": offloading(["parameters", "optimizer"])},
         {"data": 2, "microbatch": 2, "offload": offloading(["optimizer"])},
         {"data": 2, "microbatch": 2, "offload": offloading(["activations"])},
         {"data": 128, "tensor": 4, "pipeline": 2, "global_batch": 512},
@@ -72,6 +79,25 @@ def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tupl
 )
 def test_states_collectives_and_peak_are_the_same(layout: dict[str, Any]) -> None:
     found = checked(**layout)
+    assert found.equal, found.to_json()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"microbatch": 8},
+        {"microbatch": 8, "recompute": Recompute.FULL},
+        {"microbatch": 8, "spec": replace(LLAMA, kv_heads=8, qk_norm=True)},
+        {"microbatch": 8, "spec": replace(SPEC, heads=8, kv_heads=2)},  # queries are put together, keys are not moved
+        {"tensor": 2, "microbatch": 8, "sequence_parallel": True},
+        {"context": 2, "microbatch": 4, "attention": Attention.ULYSSES},
+        {"pipeline": 2, "microbatch": 2, "schedule": "zb1p"},
+        {"data": 2, "zero": 3},
+    ],
+    ids=str,
+)
+def test_llama_is_the_same(layout: dict[str, Any]) -> None:
+    found = checked(**({"spec": LLAMA} | layout))
     assert found.equal, found.to_json()
 
 

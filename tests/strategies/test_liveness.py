@@ -19,6 +19,7 @@ from strategies.lowering.operator import BlockLayout
 from strategies.lowering.recompute import BlockMemory, Moments, moments
 from strategies.mesh import Axis, Mesh
 from strategies.plan import Recompute
+from strategies.recomputation import OfLayer, SomeOperators
 from strategies.sharding import OperatorSharding
 
 from .problems import problem
@@ -52,7 +53,7 @@ def head() -> Block:
     return builder.block("head", (x,), (cross_entropy(builder, logits, "batch sequence", "vocab", "sequence"),))
 
 
-def of(block: Block, framework: Framework, how: Recompute = Recompute.NONE) -> Moments:
+def of(block: Block, framework: Framework, how: OfLayer = Recompute.NONE) -> Moments:
     return moments(Liveness(BlockLayout(block, ONE, {}, 1), framework), how)
 
 
@@ -69,6 +70,28 @@ def test_a_layer_by_hand() -> None:
     assert [live for live, _ in found.backward] == [up, activation, down, total]
     assert [gradient for _, gradient in found.backward] == [0, 0, 0, 0]  # added where the gradients are
     assert [gradient for _, gradient in of(layer(), TORCH).backward] == [WEIGHT, 0, WEIGHT, 0]
+
+
+def gated() -> Block:
+    """A product into 16 gates and 16 values a token, together as wide, and the activation: 4 * 16 * 2 = 128 bytes."""
+    builder = BlockBuilder("bf16", {"sequence": 4, "hidden": 8, "ffn": 16, "gate": 2})
+    x, wide = builder.tensor("x", "batch sequence hidden"), builder.tensor("wide", "batch sequence ffn gate")
+    active = builder.tensor("active", "batch sequence ffn")
+    dims = "batch sequence ffn gate"
+    linear(builder, "up", x, (wide,), f"{dims} hidden", weight="hidden ffn gate", reduced="hidden")
+    builder.elementwise("activation", dims, (wide,), (active,), saved=(wide,))
+    return builder.block("gated", (x,), (active,), layer=True)
+
+
+def test_a_gated_activation_keeps_its_gates_where_two_operators_make_it() -> None:
+    one, two = of(gated(), MEGATRON), of(gated(), TORCH)
+    assert one.kept == X + WIDE and two.kept == X + WIDE + WIDE // 2
+    # the activation reads its gradient and makes that of wide, while all is kept
+    assert one.backward[1][0] == X + WIDE + WIDE // 2 + WIDE
+    assert two.backward[1][0] == one.backward[1][0] + WIDE // 2
+    assert two.backward[0][0] == one.backward[0][0]  # it has gone then
+    assert of(gated(), TORCH, Recompute.FULL).kept == X
+    assert of(gated(), TORCH, SomeOperators(("activation",))).kept == X + WIDE
 
 
 def test_full_recompute_keeps_the_input_alone() -> None:
