@@ -239,9 +239,8 @@ class BlockCosts:
         return self._memories[key]
 
     def _leaves_whole(self, plan: Plan) -> bool:
-        """Return whether gradients leave when a block's backward has made all of them, and are counted apart."""
-        leave = (plan.zero >= 2 and plan.shards > 1) or any(plan.offload.parameters)
-        return leave and not plan.splits_backward
+        """Return whether gradients are reduced when a block's backward has made all of them, and counted apart."""
+        return plan.zero >= 2 and plan.shards > 1 and not plan.splits_backward
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
         key = (name, self.cut(plan), sequences)
