@@ -67,7 +67,8 @@ def mutants(source: str) -> list[Mutant]:
         negated = [ast.UnaryOp(ast.Not(), node)] if id(node) in conditions and not isinstance(node, ast.Compare) else []
         for changed in [*_changes(node), *negated]:
             now = ast.unparse(changed)
-            now = now if isinstance(node, ast.stmt | ast.Name | ast.Attribute) else f"({now})"
+            simple = isinstance(changed, ast.stmt | ast.Name | ast.Attribute | ast.Call)
+            now = now if simple else f"({now})"
             mutated = (text[:first] + now.encode() + text[last:]).decode()
             found.setdefault(mutated, Mutant(node.lineno, function, was, now, mutated))
     return list(found.values())

@@ -2,7 +2,11 @@
 
 _COLLECTIVES = ("tests/simulator/collectives", "tests/simulator/test_collective.py")
 _KERNELS = ("tests/simulator/kernels", "tests/simulator/test_compute.py")
-_STEPS = ("tests/strategies/test_training.py", "tests/strategies/test_stage_costs.py", "tests/strategies/test_lowering.py")
+_STEPS = (
+    "tests/strategies/test_training.py",
+    "tests/strategies/test_stage_costs.py",
+    "tests/strategies/test_lowering.py",
+)
 
 TESTS: dict[str, tuple[str, ...]] = {
     "simulator/compute.py": (*_KERNELS, "tests/simulator/models/test_attention_kernels.py"),

@@ -12,8 +12,25 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_COPIED = ("simulator", "strategies", "executor", "reports", "scenarios", "tests", "docs", "pyproject.toml", "README.md")
-_SHARED = ("_pytest.assertion.rewrite", "hypothesis.internal.conjecture.engine", "numpy", "simpy", "networkx", "highspy")
+_COPIED = (
+    "simulator",
+    "strategies",
+    "executor",
+    "reports",
+    "scenarios",
+    "tests",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+)
+_SHARED = (
+    "_pytest.assertion.rewrite",
+    "hypothesis.internal.conjecture.engine",
+    "numpy",
+    "simpy",
+    "networkx",
+    "highspy",
+)
 _AT_LEAST = 20
 """Seconds of CPU after which a mutant's tests do not come to an end: three times what they take, and no less."""
 
