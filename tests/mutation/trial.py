@@ -31,6 +31,8 @@ _SHARED = (
     "networkx",
     "highspy",
 )
+_EXAMPLES = 30
+"""Random examples of a property that says of no number; those that say of one get it."""
 _AT_LEAST = 20
 """Seconds of CPU after which a mutant's tests do not come to an end: three times what they take, and no less."""
 
@@ -118,8 +120,9 @@ def _pytest(tree: Path, tests: Sequence[str], write: bool) -> int:
     import pytest
     from hypothesis import Phase, settings
 
+    phases = (Phase.explicit, Phase.generate)
     settings.register_profile(
-        "mutants", database=None, derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate)
+        "mutants", max_examples=_EXAMPLES, database=None, derandomize=True, deadline=None, phases=phases
     )
     settings.load_profile("mutants")
     sys.dont_write_bytecode = not write
