@@ -235,7 +235,9 @@ def test_a_gradient_that_is_added_to_a_wider_sum_reads_and_writes_it() -> None:
     apart = [weight_gradient(MEMORY, SPEC, "layers.up", gradient_bytes=size) for size in (0, 8)]
     assert apart[1] - apart[0] == pytest.approx(more)
     # forward makes no gradients
-    times = [operator_time(MEMORY, block, operator, dict(operator.dims), Pass.FORWARD, gradient_bytes=s) for s in (0, 8)]
+    times = [
+        operator_time(MEMORY, block, operator, dict(operator.dims), Pass.FORWARD, gradient_bytes=s) for s in (0, 8)
+    ]
     assert times[0] == times[1]
 
 
