@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from .equivalent import reason
+from .equivalent import EQUIVALENT
 from .mutants import Mutant, mutants
 from .tests_of import TESTS
 from .trial import Bench, Outcome, copied
@@ -34,7 +34,9 @@ def score(bench: Bench, path: str, chosen: list[Mutant]) -> dict[str, Any]:
         counts[outcome] += 1
         print(f"{path}:{mutant.line}: {mutant.was} -> {mutant.now}: {outcome}", file=sys.stderr, flush=True)
         if outcome is Outcome.SURVIVED:
-            survivors.append({"diff": mutant.diff(bench.original, path), "equivalent": reason(path, mutant)})
+            was, now = mutant.change(bench.original)
+            why = EQUIVALENT.get((path, was, now), "")
+            survivors.append({"line": mutant.line, "was": was, "now": now, "equivalent": why})
     found, equivalent = len(chosen) - len(survivors), sum(bool(each["equivalent"]) for each in survivors)
     return {
         "mutants": len(chosen),

@@ -43,10 +43,11 @@ class Mutant(NamedTuple):
     now: str
     source: str
 
-    def diff(self, original: str, path: str) -> str:
-        """Return the change as a unified diff without context."""
-        lines = difflib.unified_diff(original.splitlines(), self.source.splitlines(), path, path, n=0, lineterm="")
-        return "\n".join(lines)
+    def change(self, original: str) -> tuple[str, str]:
+        """Return the lines that were there and those that are there now, without blanks around."""
+        lines = list(difflib.unified_diff(original.splitlines(), self.source.splitlines(), n=0, lineterm=""))[3:]
+        was, now = ("\n".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+        return was, now
 
 
 def mutants(source: str) -> list[Mutant]:
@@ -64,7 +65,8 @@ def mutants(source: str) -> list[Mutant]:
             for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
         )
         was = text[first:last].decode()
-        negated = [ast.UnaryOp(ast.Not(), node)] if id(node) in conditions and not isinstance(node, ast.Compare) else []
+        plain = id(node) in conditions and not isinstance(node, ast.Compare | ast.UnaryOp)  # those are negated anyway
+        negated = [ast.UnaryOp(ast.Not(), node)] if plain else []
         for changed in [*_changes(node), *negated]:
             now = ast.unparse(changed)
             simple = isinstance(changed, ast.stmt | ast.Name | ast.Attribute | ast.Call)

@@ -207,13 +207,18 @@ def test_the_kinds_of_groups_and_what_they_run() -> None:
 
 
 def test_a_fixed_algorithm_is_the_only_choice_of_groups_that_can_run_it() -> None:
-    # ranks 0, 1 and 4, 5 of stage 0 lie on nodes of 4 and of 4; ranks 2 and 3 with rank 0 and 1 in data groups do too
+    # tensor groups lie inside nodes, data groups across
     case = small(placement=(0, 1, 4, 5, 2, 3, 6, 7), counts=(2,))
     case = replace(case, cluster=replace(case.cluster, algorithms=((ALL_REDUCE, Algorithm.TREE),)))
     found = loads.Loads(case)
     assert found.algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)  # from node to node
     assert found.algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)  # inside a node there are no trees
     assert found.candidates(DATA, ALL_REDUCE) == (Algorithm.TREE,)  # all groups are alike
+    # where groups differ, others stay candidates for those that cannot run it
+    slow = loads.Loads(replace(case, cluster=replace(case.cluster, link_speeds=(("nic 1 out", 0.5),))))
+    assert slow.candidates(DATA, ALL_REDUCE) == (Algorithm.TREE, Algorithm.RING)
+    assert slow.algorithms(DATA, ALL_REDUCE, 0) == (Algorithm.TREE,)
+    assert slow.algorithms(TENSOR, ALL_REDUCE, 0) == (Algorithm.RING,)
 
 
 def test_phases_that_load_in_proportion_are_told_by_their_ratio() -> None:
