@@ -198,7 +198,8 @@ def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
     """Return a phase of some groups as one of all ``count`` of them."""
     if len(groups) == count:
         return phase
-    latency, launch = np.zeros(count), None
+    latency = np.zeros(count)
+    launch: FloatArray | None = None
     latency[groups] = phase.latency
     if phase.launch is not None:
         launch = np.zeros(count)
