@@ -21,7 +21,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/collectives/traffic.py": _LEVELS,
     "simulator/library.py": ("tests/simulator/test_library.py",),
     "strategies/bound.py": ("tests/strategies/test_bound.py",),
-    "strategies/explanation/sensitivity.py": ("tests/strategies/explanation/test_sensitivity.py",),
+    "strategies/explanation/sensitivity.py": (
+        "tests/strategies/explanation/test_edge.py",
+        "tests/strategies/explanation/test_sensitivity.py",
+    ),
     "strategies/group_bounds.py": ("tests/strategies/test_group_bounds.py",),
     "strategies/lowering/gradient_storage.py": ("tests/strategies/test_gradient_storage.py",),
     "strategies/lowering/liveness.py": ("tests/strategies/test_liveness.py",),
