@@ -12,25 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_COPIED = (
-    "simulator",
-    "strategies",
-    "executor",
-    "reports",
-    "scenarios",
-    "tests",
-    "docs",
-    "pyproject.toml",
-    "README.md",
-)
-_SHARED = (
-    "_pytest.assertion.rewrite",
-    "hypothesis.internal.conjecture.engine",
-    "numpy",
-    "simpy",
-    "networkx",
-    "highspy",
-)
+_COPIED = ("simulator", "strategies", "executor", "reports", "scenarios", "tests", "pyproject.toml")
+_SHARED = ("_pytest.assertion.rewrite", "hypothesis.internal.conjecture.engine", "numpy", "simpy", "networkx")
+"""What tests of all files import besides: it is loaded once."""
 _EXAMPLES = 30
 """Random examples of a property that says of no number; those that say of one get it."""
 _AT_LEAST = 20
