@@ -34,6 +34,8 @@ def edge_of(curves: Curves, far: float) -> tuple[float, bool]:
         ({"a": lambda f: 1 / f, "b": lambda f: 1 / 0.7}, 1 / 1.5, 0.7),
         # at 1.2 b is the fastest, (1.15 / 1.2)**9 = 0.68 s for c's 1.08 / 1.2 = 0.9 s; but c is as fast as a at 1.08
         ({"a": lambda f: 1.0, "b": lambda f: (1.15 / f) ** 9, "c": lambda f: 1.08 / f}, 1.5, 1.08),
+        # b is faster between 1.1 and 1.4 alone: the region ends where it begins, though a is the best again at the end
+        ({"a": lambda f: 1.0, "b": lambda f: 0.9 if 1.1 < f < 1.4 else 1.1}, 1.5, 1.1),
         # less than a millionth faster is as fast, up to 1.3, from where on b takes half
         ({"a": lambda f: 1.0, "b": lambda f: 0.5 if f > 1.3 else 1 - 5e-7}, 1.5, 1.3),
     ],
