@@ -105,6 +105,19 @@ def test_blocks_that_leave_more_than_they_kept_are_fullest_at_the_first() -> Non
     assert stage_memory([(leaving, 3)]).inputs == 9 + 10 - 3
 
 
+def test_weights_of_earlier_blocks_come_when_later_ones_have_given_back_what_they_deferred() -> None:
+    # two last blocks defer 4 each and need 1 more; the first begins 8 lower and needs 20: 12 above where it began
+    early = BlockMemory(kept=9, recomputed=0, forward=0, backward=0, deferred=2, weights=20)
+    late = BlockMemory(kept=9, recomputed=0, forward=0, backward=0, deferred=4, weights=1)
+    assert stage_memory([(early, 1), (late, 2)]).weights == 20 - 8
+
+
+def test_a_pass_that_needs_nothing_more_is_never_fuller_than_what_is_kept() -> None:
+    # backward begins with activations gone that were never made: 5 less than what is kept
+    assert stage_memory([(BlockMemory(kept=9, recomputed=-5, forward=0, backward=0), 1)])[:3] == (9, 0, 0)
+    assert stage_memory([]) == StageMemory(0, 0, 0)
+
+
 def test_what_is_given_back_was_taken() -> None:
     memory = StageMemory(kept=10, forward=3, backward=4, deferred=6, inputs=5, weights=2)
     forward, backward, inputs, weights = memory.changes

@@ -31,6 +31,11 @@ def test_an_ideal_device_computes_at_its_peak() -> None:
     assert seconds(MatmulModel(half_k=30), 10, 20, 30) == pytest.approx(0.024)
 
 
+def test_tiles_are_single_elements_where_no_others_are_named() -> None:
+    # 3 x 5 elements one after another on one processor: nothing is rounded up
+    assert seconds(MatmulModel(units=1), 3, 5, 7) == pytest.approx(2 * 3 * 5 * 7 / PEAK)
+
+
 def test_a_last_round_costs_a_full_one_or_its_part_or_between() -> None:
     # 5 tiles of 10 x 10 on 4 processors: 2 rounds of 4 tiles, or 5 / 4, or half way
     one = 2 * 4 * 100 * 30 / PEAK
