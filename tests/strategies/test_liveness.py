@@ -90,7 +90,19 @@ def test_sequence_parallel_keeps_shards_or_what_was_gathered(framework: Framewor
     layout = BlockLayout(block, TWO, shardings, 1)
     layout.produced["x"] = layout.shardings["sum"].of_input(block.tensor["x"])
     found = moments(Liveness(layout, framework), Recompute.NONE)
-    assert found.kept == (X if framework.keeps_gathered else X // 2) + WIDE // 2 + WIDE // 2
+    kept = (X if framework.keeps_gathered else X // 2) + WIDE // 2 + WIDE // 2
+    assert found.kept == kept
+    # forward is fullest as down runs: all is kept, and its result is there whole before each rank has its share of it
+    assert found.forward == kept + X + X // 2
+
+
+def test_an_input_that_a_plan_keeps_cut_is_gathered_for_each_pass_whatever_the_framework_does() -> None:
+    block, along = layer(), (("sequence", ("tensor",)),)
+    for kept, size in (((), X), ((("x", along),), X // 2)):
+        shardings = {"layer.up": OperatorSharding("up", (("ffn", ("tensor",)),), kept)}
+        layout = BlockLayout(block, TWO, shardings, 1)
+        layout.produced["x"] = OperatorSharding("x", along).of_input(block.tensor["x"])
+        assert Liveness(layout, TORCH).kept(block.operators[0], "x") == ("x", size)  # torch keeps what it gathered
 
 
 def test_gradients_that_count_from_the_start_on_are_taken_off() -> None:
