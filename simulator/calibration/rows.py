@@ -383,7 +383,7 @@ def _check_large(traffic: float) -> None:
 
 
 def _optimizer(fields: _Fields) -> tuple[str, Kernel]:
-    if "fused" not in fields.text("impl", ""):
+    if "fused" not in fields.text("impl", "none"):
         raise Skip("an optimizer of many kernels")
     traffic = 28.0 * fields.size("params")  # reads parameter, gradient and two moments, writes all but the gradient
     _check_large(traffic)

@@ -198,8 +198,10 @@ def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
     """Return a phase of some groups as one of all ``count`` of them."""
     if len(groups) == count:
         return phase
-    latency, launch = np.zeros((2, count))
+    latency = np.zeros(count)
+    launch: FloatArray | None = None
     latency[groups] = phase.latency
-    launch[groups] = 0.0 if phase.launch is None else phase.launch
-    once = None if phase.launch is None else launch
-    return Phase(latency, groups[phase.group], phase.link, phase.load, once, phase.messages)
+    if phase.launch is not None:
+        launch = np.zeros(count)
+        launch[groups] = phase.launch
+    return Phase(latency, groups[phase.group], phase.link, phase.load, launch, phase.messages)

@@ -202,3 +202,13 @@ def test_a_measured_curve_replaces_the_model_for_its_group_only() -> None:
     assert measured_time(cluster, REDUCE, 2, 0.0) == 0.0
     assert measured_time(cluster, REDUCE, 3, 1.0) is None
     assert measured_time(cluster, Collective.BROADCAST, 2, 1.0) is None
+
+
+def test_groups_are_rows_that_can_run_the_algorithm() -> None:
+    cluster = machine(2, 2)
+    with pytest.raises(ValueError, match=r"groups are rows of devices, met an array of shape \(2,\)"):
+        phases(cluster, Collective.ALL_REDUCE, Algorithm.RING, np.array([0, 1]))
+    with pytest.raises(ValueError, match="a send has 2 ranks, met 3"):
+        phases(cluster, Collective.SEND, Algorithm.DIRECT, np.array([[0, 1, 2]]))
+    with pytest.raises(ValueError, match=r"the group of \[0, 1\] runs all_reduce by ring, parameter_server, met tree"):
+        phases(cluster, Collective.ALL_REDUCE, Algorithm.TREE, np.array([[0, 1]]))

@@ -8,14 +8,21 @@ from hypothesis import strategies as st
 
 from simulator.accelerator import Accelerator
 from simulator.catalog import accelerator
-from simulator.compute import Pass, matmul_time, operator_launches, operator_time, optimizer_time
+from simulator.compute import (
+    Pass,
+    matmul_time,
+    operator_launches,
+    operator_time,
+    optimizer_time,
+    weight_gradient_time,
+)
 from simulator.kernels.matmul import Matmul, MatmulModel
 from simulator.models.dlrm import Dlrm
 from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.models.resnet import ResNet
 from simulator.models.transformer import Transformer, build
-from simulator.operator_graph import Block, Operator
+from simulator.operator_graph import Block, Operator, OperatorKind
 
 IDEAL = Accelerator("ideal", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e6, launch=0.5)
 SPEC = Transformer(2, 64, 4, 4, 256, 128)
@@ -189,3 +196,82 @@ def test_batch_norm_and_pooling_move_their_tensors_once() -> None:
     assert seconds(MEMORY, spec, "stage_1_first.reduce_norm") == pytest.approx(2 * image / 1e6)
     # 3 x 3 maxima of 112 x 112 points and where they stand, 8 bytes each
     assert seconds(MEMORY, spec, "stem.pooling") == pytest.approx((4 * image + image + 2 * image) / 1e6)
+
+
+def weight_gradient(device: Accelerator, spec: Model, place: str, **more: int) -> float:
+    block, operator = found(spec, *place.split("."))
+    return weight_gradient_time(device, block, operator, dict(operator.dims), **more)
+
+
+def test_a_view_takes_no_time_and_launches_nothing() -> None:
+    view = replace(OPERATOR["input_norm"], kind=OperatorKind.VIEW)
+    for direction in Pass:
+        assert operator_time(IDEAL, LAYER, view, dict(view.dims), direction) == 0
+        assert operator_launches(view, direction) == 0
+
+
+def test_gradients_of_weights_are_one_of_two_products_all_of_an_embedding_and_none_of_a_norm() -> None:
+    # up: 64 -> 256 of 32 tokens. The gradient of its weight reduces over tokens: 32 and 10 more to begin and end
+    short = replace(COMPUTE, launch=0.5, matmul=MatmulModel(half_k=10))
+    flops = 2 * 32 * 64 * 256
+    assert weight_gradient(short, SPEC, "layers.up") == pytest.approx(0.5 + flops / 1e9 * (32 + 10) / 32)
+    both = seconds(short, SPEC, "layers.up", Pass.BACKWARD)
+    assert both == pytest.approx(2 * 0.5 + flops / 1e9 * ((32 + 10) / 32 + (256 + 10) / 256))
+    bag = Dlrm((100,), (5,), embedding=16, dense=4, bottom=(16,), top=(1,))
+    assert weight_gradient(MEMORY, bag, "embedding.bag_0") == seconds(MEMORY, bag, "embedding.bag_0", Pass.BACKWARD)
+    assert weight_gradient(IDEAL, SPEC, "layers.input_norm") == 0  # comes with the gradient of its input
+    assert weight_gradient(IDEAL, SPEC, "layers.activation") == 0  # has no parameters
+
+
+def test_a_gradient_that_is_added_to_a_wider_sum_reads_and_writes_it() -> None:
+    # up, in place of writing 64 * 256 gradients of 4 bytes, reads and writes sums of 8 bytes: 16 - 4 more of each
+    more = 64 * 256 * (2 * 8 - 4) / 1e6
+    block, operator = found(SPEC, "layers", "up")
+    plain, added = (
+        operator_time(MEMORY, block, operator, dict(operator.dims), Pass.BACKWARD, gradient_bytes=size)
+        for size in (0, 8)
+    )
+    assert added - plain == pytest.approx(more)
+    apart = [weight_gradient(MEMORY, SPEC, "layers.up", gradient_bytes=size) for size in (0, 8)]
+    assert apart[1] - apart[0] == pytest.approx(more)
+    # forward makes no gradients
+    times = [
+        operator_time(MEMORY, block, operator, dict(operator.dims), Pass.FORWARD, gradient_bytes=s) for s in (0, 8)
+    ]
+    assert times[0] == times[1]
+
+
+def test_a_product_in_fp8_casts_first_and_then_moves_a_byte_for_each_operand() -> None:
+    # up in bf16: 32 tokens, 64 -> 256. Forward casts the input: 2 bytes read and 2 copies of 1 byte written, with half
+    # of the bandwidth; the product reads input and weight in 1 byte and writes the result in 2
+    device = Accelerator("d", (("fp8", 1e30),), 1e9, 1e6, launch=0.5, kernel_bandwidth=(("elementwise", 0.5),))
+    block = build(SPEC, 32, "bf16").blocks[1]
+    operator = next(each for each in block.operators if each.name == "up")
+    x, weight, result = 32 * 64, 64 * 256, 32 * 256
+    forward, backward = (
+        operator_time(device, block, operator, dict(operator.dims), each, quantised=True) for each in Pass
+    )
+    assert forward == pytest.approx(2 * 0.5 + x * (2 + 2) / 0.5e6 + (x + weight + 2 * result) / 1e6)
+    # backward casts the gradient of the result; each of its products reads 1 byte of two and writes 2 of the third
+    moved = (result + weight + 2 * x) + (result + x + 2 * weight)
+    assert backward == pytest.approx(3 * 0.5 + result * (2 + 2) / 0.5e6 + moved / 1e6)
+
+
+def test_a_batch_of_products_runs_at_its_own_rate_and_experts_do_not() -> None:
+    # 3 products of 2 * 10 * 10 * 10 = 2,000 FLOP at 1 GFLOP/s, half of which a batch reaches
+    device = replace(COMPUTE, matmul=MatmulModel(batched=0.5))
+    assert matmul_time(device, "fp32", Matmul(3, 10, 10, 10)) == pytest.approx(2 * 3 * 2e-6)
+    assert matmul_time(device, "fp32", Matmul(1, 10, 10, 10)) == pytest.approx(2e-6)
+    assert matmul_time(device, "fp32", Matmul(3, 10, 10, 10), grouped=True) == pytest.approx(3 * 2e-6)
+
+
+def test_both_products_of_backward_may_run_at_rates_of_their_own() -> None:
+    device = replace(COMPUTE, matmul=MatmulModel(data_gradient=0.5, weight_gradient=0.25))
+    forward = seconds(COMPUTE, SPEC, "layers.up")
+    assert seconds(device, SPEC, "layers.up") == forward
+    assert seconds(device, SPEC, "layers.up", Pass.BACKWARD) == pytest.approx(forward * (1 / 0.5 + 1 / 0.25))
+
+
+def test_the_update_launches_a_kernel_for_each_tensor_besides() -> None:
+    device = replace(IDEAL, optimizer_launch=0.25, kernel_bandwidth=(("optimizer", 0.5),))
+    assert optimizer_time(device, 1e6, 3) == pytest.approx(0.5 + 3 * 0.25 + 2.0)

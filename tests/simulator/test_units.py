@@ -30,6 +30,11 @@ def test_what_is_no_bandwidth_says_how_to_write_one(text: str) -> None:
         parse(text, Dimension.BANDWIDTH)
 
 
+def test_a_quantity_is_finite() -> None:
+    with pytest.raises(ValueError, match="a bandwidth is finite, met '1e999 GB/s'"):
+        parse("1e999 GB/s", Dimension.BANDWIDTH)
+
+
 @given(st.floats(min_value=1e-3, max_value=1e6), st.sampled_from(list(Dimension)), st.data())
 def test_every_unit_scales(value: float, dimension: Dimension, data: st.DataObject) -> None:
     unit = data.draw(st.sampled_from(sorted(UNITS[dimension])))

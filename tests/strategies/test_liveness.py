@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.builder import BlockBuilder
+from simulator.models.experts import Experts
 from simulator.models.layers import cross_entropy, linear, residual
-from simulator.operator_graph import Block
+from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import Block, OperatorKind
 from strategies.completion import complete
 from strategies.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
 from strategies.layout import Layout
@@ -111,7 +113,68 @@ def test_sequence_parallel_keeps_shards_or_what_was_gathered(framework: Framewor
     layout = BlockLayout(block, TWO, shardings, 1)
     layout.produced["x"] = layout.shardings["sum"].of_input(block.tensor["x"])
     found = moments(Liveness(layout, framework), Recompute.NONE)
-    assert found.kept == (X if framework.keeps_gathered else X // 2) + WIDE // 2 + WIDE // 2
+    kept = (X if framework.keeps_gathered else X // 2) + WIDE // 2 + WIDE // 2
+    assert found.kept == kept
+    # forward is fullest as down runs: all is kept, and its result is there whole before each rank has its share of it
+    assert found.forward == kept + X + X // 2
+
+
+def test_an_input_that_a_plan_keeps_cut_is_gathered_for_each_pass_whatever_the_framework_does() -> None:
+    block, along = layer(), (("sequence", ("tensor",)),)
+    for kept, size in (((), X), ((("x", along),), X // 2)):
+        shardings = {"layer.up": OperatorSharding("up", (("ffn", ("tensor",)),), kept)}
+        layout = BlockLayout(block, TWO, shardings, 1)
+        layout.produced["x"] = OperatorSharding("x", along).of_input(block.tensor["x"])
+        assert Liveness(layout, TORCH).kept(block.operators[0], "x") == ("x", size)  # torch keeps what it gathered
+
+
+def test_gradients_that_count_from_the_start_on_are_taken_off() -> None:
+    # wide and narrow are what products put out: their gradients, WIDE + X, count all the time
+    live = Liveness(BlockLayout(layer(), ONE, {}, 1), TORCH)
+    up, activation, down, total = X + WIDE + X, X + WIDE + WIDE, X + WIDE, X  # as in the layer by hand, without kept
+    assert live.captured() == [each - (WIDE + X) for each in (up, activation, down, total)]
+
+
+def test_what_an_exchange_brought_is_a_copy() -> None:
+    # h is made cut along the sequence; one reader takes it so, the other cut along ffn: an all-to-all brings it
+    builder = BlockBuilder("bf16", {"sequence": 4, "ffn": 32})
+    x, h, same, other = (builder.tensor(name, "batch sequence ffn") for name in ("x", "h", "same", "other"))
+    for name, source, target in (("first", x, h), ("keeps", h, same), ("moves", h, other)):
+        builder.elementwise(name, "batch sequence ffn", (source,), (target,), saved=(source,))
+    block = builder.block("layer", (x,), (same, other), layer=True)
+    cuts = {"first": "sequence", "keeps": "sequence", "moves": "ffn"}
+    shardings = {f"layer.{name}": OperatorSharding(name, ((dim, ("tensor",)),)) for name, dim in cuts.items()}
+    live = Liveness(BlockLayout(block, TWO, shardings, 1), MEGATRON)
+    _, keeps, moves = block.operators
+    assert live.kept(keeps, "h") == ("h", WIDE // 2)
+    assert live.kept(moves, "h") == ("h exchanged", WIDE // 2)
+
+
+def test_routing_keeps_maps_of_every_token_and_expert() -> None:
+    spec = Transformer(1, 16, 2, 2, 32, 64, ffn_kind="swiglu", positions="rotary", experts=Experts(8, 2, 32))
+    block = next(each for each in build(spec, 32, "bf16").blocks if each.layer)
+    routing = [each for each in block.operators if each.kind is OperatorKind.TOP_K]
+    assert len(routing) == 1
+    for operator in block.operators:
+        # 18 bytes for each of 32 tokens and 8 experts, 3 sequences of them; torch keeps none
+        known = {f"{operator.name} maps": 18 * 3 * 32 * 8} if operator in routing else {}
+        assert Liveness(BlockLayout(block, ONE, {}, 3), MEGATRON).unnamed(operator) == known
+        assert Liveness(BlockLayout(block, ONE, {}, 3), TORCH).unnamed(operator) == {}
+
+
+def test_a_buffer_that_is_always_there_takes_the_gathered_input_of_the_logits() -> None:
+    # x arrives cut along the sequence and is read whole by a product cut along words: backward makes the whole
+    # gradient of x, then its share, and gathers x again, which is in the buffer
+    block = head()
+    shardings = {"head.logits": OperatorSharding("logits", (("vocab", ("tensor",)),))}
+    layout = BlockLayout(block, TWO, shardings, 1)
+    layout.produced["x"] = OperatorSharding("x", (("sequence", ("tensor",)),)).of_input(block.tensor["x"])
+    buffered, apart = (
+        Liveness(layout, replace(MEGATRON, gather_buffer=has)).backward({}, {}, range(0))[0] for has in (True, False)
+    )
+    logits = 4 * 16 // 2 * 2  # of half of the words, in bf16
+    assert buffered == logits + X + X // 2
+    assert apart == buffered + X
 
 
 def test_logits_by_hand() -> None:

@@ -67,6 +67,8 @@ def test_clocks(tool: str, clock: Timing) -> None:
     [
         ({"collective": "gossip"}, "collective is one of all_reduce, .*, met 'gossip'"),
         ({"n_ranks": 9}, "a node of dgx-h100 has 8 devices, met 9"),
+        ({"source_id": None}, "source_id is a text, met nothing"),
+        ({"source_id": 3}, "source_id is a text, met int"),
         ({"n_ranks": 1}, "n_nodes divides n_ranks >= 2, met 1 on 1"),
         ({"n_ranks": True}, "n_ranks is a whole number from 1 to 4096, met True"),
         ({"n_nodes": 0}, "n_nodes is a whole number from 1 to 4096, met 0"),

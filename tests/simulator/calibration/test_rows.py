@@ -231,3 +231,29 @@ def test_any_field_of_anything_is_used_skipped_or_refused(row: dict[str, Any], c
     else:
         assert len(used) + len(skipped) == 1
         assert all(isinstance(each, Row | Skipped) for each in [*used, *skipped])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"m": None}, "no m is stated"),
+        ({"time_us": None}, "no time_us is stated"),
+        ({"kernel": "bmm", "batch": 4, "pass": "bwd"}, "two products in one time"),
+        ({"kernel": "bias_dropout_add", "elements": 2**28}, "ran as three kernels, which training fuses"),
+        ({"kernel": "optimizer_step", "params": 2**28}, "an optimizer of many kernels"),
+        ({"kernel": "optimizer_step", "params": 2**28, "impl": "foreach"}, "an optimizer of many kernels"),
+        ({"kernel": "optimizer_step", "params": 2**10, "impl": "fused"}, "less than 32 MB moved"),
+        (ATTENTION | {"note": "encoder attention"}, "a serving stack's kernel for images"),
+    ],
+)
+def test_what_is_no_kernel_of_training_is_left_out_with_the_reason(changes: dict[str, Any], why: str) -> None:
+    assert why in reason(**changes)
+
+
+def test_a_batch_of_products_and_the_update_are_what_they_move() -> None:
+    batch = one(kernel="bmm", batch=4)
+    assert (batch.family, product(batch).matmul) == ("batched matmul forward", Matmul(4, 64, 128, 256))
+    # parameter, gradient and two moments of 4 bytes are read, and all but the gradient written: 28 bytes
+    assert one(kernel="optimizer_step", params=2**28, impl="fused Adam").kernel == Stream("optimizer", 28.0 * 2**28)
+    # 2 bytes read and 1 written
+    assert one(kernel="quantize", elements=2**28).kernel == Stream("elementwise", 3.0 * 2**28)

@@ -53,6 +53,32 @@ def test_the_longest_block_ends_alone() -> None:
     assert seconds(model, units=5, backward=True) == seconds(replace(model, tail=0.0), units=5, backward=True)
 
 
+def test_the_longest_block_of_backward_has_a_tail_of_its_own() -> None:
+    # backward is 2.5 times forward: 10 queries of 100 keys, head dim 50, on 5 processors, and a quarter of it alone
+    model = AttentionModel(backward=1.0, block=10, backward_tail=0.25)
+    alone = 2.5 * 4 * 10 * 100 * 50 * 5 / RATE * 0.25
+    found = seconds(model, units=5, backward=True) - seconds(replace(model, backward_tail=0.0), units=5, backward=True)
+    assert found == pytest.approx(alone)
+    assert seconds(AttentionModel(backward=1.0), units=5, backward=True) == pytest.approx(2.5 * 6.0)  # by default none
+
+
+def test_backward_pads_the_narrower_of_both_head_dims() -> None:
+    # queries of 75 and values of 25: 50 in the mean forward, 75 backward
+    wide = replace(SHAPE, padded=75.0)
+    assert seconds(AttentionModel(forward=1.0), wide) == pytest.approx(6.0)
+    assert seconds(AttentionModel(backward=1.0), wide, backward=True) == pytest.approx(2.5 * 6.0 * 75 / 50)
+
+
+def test_fused_attention_waits_for_its_traffic_and_for_the_kernels_around_it() -> None:
+    # 6 MFLOP at 1 MFLOP/s, or 12 MB at half of 2 MB/s; and 3 s of kernels around the main one
+    device = Accelerator(
+        "d", (("fp32", 2e6),), 1e9, 2e6, matmul=MatmulModel(fraction=0.5), kernel_bandwidth=(("attention", 0.5),)
+    )
+    device = replace(device, attention=AttentionModel(forward=1.0, launch=3.0))
+    assert attention_time(device, "fp32", SHAPE, Pass.FORWARD) == pytest.approx(3 + 6)
+    assert attention_time(device, "fp32", SHAPE, Pass.FORWARD, traffic=12e6) == pytest.approx(3 + 12)
+
+
 def test_an_operator_has_the_shape_of_its_tensors() -> None:
     # 4 query heads over 2 of keys and values, head dim 16, 32 tokens, causal: half of 4 * 4 * 32 * 32 * 16 FLOP
     spec = Transformer(2, 64, 4, 2, 256, 128)
@@ -95,8 +121,13 @@ def test_backward_takes_two_to_three_and_a_half_times_forward(name: str) -> None
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="forward and backward are positive"):
         AttentionModel(forward=0.0)
+    for name in ("half_sequence", "half_head", "tail", "backward_tail", "launch"):
+        with pytest.raises(ValueError, match="not negative"):
+            AttentionModel(**{name: -1e-9})
     with pytest.raises(ValueError, match="not negative"):
-        AttentionModel(tail=-1.0)
+        AttentionModel(block=0)
+    with pytest.raises(ValueError, match="forward and backward are positive"):
+        AttentionModel(backward=0.0)
     with pytest.raises(ValueError, match="at most as fast as the peak"):
         Accelerator("d", (("fp32", 1.0),), 1.0, 1.0, attention=AttentionModel(forward=1.1))
     with pytest.raises(ValueError, match="sustained is at least 1"):

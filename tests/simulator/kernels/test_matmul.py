@@ -31,6 +31,11 @@ def test_an_ideal_device_computes_at_its_peak() -> None:
     assert seconds(MatmulModel(half_k=30), 10, 20, 30) == pytest.approx(0.024)
 
 
+def test_tiles_are_single_elements_where_no_others_are_named() -> None:
+    # 3 x 5 elements one after another on one processor: nothing is rounded up
+    assert seconds(MatmulModel(units=1), 3, 5, 7) == pytest.approx(2 * 3 * 5 * 7 / PEAK)
+
+
 def test_a_last_round_costs_a_full_one_or_its_part_or_between() -> None:
     # 5 tiles of 10 x 10 on 4 processors: 2 rounds of 4 tiles, or 5 / 4, or half way
     one = 2 * 4 * 100 * 30 / PEAK
@@ -47,6 +52,16 @@ def test_few_tiles_are_cut_into_parts_which_begin_and_end_twice() -> None:
     assert seconds(model, 10, 10, 30) == pytest.approx(2 * 4 * 100 * (8 + 10) / PEAK)
     # of 5 tiles, whole: 2 rounds; cut in two they would fill 10 / 4 > 2 rounds
     assert seconds(model, 50, 10, 30) == pytest.approx(2 * 2 * 4 * 100 * (30 + 5) / PEAK)
+
+
+def test_halves_win_where_quarters_need_a_second_round() -> None:
+    # 2 tiles on 4 processors: whole 30 + 5, halves in one round 15 + 2 * 5 = 25, quarters in two 2 * (8 + 10) = 36
+    model = MatmulModel(tiles=((10, 10),), units=4, half_k=5)
+    assert seconds(model, 20, 10, 30) == pytest.approx(2 * 4 * 100 * 25 / PEAK)
+
+
+def test_a_multiplication_and_an_addition_are_two_flop() -> None:
+    assert Matmul(2, 3, 4, 5).flops == 2 * 2 * 3 * 4 * 5
 
 
 def test_the_best_tile_is_chosen_and_smaller_ones_load_more() -> None:
@@ -80,6 +95,11 @@ def test_experts_take_a_launch_each() -> None:
         assert more - less == pytest.approx(products * 8 * 3e-6)
 
 
+def test_both_gradients_may_be_given_one_rate() -> None:
+    model = MatmulModel(fraction=0.5).with_gradient(0.75)
+    assert (model.fraction, model.data_gradient, model.weight_gradient) == (0.5, 0.75, 0.75)
+
+
 def test_sustained_work_slows_products_that_compute_and_not_those_that_wait_for_memory() -> None:
     device = Accelerator("d", (("fp32", 1e9),), 1e9, 1e12, sustained=1.25)
     assert matmul_time(device, "fp32", Matmul(1, 100, 100, 100)) == pytest.approx(1.25 * 2e6 / 1e9)
@@ -96,6 +116,7 @@ def test_products_of_8_bits_are_as_fast_in_training_as_in_a_burst() -> None:
 def test_a_soft_roofline_is_the_fourth_root_of_fourth_powers() -> None:
     assert soft_roofline(1.0, 1.0, 4.0) == pytest.approx(2**0.25)
     assert soft_roofline(2.0, 0.0, 4.0) == 2.0
+    assert soft_roofline(0.0, 0.0, 4.0) == 0.0
     assert soft_roofline(2.0, 3.0, inf) == 3.0
 
 
@@ -151,6 +172,12 @@ def test_a_skinny_product_streams_its_weight(name: str) -> None:
         ({"tiles": ()}, "not negative"),
         ({"tiles": ((0, 4),)}, "not negative"),
         ({"waves": 2.0}, "waves lie in"),
+        ({"waves": -0.1}, "waves lie in"),
+        ({"fraction": 0.0}, r"fraction lies in \(0, 1\]"),
+        ({"batched": 2.1}, r"batched lies in \(0, 2\]"),
+        ({"data_gradient": 2.1}, r"data_gradient lies in \(0, 2\]"),
+        ({"product_launch": -1e-9}, "not negative"),
+        ({"edge": -1e-9}, "not negative"),
         ({"sharpness": 0.5}, "sharpness is at least 1"),
         ({"weight_gradient": 0.0}, r"weight_gradient lies in \(0, 2\]"),
     ],

@@ -126,6 +126,9 @@ def test_a_limit_may_name_what_the_default_leaves_out() -> None:
         ({"data": (True,)}, "data is a whole number of at least 1, met True"),
         ({"schedule": ("gpip",)}, "schedule is one of naive, gpipe, 1f1b, .*, dualpipev, met 'gpip'"),
         ({"zero": (7,)}, "zero is one of 0, 1, 2, 3, met 7"),
+        ({"stages": ("odd",)}, "stages is one of even, balanced, paced, or layers a stage, met 'odd'"),
+        ({"order": (("rows",),)}, r"order names axes of pipeline, .*, tensor, met \('rows',\)"),
+        ({"offload": ("optimizer",)}, "offload holds a value of a layout, met 'optimizer'"),
         ({"recompute": ("half",)}, "recompute is one of none, selective, full, met 'half'"),
     ],
 )

@@ -1,0 +1,36 @@
+"""The tests that should notice a change in a file of cost formulas: fast ones, those nearest to it first."""
+
+_COLLECTIVES = "tests/simulator/collectives"
+_LEVELS = (f"{_COLLECTIVES}/test_levels.py", f"{_COLLECTIVES}/test_steps.py", "tests/simulator/test_collective.py")
+_COMPUTE = ("tests/simulator/test_compute.py", "tests/simulator/kernels")
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "simulator/compute.py": (*_COMPUTE, "tests/simulator/models/test_attention_kernels.py"),
+    "simulator/kernels/matmul.py": ("tests/simulator/kernels/test_matmul.py", *_COMPUTE),
+    "simulator/kernels/attention.py": (
+        "tests/simulator/kernels/test_attention.py",
+        "tests/simulator/models/test_attention_kernels.py",
+    ),
+    "simulator/collective.py": _LEVELS,
+    "simulator/collectives/ring.py": (f"{_COLLECTIVES}/test_ring.py", *_LEVELS),
+    "simulator/collectives/tree.py": (f"{_COLLECTIVES}/test_tree.py", *_LEVELS),
+    "simulator/collectives/hierarchical.py": _LEVELS,
+    "simulator/collectives/torus.py": (f"{_COLLECTIVES}/test_torus.py", *_LEVELS),
+    "simulator/collectives/in_switch.py": _LEVELS,
+    "simulator/collectives/point_to_point.py": (f"{_COLLECTIVES}/test_point_to_point.py", *_LEVELS),
+    "simulator/collectives/traffic.py": _LEVELS,
+    "simulator/library.py": ("tests/simulator/test_library.py",),
+    "strategies/bound.py": ("tests/strategies/test_bound.py",),
+    "strategies/explanation/sensitivity.py": (
+        "tests/strategies/explanation/test_edge.py",
+        "tests/strategies/explanation/test_sensitivity.py",
+    ),
+    "strategies/group_bounds.py": ("tests/strategies/test_group_bounds.py",),
+    "strategies/lowering/gradient_storage.py": ("tests/strategies/test_gradient_storage.py",),
+    "strategies/lowering/liveness.py": ("tests/strategies/test_liveness.py",),
+    "strategies/lowering/loads.py": ("tests/strategies/test_loads.py",),
+    "strategies/lowering/memory.py": ("tests/strategies/test_memory.py",),
+    "strategies/lowering/optimizer.py": ("tests/strategies/test_optimizer.py", "tests/strategies/test_training.py"),
+    "strategies/operators/edge_costs.py": ("tests/strategies/operators/test_costs.py",),
+    "strategies/operators/node_costs.py": ("tests/strategies/operators/test_costs.py",),
+}

@@ -1,0 +1,36 @@
+"""Where ranks lie along the axes of a mesh."""
+
+import pytest
+
+from strategies.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
+
+MESH = Mesh((Axis(PIPELINE, 2), Axis(DATA, 3), Axis(EXPERT, 2), Axis(TENSOR, 4)))
+
+
+def test_the_last_axis_varies_fastest() -> None:
+    assert [MESH.stride(name) for name in (PIPELINE, DATA, EXPERT, TENSOR)] == [24, 8, 4, 1]
+    # rank 37 = 1 * 24 + 1 * 8 + 1 * 4 + 1
+    assert [MESH.coordinate(37, name) for name in (PIPELINE, DATA, EXPERT, TENSOR)] == [1, 1, 1, 1]
+    for name in (PIPELINE, DATA, EXPERT, TENSOR, CONTEXT):
+        assert MESH.coordinates(name).tolist() == [MESH.coordinate(rank, name) for rank in range(MESH.num_ranks)]
+
+
+def test_an_axis_that_is_not_there_has_one_rank() -> None:
+    assert MESH.size(CONTEXT) == 1
+    assert MESH.rows(CONTEXT).shape == (0, 1)
+    with pytest.raises(ValueError, match="mesh has the axes pipeline, data, expert, tensor, met context"):
+        MESH.stride(CONTEXT)
+
+
+def test_groups_span_the_axes_of_their_kind() -> None:
+    assert (MESH.group_size(DATA), MESH.group_size(EXPERT_DATA)) == (3 * 2, 3)
+    rows = MESH.rows(DATA, EXPERT)
+    assert rows.shape == (8, 6)
+    assert rows[0].tolist() == [0, 4, 8, 12, 16, 20]
+    assert sorted(rows.ravel().tolist()) == list(range(48))
+
+
+@pytest.mark.parametrize("axes", [(Axis(DATA, 2), Axis(DATA, 2)), (Axis(DATA, 0),)])
+def test_axes_have_names_of_their_own_and_at_least_one_rank(axes: tuple[Axis, ...]) -> None:
+    with pytest.raises(ValueError, match="mesh axes have distinct names and sizes of at least 1"):
+        Mesh(axes)
