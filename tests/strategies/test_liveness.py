@@ -159,7 +159,7 @@ def test_routing_keeps_maps_of_every_token_and_expert() -> None:
         # 18 bytes for each of 32 tokens and 8 experts, 3 sequences of them; torch keeps none
         known = {f"{operator.name} maps": 18 * 3 * 32 * 8} if operator in routing else {}
         assert Liveness(BlockLayout(block, ONE, {}, 3), MEGATRON).unnamed(operator) == known
-        assert Liveness(BlockLayout(block, ONE, {}, 3), TORCH).unnamed(operator) == {}
+        assert f"{operator.name} maps" not in Liveness(BlockLayout(block, ONE, {}, 3), TORCH).unnamed(operator)
 
 
 def test_a_buffer_that_is_always_there_takes_the_gathered_input_of_the_logits() -> None:
