@@ -75,6 +75,7 @@ def small(
     slow: str = "",
     library: Library = LOSSLESS,
     tenants: tuple[Tenant, ...] = (),
+    mesh: Mesh = Mesh((Axis(PIPELINE, 2), Axis(DATA, 2), Axis(TENSOR, 2))),  # noqa: B008
     **placing: object,
 ) -> Placed:
     """Return 8 ranks, 2 stages of 2 data ranks of 2 tensor ranks, on nodes of 4 and, where counts differ, of 2."""
@@ -85,7 +86,6 @@ def small(
     )
     speeds = ((slow, 0.5),) if slow else ()
     cluster = Cluster("m", nodes, fabric, link_speeds=speeds, library=library, tenants=tenants)
-    mesh = Mesh((Axis(PIPELINE, 2), Axis(DATA, 2), Axis(TENSOR, 2)))
     return Placed(cluster, mesh, looped=False, **({"placement": ()} | placing))  # type: ignore[arg-type]
 
 
@@ -125,6 +125,7 @@ FOLDED = {
     "switches that reduce, slow port": small(reduces=True, slow="device 3 in"),
     "protocols": small(counts=(1, 2), library=Library((Protocol("ll", 0.5, 0.5, 0.5, True),))),
     "a central server": small(central=True),
+    "a central server alone": small(central=True, mesh=Mesh((Axis(DATA, 4),)), counts=(1,), slow="device 2 in"),
     "tied and hops": small(tied=((0, 1),), hops=((1, 0),)),
     "a tenant": small(tenants=(Tenant("t", (0, 5), ALL_REDUCE, 1e6, 1.0),)),
     "mixed groups": small(counts=(1, 2), placement=(0, 4, 1, 2, 3, 5, 6, 7)),
@@ -144,7 +145,7 @@ def test_folding_is_refinement_by_the_book_of_what_every_group_may_run(name: str
     folded, mesh = fold(case), case.mesh
     kinds = loads.Loads(case).kinds
     gathers = {kind: (*runs, Collective.ALL_GATHER) for kind, runs in kinds.items()} if "reduce" in name else kinds
-    servers = mesh.coordinates(DATA) * case.central  # the first rank of a data group sums for all
+    servers = np.minimum(mesh.coordinates(DATA), 1) * case.central  # the first rank of a data group sums for all
     ranks = list(zip(mesh.coordinates(PIPELINE).tolist(), servers.tolist(), strict=True))
     links = interconnect(case.cluster).bandwidth.tolist()
     book = by_the_book(ranks, links, of_definition(case, gathers))
@@ -226,8 +227,25 @@ def test_phases_that_load_in_proportion_are_told_by_their_ratio() -> None:
         return collective.Phase(np.zeros(3), np.array(group), np.array(link), np.array(load))
 
     one = phase(1.0, 2.0, 4.0)
+    # thrice, but for the last bits: 0.1 * 3 is a little more than 0.3, and 0.6 / 0.2 a little less than 3
+    rounded = loads._ratio(phase(0.1 * 3, 0.6, 4.0), phase(0.1, 0.2, 4.0))
+    assert rounded is not None and rounded == pytest.approx([3.0, 1.0, 1.0])
     # twice the bytes of the first group's, half of the second's; the third loads nothing, which is once of nothing
     assert loads._ratio(phase(2.0, 4.0, 2.0), one).tolist() == [2.0, 0.5, 1.0]
     assert loads._ratio(phase(2.0, 2.0, 4.0), one) is None  # twice on one link, once on another
     assert loads._ratio(phase(1.0, 2.0, 4.0, group=(0, 1, 1)), one) is None
     assert loads._ratio(phase(1.0, 2.0, 4.0, link=(3, 4, 6)), one) is None
+
+
+@pytest.mark.parametrize(("protocols", "classes"), [((), 4), ((Protocol("ll", 0.5, 1.0, 0.5, True),), 8)])
+def test_groups_that_differ_in_launches_alone_differ_where_protocols_do(
+    protocols: tuple[Protocol, ...], classes: int
+) -> None:
+    # 4 stages inside each of two nodes, where a message takes 4 us, of which 1 us or 2 us is launch
+    nodes = tuple(
+        (Node(IDEAL, HOST, 4, Switch(Link(latency, 300e9, launch)), 2, Link(2e-6, 50e9)), 1)
+        for latency, launch in ((3e-6, 1e-6), (2e-6, 2e-6))
+    )
+    cluster = Cluster("m", nodes, Crossbar(), library=Library(protocols))
+    mesh = Mesh((Axis(DATA, 2), Axis(PIPELINE, 4)))
+    assert len(fold(Placed(cluster, mesh, (), False))) == classes
