@@ -129,12 +129,17 @@ def check(
     Raises
     ------
     ValueError
-        Where the executor cannot build the plan, with every reason, or torch is missing.
+        Where the executor cannot build the plan, with every reason, the model has experts, or torch is missing.
     """
     if find_spec("torch") is None:
         raise ValueError("a check needs torch, which is not installed; pip install 'meshwise[exec]'")
     if reasons := unsupported(spec, problem.training, plan):
         raise ValueError("the executor cannot build this plan: " + "; ".join(reasons))
+    if spec.experts is not None:
+        raise ValueError(
+            "a check takes a model without experts, met one with them: tensors without data do not say how many tokens "
+            "an expert gets; nearest: the same model with a dense feed-forward layer"
+        )
     problem = replace(problem, training=replace(problem.training, framework=FRAMEWORK))
     plan = as_run(plan)
     job, chosen = Job(spec, problem.training, plan, steps=1), roles(plan)

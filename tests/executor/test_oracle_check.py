@@ -13,6 +13,7 @@ from executor import oracle_check  # noqa: E402
 from executor.job import Job  # noqa: E402
 from executor.oracle import RankOracle, rank_oracle  # noqa: E402
 from executor.oracle_check import Check, along, check, roles  # noqa: E402
+from simulator.models.experts import Experts  # noqa: E402
 from simulator.models.transformer import Transformer, build  # noqa: E402
 from strategies.completion import complete  # noqa: E402
 from strategies.layout import Layout  # noqa: E402
@@ -174,6 +175,12 @@ def test_zero_1_scatters_gradients_and_gathers_parameters_once_a_step() -> None:
         ("all_gather", ("data",)): (1, 4 * parameters),
         ("reduce_scatter", ("data",)): (1, 4 * parameters),
     }
+
+
+def test_a_mixture_of_experts_is_refused_for_its_tokens_go_where_data_says() -> None:
+    mixed = replace(LLAMA, experts=Experts(4, 2, 704))
+    with pytest.raises(ValueError, match=r"a model without experts, met one with them: .* how many tokens an expert"):
+        checked(spec=mixed, data=2, expert=2)
 
 
 def test_a_plan_that_cannot_be_built_and_a_machine_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
