@@ -90,7 +90,7 @@ def test_optimizer_states_leave_the_device(ran: dict[str, tuple[Timeline, float]
     # two moments of fp32 a parameter
     states = 2 * 4 * problem().graph.num_parameters
     peak = {name: timeline.peak_memory for name, (timeline, _) in ran.items()}
-    seen = 0.01 * peak["nothing"]  # buffers are seen a little after they are freed
+    seen = 0.02 * peak["nothing"]  # buffers are seen a little after they are freed
     assert peak["nothing"] - peak["optimizer"] == pytest.approx(states, abs=seen)
     assert peak["nothing"] - peak["half of the optimizer"] == pytest.approx(states / 2, abs=seen)
 
