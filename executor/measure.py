@@ -85,14 +85,13 @@ def described(held: Held | None) -> dict[str, Any]:
 def profiled_step(trainer: Trainer) -> dict[str, Any]:
     """Return spans and memory of a step that is not among the timed ones, and the bytes on the host."""
     once = trainer.job.plan.asynchronous  # then gradients are there between steps
-    if not once:
-        trainer.zero_gradients()
+    before: Callable[[], object] = (lambda: None) if once else trainer.zero_gradients
+    before()
     steps = count(trainer.job.steps)
     gradients = lambda: (p.grad for p in trainer.parameters if p.grad is not None)  # noqa: E731
     accelerator = trainer.accelerator
-    found = profiled(
-        lambda: trainer.step(next(steps)), trainer.recorder, accelerator, resident(trainer), gradients, once=once
-    )
+    step, held = (lambda: trainer.step(next(steps))), resident(trainer)
+    found = profiled(step, trainer.recorder, accelerator, held, gradients, before=before, once=once)
     return found | {"host": trainer.host.peak}
 
 

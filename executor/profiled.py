@@ -7,7 +7,6 @@ at, passes wait for the device, so that what is taken in a pass is seen in its t
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -50,6 +49,7 @@ def profiled(
     resident: Mapping[str, int],
     gradients: Callable[[], Iterable[Tensor]],
     *,
+    before: Callable[[], object],
     spans: Spans | None = None,
     once: bool = False,
 ) -> dict[str, Any]:
@@ -61,13 +61,20 @@ def profiled(
         Bytes that live from step to step, by category.
     gradients
         Those that a rank holds when a step is over.
+    before
+        Called before each step: what lives from an earlier one goes there, unseen. Inside a step torch would tell of it
+        by what it last saw at its address, which may be of another job.
     spans
         What happened, from what was recorded, exactly by the host's clock; by default what the accelerator says.
     once
         Whether one step has to tell all: where messages are under way between steps, they would end under another
         profiler than they began under, which corrupts torch's memory.
     """
-    run = partial(_profiled, step, recorder, accelerator, spans)
+
+    def run(*, timed: bool, memory: bool = False) -> _Profiled:
+        before()
+        return _profiled(step, recorder, accelerator, spans, timed=timed, memory=memory)
+
     if once:
         typical = minded = run(timed=True, memory=True)
     else:
@@ -107,7 +114,7 @@ def _profiled(
     spans: Spans | None,
     *,
     timed: bool,
-    memory: bool = False,
+    memory: bool,
 ) -> _Profiled:
     records: list[Record] = []
     recorder.exact = spans is not None or not timed

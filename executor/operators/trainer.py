@@ -115,7 +115,7 @@ class OperatorTrainer:
             result_file(folder, rank).write_text(json.dumps(self._profiled_step() | held))
 
     def _profiled_step(self) -> dict[str, Any]:
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         states = (value for values in self.optimizer.state.values() for value in values.values())
         resident = {
             str(Category.PARAMETERS): nbytes(self.network.parameters()),
@@ -124,7 +124,13 @@ class OperatorTrainer:
         held = self.accelerator.held()
         if held is not None:
             resident[str(Category.BUFFERS)] = max(held.now - sum(resident.values()), 0)
-        return profiled(self.step, self.recorder, self.accelerator, resident, self._gradients, spans=self._spans)
+        before, gradients = self._drop_gradients, self._gradients
+        return profiled(
+            self.step, self.recorder, self.accelerator, resident, gradients, before=before, spans=self._spans
+        )
+
+    def _drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (part.grad for part in self.network.parameters() if part.grad is not None)

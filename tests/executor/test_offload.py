@@ -68,8 +68,9 @@ def told(name: str) -> Timeline:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_on_the_device_is_as_simulated(name: str, ran: dict[str, tuple[Timeline, float]]) -> None:
-    # with parameters away there is so little left that buffers that are only half full are 6 % of it
-    tolerance = 0.07 if name == "all" else 0.05  # buffers are seen a little after they are freed
+    # with parameters away there is so little left that buffers that are only half full are 6 % of it; else some masks
+    # and losses of 47 kB are all that is not simulated
+    tolerance = 0.07 if name == "all" else 0.01 if JOBS[name].plan.offload.at("parameters", 0) else 0.0015
     assert told(name).peak_memory == pytest.approx(ran[name][0].peak_memory, rel=tolerance)
 
 
@@ -90,9 +91,8 @@ def test_optimizer_states_leave_the_device(ran: dict[str, tuple[Timeline, float]
     # two moments of fp32 a parameter
     states = 2 * 4 * problem().graph.num_parameters
     peak = {name: timeline.peak_memory for name, (timeline, _) in ran.items()}
-    seen = 0.02 * peak["nothing"]  # buffers are seen a little after they are freed
-    assert peak["nothing"] - peak["optimizer"] == pytest.approx(states, abs=seen)
-    assert peak["nothing"] - peak["half of the optimizer"] == pytest.approx(states / 2, abs=seen)
+    assert peak["nothing"] - peak["optimizer"] == pytest.approx(states, rel=1e-3)
+    assert peak["nothing"] - peak["half of the optimizer"] == pytest.approx(states / 2, rel=1e-3)
 
 
 def test_host_copies_are_spans_of_their_streams(ran: dict[str, tuple[Timeline, float]]) -> None:

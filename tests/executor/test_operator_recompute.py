@@ -66,15 +66,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_memory_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
-    # a profiler sees some buffers a little after they are freed: 1.1 % was seen
-    assert told(name) == pytest.approx(ran[name].peak_memory, rel=0.02)
+    # masks and losses of 47 kB are all that is not simulated
+    assert told(name) == pytest.approx(ran[name].peak_memory, rel=0.0015)
 
 
 def test_what_goes_are_the_results(ran: dict[str, Timeline]) -> None:
     # the widest tensor of a layer: 4 sequences of 128 tokens, 512 values of 4 bytes; 6 layers
     wide = 6 * 4 * 128 * 512 * 4
     peak = {name: timeline.peak_memory for name, timeline in ran.items()}
-    assert peak["nothing"] - peak["activation"] == pytest.approx(wide, rel=0.05)
+    assert peak["nothing"] - peak["activation"] == pytest.approx(wide, rel=0.01)
     assert peak["nothing"] - peak["wide"] == pytest.approx(2 * wide, rel=0.05)
     assert any(span.kind is TaskKind.RECOMPUTE for span in ran["wide"].spans)
     assert not any(span.kind is TaskKind.RECOMPUTE for span in ran["nothing"].spans)
