@@ -16,6 +16,7 @@ from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibrat
 from executor.heartbeat import teller
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
+from executor.pace import at_pace, pace
 from simulator.accelerator import Accelerator
 from simulator.cluster import Cluster, homogeneous
 from simulator.collective_kinds import Collective, CollectiveCurve
@@ -45,7 +46,7 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
     Parameters
     ----------
     seconds
-        About how long to measure, besides some seconds to start.
+        About how long to measure, besides some seconds to start and for some training steps.
     progress
         Called with what is measured now.
     """
@@ -55,7 +56,10 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
         launch("executor.calibration_worker", [name, str(seconds)], folder, processes, poll=teller(folder, progress))
-        return _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
+        found = _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
+    if progress is not None:
+        progress("training steps")
+    return at_pace(found, pace(found))
 
 
 def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:

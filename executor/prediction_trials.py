@@ -2,14 +2,16 @@
 
 The machine is calibrated just before, with as many processes as the plans have ranks. Then every plan is predicted
 from that calibration and run, and a row is written: prediction and measurement of step time (median of the steps
-after the first two) and of memory (torch's allocator), and where both say the time of a step goes. Nothing is fitted
-to the rows; a plan whose run fails is told and has none. With more ranks than cores times depend on the scheduler of
-the operating system, so that only the order of plans is judged, by Kendall's tau. An interrupt keeps the rows that
-are done.
+after the first two) and of memory (torch's allocator), and where both say the time of a step goes. A machine that
+shares its processors has fast and slow minutes; a plan of another model (`executor.pace.drift`) is run before and after
+each plan, and the prediction is for the pace between. Nothing is fitted to the rows; a plan whose run fails is told and
+has none. With more ranks than cores times depend on the scheduler of the operating system, so that only the order of
+plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
 """
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from typing import Any
 from executor.busy import busy_by_kind
 from executor.calibrate import calibrate
 from executor.launcher import ExecutionError
+from executor.pace import Pace, at_pace, drift
 from executor.run import WARM_UP, execute
 from executor.supported import unsupported
 from simulator.engine import simulate
@@ -49,7 +52,8 @@ class Trial:
     """One plan, predicted and run: seconds and bytes; ``kinds`` are the mean rank's busy seconds of a step.
 
     Times of kinds were measured under the profiler, step times without it. ``load`` are the processes that wanted to
-    run in the minute before.
+    run in the minute before, ``before`` and ``after`` how many times as long a step of another model took as when the
+    machine was calibrated.
     """
 
     ranks: int
@@ -61,6 +65,8 @@ class Trial:
     predicted_kinds: dict[str, float]
     measured_kinds: dict[str, float]
     load: float
+    before: float
+    after: float
 
     @property
     def time_error(self) -> float:
@@ -129,11 +135,15 @@ def _executable(problem: Problem, ranks: int, spec: Transformer) -> Iterator[Pla
             yield plan
 
 
-def trial(problem: Problem, plan: Plan, steps: int, folder: Path, spec: Transformer = SPEC) -> Trial:
-    """Return one plan predicted and run for ``steps`` steps after the first two."""
-    predicted = simulate(lower(problem, plan), "discrete_event")
+def trial(
+    problem: Problem, plan: Plan, steps: int, folder: Path, before: float = 1.0, spec: Transformer = SPEC
+) -> Trial:
+    """Return one plan predicted and run for ``steps`` steps after the first two; ``before`` is the drift until now."""
     load = os.getloadavg()[0]
     run = execute(spec, problem.training, plan, steps=steps + WARM_UP, verify=False, folder=folder)
+    after = drift(problem.cluster)
+    now = replace(problem, cluster=at_pace(problem.cluster, Pace().times(math.sqrt(before * after))))
+    predicted = simulate(lower(now, plan), "discrete_event")
     return Trial(
         ranks=plan.mesh.num_ranks,
         plan=plan.describe(),
@@ -144,6 +154,8 @@ def trial(problem: Problem, plan: Plan, steps: int, folder: Path, spec: Transfor
         predicted_kinds=_told(predicted),
         measured_kinds=_told(run.timeline),
         load=load,
+        before=before,
+        after=after,
     )
 
 
@@ -178,20 +190,23 @@ def run(most: int, ranks: int, steps: int, seconds: float, out: Path) -> list[Tr
     machine = calibrate(processes=ranks, seconds=seconds)
     problem = Problem(build(SPEC, TRAINING.sequence, TRAINING.precision), machine, TRAINING)
     done: list[Trial] = []
+    before = drift(machine)
     chosen = plans(problem, ranks, most)
     with out.open("w") as file:
         for number, plan in enumerate(chosen, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
-                    found = trial(problem, plan, steps, Path(folder))
+                    found = trial(problem, plan, steps, Path(folder), before)
                 except ExecutionError as error:
                     _note(f"{number}/{len(chosen)} {plan.describe()}: {error}")
                     continue
             done.append(found)
+            before = found.after
             file.write(json.dumps(_row(found)) + "\n")
             file.flush()
             times = f"{found.predicted_step_time * 1e3:.1f} ms predicted, {found.measured_step_time * 1e3:.1f} measured"
-            _note(f"{number}/{len(chosen)} {found.plan}: {times} ({found.time_error:+.1%}), load {found.load:.1f}")
+            paces = f"drift {found.before:.2f} to {found.after:.2f}, load {found.load:.1f}"
+            _note(f"{number}/{len(chosen)} {found.plan}: {times} ({found.time_error:+.1%}), {paces}")
     return done
 
 

@@ -176,7 +176,7 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
         steps=len(times),
         losses=losses(job.plan, len(times), folder),
         step_times=times,
-        step_time=median(times[WARM_UP:] or times),
+        step_time=typical(times),
         peak_memory=held(job.plan, folder, "peak") or timeline.peak_memory,
         timeline=timeline,
         verification=compare(*checked[0]) if checked else None,
@@ -184,6 +184,15 @@ def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
         host_memory=host_memory(job.plan, folder),
         reserved_memory=held(job.plan, folder, "reserved"),
     )
+
+
+def typical(times: Sequence[float]) -> float:
+    """Return the median seconds of the steps after the first two, if there are any.
+
+    >>> typical((9.0, 9.0, 2.0, 3.0, 1.0))
+    2.0
+    """
+    return median(times[WARM_UP:] or times)
 
 
 def held(plan: Plan, folder: Path, what: str) -> float:

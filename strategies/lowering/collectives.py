@@ -12,10 +12,11 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.clipping import norm_axes
 from strategies.lowering.cuts import Cuts
+from strategies.lowering.one_step import one_step
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.placed import NORM
 from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import Skeleton, Slot, skeleton
+from strategies.lowering.skeleton import Skeleton, Slot
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.traffic import passes_of
 from strategies.lowering.variant import kind_of
@@ -61,7 +62,7 @@ class _Counted:
         self.plan, self.cuts, self.volumes = plan, one, Volumes(one)
         self.table = one.machine.table
         shape = step_shape(one, self.volumes)._replace(microbatches=plan.num_microbatches)
-        self.tasks: Skeleton = skeleton(shape)
+        self.tasks: Skeleton = one_step(shape)
         self.times = np.bincount(self.tasks.slot_of, minlength=len(self.tasks.slots)).tolist()
 
     def of(self, rank: int) -> Counter[Communication]:

@@ -9,10 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from strategies.lowering.offload import ACTIVATIONS, FROM_HOST, TO_HOST
+from strategies.lowering.task_list import Waits
 from strategies.schedule import Action, ActionKind, Schedule
-
-Waits = list[tuple[int | None, int]]
-"""Tasks that must have ended, and the pipeline positions through which that is known."""
 
 Copy = Callable[[str, int, str, tuple[int, ...], int, Waits], int]
 """Adds a copy of a kind, at a position, of what, by key and microbatch, after others; returns its number."""

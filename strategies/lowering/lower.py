@@ -14,10 +14,11 @@ from strategies.lowering.assemble import assemble, frame
 from strategies.lowering.classes import ClassTable
 from strategies.lowering.contents import Contents
 from strategies.lowering.cuts import Cuts
+from strategies.lowering.one_step import one_step
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.residents import hosts, residents
 from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import Slot, skeleton
+from strategies.lowering.skeleton import Slot
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.lowering.traffic import traffic
@@ -91,7 +92,7 @@ def lower_with_sites(problem: Problem, plan: Plan) -> Sited:
     with no_collection():
         uncounted = replace(plan, num_microbatches=UNCOUNTED)
         passes = _passes(costs, uncounted, Granularity.OPERATOR, folded=True)
-        tasks = skeleton(passes.shape._replace(microbatches=plan.num_microbatches))
+        tasks = one_step(passes.shape._replace(microbatches=plan.num_microbatches))
         table = passes.cuts.machine.table
         place = frame(tasks, table)
         slots = zip(tasks.slots, place.instances, strict=True)
@@ -124,7 +125,7 @@ class _Step(NamedTuple):
         cuts, plan = self.passes.cuts, self.plan
         costs, machine, table = cuts.costs, cuts.machine, cuts.machine.table
         shape = self.passes.shape._replace(microbatches=plan.num_microbatches)
-        tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else skeleton(shape)
+        tasks = unflushed(shape, updates(costs, plan), count) if plan.asynchronous else one_step(shape)
         columns = assemble(tasks, table, self.passes.contents.of)
         flows = background(table)
         return Program(

@@ -24,10 +24,13 @@ from simulator.program import IntArray, Steps, StreamKind
 from strategies.in_order import in_order
 from strategies.lowering.assemble import Frame
 from strategies.lowering.data import overlaps
+from strategies.lowering.one_step import Step
+from strategies.lowering.passes import Chain
 from strategies.lowering.placed import tied_kind
-from strategies.lowering.skeleton import Builder, Chain, Site, Skeleton
+from strategies.lowering.skeleton import Site, Skeleton
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.step_shape import StepShape
+from strategies.lowering.task_list import Waits
 from strategies.plan import Plan
 from strategies.schedule import Action, ActionKind
 
@@ -68,7 +71,7 @@ def steps(tasks: Skeleton, place: Frame, plan: Plan) -> Steps:
     return Steps(order.reshape(int(step.max()) + 1, -1), plan.depth)
 
 
-class _Unflushed(Builder):
+class _Unflushed(Step):
     """Abstract tasks of many steps while they are collected.
 
     ``due`` are for each position the steps whose update is still to come, ``made`` what ends its gradients of a
@@ -88,38 +91,38 @@ class _Unflushed(Builder):
     def build(self) -> Skeleton:
         """Return the abstract tasks of all steps."""
         for actions in in_order(self.order):
-            self._actions(actions)
+            self.add_actions(actions)
         for position, due in enumerate(self.due):
             while due:
                 self._renew(position, due.pop(0))
-        return replace(self._skeleton(), step_of=np.array(self.step_of, dtype=np.int64))
+        return replace(self.skeleton(), step_of=np.array(self.step_of, dtype=np.int64))
 
-    def _task(self, slot: int, microbatch: int, waits: list[tuple[int | None, int]]) -> int:
+    def task(self, slot: int, microbatch: int, waits: Waits) -> int:
         self.step_of.append(self.step)
-        return super()._task(slot, microbatch, waits)
+        return super().task(slot, microbatch, waits)
 
-    def _tasks(self, slots: list[int], microbatch: int) -> None:
+    def tasks(self, slots: list[int], microbatch: int) -> None:
         self.step_of += [self.step] * len(slots)
-        super()._tasks(slots, microbatch)
+        super().tasks(slots, microbatch)
 
-    def _is_final(self, action: Action) -> bool:
+    def is_final(self, action: Action) -> bool:
         return action.kind is ActionKind.BACKWARD and (action.microbatch + 1) % self.when.every == 0
 
-    def _awaited(self, action: Action) -> list[int | None]:
+    def awaited(self, action: Action) -> list[int | None]:
         step, number = divmod(action.microbatch, self.microbatches)
         first = action.kind is ActionKind.FORWARD and number == 0
         weights = self.weights.pop((self.order.rank_of(action.stage), step - 2), None) if first else None
-        return [*super()._awaited(action), weights]
+        return [*super().awaited(action), weights]
 
-    def _actions(self, actions: tuple[Action, ...]) -> None:
+    def add_actions(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
             position, step = self.order.rank_of(action.stage), action.microbatch // self.microbatches
             latest = step - (2 if action.kind is ActionKind.FORWARD else 1)
             while self.due[position] and self.due[position][0] <= latest and self._needs_update(action):
                 self._renew(position, self.due[position].pop(0))
             self.step = step
-            super()._actions((action,))
-            if self._is_final(action):
+            super().add_actions((action,))
+            if self.is_final(action):
                 self._finish(position, step)
 
     def _needs_update(self, action: Action) -> bool:
@@ -152,7 +155,7 @@ class _Unflushed(Builder):
             streams = ((first, StreamKind.DATA), (second, StreamKind.DATA))
             for leg in range(legs):
                 waits = [(task, p) for p in pair for task in self.made[p, step]] if leg == 0 else []
-                summed = self._add(Site(tied_kind(*pair), first), "tied", (number, leg), streams, -1, waits)
+                summed = self.add(Site(tied_kind(*pair), first), "tied", (number, leg), streams, -1, waits)
                 self.leaving[first] = self.leaving[second] = summed
 
     def _renew(self, position: int, step: int) -> None:

@@ -37,7 +37,7 @@ def test_the_first_plans_are_of_every_split() -> None:
 
 
 def row(plan: str, predicted: float, measured: float, peak: float = 1.0) -> Trial:
-    return Trial(2, plan, predicted, measured, peak, 1.0, {"forward": predicted}, {"forward": measured}, 0.0)
+    return Trial(2, plan, predicted, measured, peak, 1.0, {"forward": predicted}, {"forward": measured}, 0.0, 1.0, 1.0)
 
 
 def test_a_summary_has_median_and_worst_error_and_the_order() -> None:
@@ -64,6 +64,7 @@ def test_an_interrupt_keeps_what_is_done(
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(prediction_trials, "calibrate", lambda **_: cluster(2))
+    monkeypatch.setattr(prediction_trials, "drift", lambda _: 1.0)
     monkeypatch.setattr(prediction_trials, "trial", interrupted)
     out = tmp_path / "rows.jsonl"
     assert main(["--out", str(out)]) == 130
@@ -80,7 +81,7 @@ def test_bad_input_says_what_holds(arguments: Sequence[str], capsys: pytest.Capt
 
 def test_one_trial_is_predicted_and_run(tmp_path: Path) -> None:
     plan = plans(problem(2), 2, 3, TINY)[2]  # data parallel
-    found = trial(problem(2), plan, 2, tmp_path, TINY)
+    found = trial(problem(2), plan, 2, tmp_path, spec=TINY)
     assert found.measured_step_time > 0 and found.predicted_step_time > 0
     assert found.predicted_peak_memory == pytest.approx(found.measured_peak_memory, rel=0.05)
     assert found.predicted_kinds.keys() == found.measured_kinds.keys()

@@ -13,9 +13,11 @@ from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.lower import _Passes, _Step
+from strategies.lowering.one_step import Step
+from strategies.lowering.passes import Chain
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import Builder, Chain, Skeleton
+from strategies.lowering.skeleton import Skeleton
 from strategies.lowering.step_shape import PartShape, StageShape
 from strategies.lowering.unflushed import _Unflushed, updates
 from strategies.lowering.volumes import Volumes
@@ -25,11 +27,11 @@ from .plans import Case, any_cases
 from .problems import problem
 
 
-class OneByOne(Builder):
+class OneByOne(Step):
     """Adds every part of every pass as if it were the only one of its kind."""
 
-    def _action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
-        return super()._action(action, chain, alone=False)
+    def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
+        return super().action(action, chain, alone=False)
 
 
 class StepsOneByOne(OneByOne, _Unflushed):
@@ -62,7 +64,7 @@ def test_passes_added_at_once_are_those_added_part_by_part(case: Case) -> None:
             when = updates(costs, plan)
             assert told(_Unflushed(shape, when, 3).build()) == told(StepsOneByOne(shape, when, 3).build())
         else:
-            assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+            assert told(Step(shape).build()) == told(OneByOne(shape).build())
 
 
 PARTS = st.builds(PartShape, st.integers(0, 2), st.booleans(), st.booleans(), st.booleans(), beside=st.just(False))
@@ -83,7 +85,7 @@ def test_it_holds_wherever_parts_run_beside_others(passes: tuple[tuple[PartShape
         StageShape(*passes[3 * at : 3 * at + 3], (), units=stage.units) for at, stage in enumerate(shape.stages)
     )
     shape = shape._replace(stages=stages, hosts_wait=hosts_wait)
-    assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+    assert told(Step(shape).build()) == told(OneByOne(shape).build())
 
 
 def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other() -> None:
@@ -96,7 +98,7 @@ def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other()
     parts = (own, collective, own)
     stages = tuple(stage._replace(forward=parts, backward=parts, last=parts, buckets=()) for stage in shape.stages)
     shape = shape._replace(stages=stages)
-    assert told(Builder(shape).build()) == told(OneByOne(shape).build())
+    assert told(Step(shape).build()) == told(OneByOne(shape).build())
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,380 @@
+"""The passes of a schedule as abstract tasks: parts, what they gather, keep, reduce and send, in order of each rank."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.program import IntArray, StreamKind
+from strategies.lowering.kept import Activations
+from strategies.lowering.offload import FROM_HOST, GRADIENTS, HOST, PARAMETERS, SUM, TO_HOST
+from strategies.lowering.placed import BACKWARD, FORWARD, hop_kind
+from strategies.lowering.skeleton import RANK, Site
+from strategies.lowering.step_shape import Leaving, PartShape, StepShape
+from strategies.lowering.task_list import TaskList, Waits
+from strategies.lowering.variant import FIRST, JOINED, variant_of
+from strategies.mesh import REPLICA
+from strategies.orders import actions
+from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
+from strategies.schedules.rule import Placement
+
+
+class _PartSlots(NamedTuple):
+    """The streams that a part holds and its slots: launching before, itself phase by phase, launching after."""
+
+    held: tuple[StreamKind, ...]
+    lead: int
+    legs: tuple[int, ...]
+    rest: int
+
+
+@dataclass(slots=True)
+class Chain:
+    """The end of what runs one after another: the last task, the streams it holds, and others that must end too.
+
+    ``beside`` is what runs beside the next task.
+    """
+
+    tail: int | None = None
+    held: tuple[StreamKind, ...] = ()
+    beside: int | None = None
+    joined: int | None = None
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """All that has to end."""
+        return self.tail, self.joined
+
+
+class _Body(NamedTuple):
+    """The tasks of a pass that wait for none but its own; numbers count from the first of them.
+
+    ``tail`` and ``joined`` end the chain, and ``held`` are the streams there.
+    """
+
+    slots: list[int]
+    edges: IntArray
+    tail: int
+    joined: int | None
+    held: tuple[StreamKind, ...]
+
+
+class Passes(TaskList):
+    """Abstract tasks of passes while they are collected.
+
+    ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
+    a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
+    joined, ``on_host`` the buckets that hosts have gradients of, ``computed`` each position's last task that computes.
+    ``bodies`` are the tasks of passes alike, and where they were added again.
+    """
+
+    def __init__(self, shape: StepShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.order = schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+        self.placement = rule_of(shape.schedule).placement
+        self.first, self.final = self.order.first_gradients, self.order.last_gradients
+        self.parts: dict[tuple[int, ...], _PartSlots] = {}
+        self.bodies: dict[tuple[int, ...], tuple[_Body, list[int]]] = {}
+        self.chain = [Chain() for _ in range(shape.ranks)]
+        self.leaving: list[int | None] = [None] * shape.ranks
+        self.scattered: list[int | None] = [None] * shape.ranks
+        self.arrived: dict[Action, int] = {}
+        self.joins = _joins(shape)
+        self.activations = Activations(self.order)
+        self.summed: list[int | None] = [None] * shape.ranks
+        self.on_host: set[tuple[int, int]] = set()
+        self.computed: list[int | None] = [None] * shape.ranks
+
+    def add_actions(self, actions: tuple[Action, ...]) -> None:
+        """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
+        chain = self.chain[self.order.rank_of(actions[0].stage)]
+        chains = [chain, *(replace(chain) for _ in actions[1:])]
+        alone = len(actions) == 1
+        runs = [self.action(action, own, alone=alone) for action, own in zip(actions, chains, strict=True)]
+        for _ in zip_longest(*runs):
+            pass
+        for other in chains[1:]:
+            chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
+
+    def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
+        """Add the tasks of an action, up to its next collective at a time.
+
+        Where it runs ``alone`` and gathers, keeps and reduces nothing, it is like all others of its variant.
+        """
+        position, stage = self.order.rank_of(action.stage), self.shape.stages[action.stage]
+        final, shared = self.is_final(action), self.shape.sharing
+        begins = shared.begins and action == self.first[action.stage]
+        variant = variant_of(action, final) + JOINED * (action in self.joins) + FIRST * begins
+        blocks = stage.forward_kept if action.kind is ActionKind.FORWARD else stage.backward_kept
+        leaves = final or (shared.gradients and action.kind in MAKES_GRADIENTS)
+        waits = self.awaited(action)
+        hosts_wait = [*waits, chain.tail] if self.shape.hosts_wait else []
+        if shared.gradients:
+            waits.append(self.leaving[position])
+        if alone and not (leaves or blocks or shared.parameters or self.shape.hosts_wait_inside):
+            self._alike(chain, position, action, variant, waits, hosts_wait)
+        else:
+            kept, units = (
+                self.activations.begin(action, blocks, chain, self.copy),
+                _Units(self, chain, action, variant),
+            )
+            for index, part in enumerate(stage.parts(variant)):
+                waits += [*kept.before(index), *units.before(index)]
+                if shared.copies and leaves and self._leaving_after(action, index):
+                    waits.append(self.scattered[position])
+                self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+                hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
+                waits = self._reduce(chain, position, action, index) if leaves else []
+                kept.after(index)
+                units.after(index)
+                if part.legs and not part.beside:
+                    yield
+        if action.kind is not ActionKind.WEIGHT:
+            self._send(chain, position, action)
+
+    def _alike(
+        self,
+        chain: Chain,
+        position: int,
+        action: Action,
+        variant: int,
+        waits: list[int | None],
+        hosts_wait: list[int | None],
+    ) -> None:
+        """Add the parts of a pass like others: but for the first each waits for those before it alone."""
+        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)):
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
+            if not part.beside:
+                self._rest(chain, position, action, variant, index + 1)
+                return
+            waits, hosts_wait = [], []
+
+    def _rest(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> None:
+        """Add the parts of a pass from ``first`` on, of which each waits for those before it alone."""
+        key, start = (action.stage, variant), len(self.slot_of)
+        if key in self.bodies:
+            body, starts = self.bodies[key]
+            starts.append(start)
+            self.tasks(body.slots, action.microbatch)
+        else:
+            body = self._body(chain, position, action, variant, first)
+            self.bodies[key] = body, []
+            self.repeated.append((body.edges, self.bodies[key][1]))
+        chain.tail, chain.joined, chain.held = start + body.tail, _shifted(body.joined, start), body.held
+
+    def _body(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> _Body:
+        """Add the parts of a pass from ``first`` on, and return what they are."""
+        start, num_edges = len(self.slot_of), len(self.edges)
+        for index, part in enumerate(self.shape.stages[action.stage].parts(variant)[first:], first):
+            self._part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
+        edges = np.array(self.edges[num_edges:], dtype=np.int64).reshape(-1, 3) - (start, start, 0)
+        assert chain.tail is not None
+        return _Body(self.slot_of[start:], edges, chain.tail - start, _shifted(chain.joined, -start), chain.held)
+
+    def is_final(self, action: Action) -> bool:
+        """Return whether an action makes the last gradients of its stage before an update."""
+        return action == self.final[action.stage]
+
+    def awaited(self, action: Action) -> list[int | None]:
+        """Return what an action waits for besides those before it on its rank: what another rank sends."""
+        if action.kind is ActionKind.WEIGHT:
+            return []
+        return [self.arrived.pop(action._replace(kind=_AWAITED[action.kind]), None)]
+
+    def _part(
+        self,
+        chain: Chain,
+        position: int,
+        key: tuple[int, ...],
+        part: PartShape,
+        microbatch: int,
+        after: list[int | None],
+        launched_after: list[int | None],
+    ) -> None:
+        if key not in self.parts:
+            self.parts[key] = self._part_slots(position, key, part)
+        slots = self.parts[key]
+        waits = [(task, position) for task in (*after, chain.joined)]
+        if not any(kind in slots.held for kind in chain.held):  # else the stream they share keeps their order
+            waits.append((chain.tail, position))
+        if part.launched:
+            launched = self.task(slots.lead, microbatch, [(task, position) for task in launched_after])
+            waits.append((launched, position))
+        for slot in slots.legs:
+            number = self.task(slot, microbatch, waits)
+            waits = []
+        if StreamKind.COMPUTE in slots.held:
+            self.computed[position] = number
+        if part.launched:
+            self.task(slots.rest, microbatch, [])
+        if part.beside:
+            chain.beside = number
+            return
+        chain.joined, chain.beside = chain.beside, None
+        chain.tail, chain.held = number, slots.held
+
+    def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartSlots:
+        """Return the slots of a part, in the order of its tasks."""
+        held = _HELD[part.communicates] if not part.legs else _BESIDE if part.beside else (StreamKind.TENSOR,)
+        rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
+        site = Site(part.along, position) if part.legs or part.together else rank
+        streams = tuple((position, kind) for kind in held)
+        lead = self.slot(rank, "lead", key, launch) if part.launched else -1
+        if part.legs:
+            legs = tuple(self.slot(site, "collective", (*key, leg), streams) for leg in range(part.legs))
+        else:
+            legs = (self.slot(site, "pass", key, streams),)
+        return _PartSlots(held, lead, legs, self.slot(rank, "rest", key, launch) if part.launched else -1)
+
+    def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
+        """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
+        shared, before = self.shape.sharing, self.scattered[position]
+        found = self._leaving_after(action, part)
+        for leaving in found:
+            self._leave(chain, position, action, leaving)
+        if not found or not shared.gradients:
+            return []
+        return [before if shared.ahead else self.leaving[position]]
+
+    def _leaving_after(self, action: Action, part: int) -> list[Leaving]:
+        """Return the buckets that leave after a part of an action."""
+        return [each for each in self.shape.stages[action.stage].buckets if each.after(action.kind) == part]
+
+    def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
+        """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""
+        final = self.is_final(action)
+        microbatch = action.microbatch if self.shape.sharing.gradients else -1
+        after = chain.tail
+        for kind, stream, legs in (
+            (leaving.kind, StreamKind.DATA, leaving.legs),
+            (REPLICA, StreamKind.REPLICA, leaving.replicas if final else 0),
+        ):
+            for leg in range(legs):
+                waits = [(after, position)] if leg == 0 else []
+                key, streams = (action.stage, leaving.number, leg), ((position, stream),)
+                after = self.add(Site(kind, position), "reduce", key, streams, microbatch, waits)
+                self.leaving[position] = after
+                if kind != REPLICA:
+                    self.scattered[position] = after
+
+        if leaving.copied:
+            bucket = (action.stage, leaving.number)
+            waits = [(after, position), (chain.joined, position)]
+            copy = self.copy(TO_HOST, position, GRADIENTS, bucket, microbatch, waits)
+            self.leaving[position] = self.scattered[position] = copy
+            if bucket in self.on_host:
+                self.summed[position] = self.copy(HOST, position, SUM, bucket, microbatch, [(copy, position)])
+            self.on_host.add(bucket)
+
+    def copy(
+        self,
+        kind: str,
+        position: int,
+        what: str,
+        key: tuple[int, ...],
+        microbatch: int,
+        waits: Waits,
+    ) -> int:
+        """Add a copy between a rank and its host."""
+        return self.add(Site(kind, position), what, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
+
+    def _send(self, chain: Chain, position: int, action: Action) -> None:
+        """Send what an action made to the stage that waits for it, if it is on another rank."""
+        forward = action.kind is ActionKind.FORWARD
+        stage = action.stage + (1 if forward else -1)
+        if not 0 <= stage < self.order.num_stages:
+            return
+        target = self.order.rank_of(stage)
+        if target == position:
+            return
+        ahead = forward if self.placement is Placement.LOOP else target > position
+        out, into = _STREAMS[ahead]
+        hops = self.placement is Placement.WRITTEN and abs(target - position) > 1
+        site = Site(hop_kind(position, target) if hops else FORWARD if ahead else BACKWARD, position)
+        streams = ((position, out), (target, into))
+        waits = [(chain.tail, position)]
+        sent = self.add(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
+        self.arrived[Action(stage, _AWAITED[action.kind], action.microbatch)] = sent
+
+
+class _Units:
+    """The units of one pass while its tasks are added: each is gathered ahead of its parts."""
+
+    def __init__(self, builder: Passes, chain: Chain, action: Action, variant: int) -> None:
+        self.builder, self.chain, self.action = builder, chain, action
+        self.position, stage = builder.order.rank_of(action.stage), builder.shape.stages[action.stage]
+        self.units = stage.gathered(action.kind)
+        self.gathered = builder.shape.sharing.gathered(variant, len(self.units))
+        self.ready: dict[int, int] = {}
+        self.begun = 0
+        self._reach(0)
+
+    def before(self, part: int) -> list[int | None]:
+        """Return what a part waits for: the gather of the unit that begins with it."""
+        return [self.ready[part]] if part in self.ready else []
+
+    def after(self, part: int) -> None:
+        """Gather the unit that may come now that a part has ended."""
+        self._reach(part + 1)
+
+    def _reach(self, part: int) -> None:
+        """Gather the unit that may come as a part begins: ahead of the one that is read from there on."""
+        if self.begun == len(self.units) or self.units[self.begun].first != part:
+            return
+        following = self.begun + self.builder.shape.sharing.ahead
+        first, computed = (following, None) if self.begun else (0, self.builder.computed[self.position])
+        for unit in range(first, min(following + 1, len(self.units))):
+            self._gather(unit, computed)
+        self.begun += 1
+
+    def _gather(self, unit: int, computed: int | None = None) -> None:
+        """Gather a unit's parameters when what the rank computes now has ended; the stream keeps gathers in order.
+
+        The first of a pass wait for all that was ``computed`` before, of which some may be another pass's in turns.
+        """
+        shape, position, builder = self.units[unit], self.position, self.builder
+        reduced = None if builder.shape.sharing.ahead else builder.leaving[position]
+        after = [*dict.fromkeys((*self.chain.ends, computed, reduced))]
+        legs = [(kind, leg) for kind, count in shape.gathers for leg in range(count)]
+        for kind, leg in legs if self.gathered[unit] else ():
+            waits, after = [(task, position) for task in after], []
+            if kind == FROM_HOST:
+                unit_of = (self.action.stage, shape.block)
+                copy = builder.copy(kind, position, PARAMETERS, unit_of, self.action.microbatch, waits)
+                self.ready[shape.first], after = copy, [copy]
+                continue
+            key, streams = (self.action.stage, shape.block, leg), ((position, StreamKind.GATHER),)
+            site = Site(kind, position)
+            self.ready[shape.first] = builder.add(site, "unshard", key, streams, self.action.microbatch, waits)
+
+
+def _joins(shape: StepShape) -> frozenset[Action]:
+    """Return the actions whose passes find or leave other parameters gathered than most of their kind."""
+    if not shape.sharing.parameters:
+        return frozenset()
+    rows = actions(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
+    chosen = shape.sharing.joins(rows)
+    found = zip(*(column[chosen].tolist() for column in rows[:3]), strict=True)
+    return frozenset(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in found)
+
+
+def _shifted(task: int | None, by: int) -> int | None:
+    return None if task is None else task + by
+
+
+_HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}
+_BESIDE = (StreamKind.CONTEXT,)
+_HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
+_STREAMS = {
+    True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
+    False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
+}
+_AWAITED = {
+    ActionKind.FORWARD: ActionKind.FORWARD,
+    ActionKind.BACKWARD: ActionKind.BACKWARD,
+    ActionKind.INPUT: ActionKind.BACKWARD,
+}
+"""What the next stage waits for, by what makes it."""

@@ -1,0 +1,65 @@
+"""The pace of a machine is found from the steps it would take, and scales what it says it scales."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tiny_jobs import cluster
+
+from executor import pace as module
+from executor.job import Job
+from executor.pace import Pace, at_pace, drift, pace
+from simulator.cluster import Cluster
+from simulator.collective_kinds import Collective, CollectiveCurve
+from simulator.engine import simulate
+from simulator.models.transformer import build
+from strategies.lowering import lower
+from strategies.problem import Problem
+
+
+def machine() -> Cluster:
+    """Two cores whose kernels and messages all cost something."""
+    found = cluster(2)
+    points = ((2.0**10, 1e-4), (2.0**24, 2e-2))
+    curves = tuple(CollectiveCurve(each, 2, points) for each in Collective if each is not Collective.PUSH_PULL)
+    node, count = found.nodes[0]
+    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=5e-5)
+    return replace(found, nodes=((replace(node, accelerator=device), count),), collectives=curves)
+
+
+def steps_of(there: Cluster) -> object:
+    """Return what measures jobs as a machine would run them, exactly."""
+
+    def measured(jobs: Sequence[Job]) -> list[float]:
+        found = []
+        for job in jobs:
+            problem = Problem(build(job.spec, job.training.sequence, "fp32"), there, job.training)
+            found.append(simulate(lower(problem, job.plan), "longest_path").step_time)
+        return found
+
+    return measured
+
+
+def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, messages=1.7)
+    monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), meant)))
+    # a factor of 1 has a small weight beside the plans, which draws every figure a little towards it
+    assert astuple(pace(machine())) == pytest.approx(astuple(meant), rel=0.05)
+
+
+def test_drift_is_what_the_minute_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), Pace().times(1.5))))
+    assert drift(machine()) == pytest.approx(1.5, rel=1e-3)
+
+
+def test_a_machine_at_pace_takes_as_much_longer() -> None:
+    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0))
+    device, slow = before.accelerator, after.accelerator
+    assert device.peak("fp32") / slow.peak("fp32") == pytest.approx(2)
+    assert slow.launch / device.launch == pytest.approx(3)
+    assert slow.optimizer_launch / device.optimizer_launch == pytest.approx(3)
+    assert slow.sharded_launch / device.sharded_launch == pytest.approx(4)
+    assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(5)
