@@ -80,6 +80,7 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
     gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
     layer = _layer(TINY)
     sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
+    unit = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
     stepping = median(rank["tiny_optimizer"] for rank in ranks)
     return Accelerator(
         name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
@@ -93,6 +94,7 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
             for kind, seconds in kinds.items()
         ),
         sharded_launch=max(sharded, 0.0),
+        unit_launch=max(unit, 0.0),
         optimizer_launch=stepping / len(layer.parameters),
         computes_collectives=True,
     )

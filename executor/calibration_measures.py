@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import LayerNorm, Linear
@@ -34,7 +35,7 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
-    figures = 2 * len(MATMULS) + 2 * len(GRADIENTS) + len(KINDS) + 2 + 4 * len(sizes) * len(MESSAGES)
+    figures = 2 * len(MATMULS) + 2 * len(GRADIENTS) + len(KINDS) + 3 + 4 * len(sizes) * len(MESSAGES)
     measure = partial(_median_time, share=seconds / figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
@@ -47,6 +48,7 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     note("dispatch")
     result["layer"] = measure(_tiny_layer())
     result["sharded_layer"] = measure(_tiny_sharded_layer())
+    result["sharded_unit"] = measure(_tiny_sharded_unit())
     result["tiny_optimizer"] = measure(_optimizer(TINY))
     for kind, prepare in KINDS.items():
         note(kind)
@@ -116,11 +118,27 @@ def _tiny_layer() -> Run:
 
 def _tiny_sharded_layer() -> Run:
     """Return the tiny layer with its products on distributed tensors, over a mesh of this rank alone."""
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     layer = Layer(TINY)
-    mesh = DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
-    parallelize_module(layer, mesh, layer_plan(Replicate()))
+    parallelize_module(layer, _own_mesh(), layer_plan(Replicate()))
     return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+
+
+def _tiny_sharded_unit() -> Run:
+    """Return the tiny layer as a unit of ``fully_shard``, over a mesh of this rank alone."""
+    layer: Any = fully_shard(Layer(TINY), mesh=_own_mesh())
+    source = _random(1, 2, TINY.hidden)
+    gradient = torch.ones_like(source)
+
+    def run() -> None:
+        layer(source).backward(gradient)
+        layer.zero_grad()
+
+    return run
+
+
+def _own_mesh() -> DeviceMesh:
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
 
 
 def _both_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:

@@ -2,7 +2,7 @@
 
 Kernels that a calibration repeats find their inputs in caches and their memory mapped; in a step others have been
 there in between, and Python walks through modules and the schedule of a pipeline. So plans of two reference models are
-run on all devices, one so small that launches count and one whose products do, and four factors are fitted to their
+run on all devices, one so small that launches count and one whose products do, and five factors are fitted to their
 step times. And a machine of which others share the processors has fast and slow minutes: the same step took 1.5 times
 as long half an hour later, which one such plan tells (`drift`).
 """
@@ -42,15 +42,16 @@ _PRIOR = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many times as long as a calibration says the work of kernels takes, launches, those on cut tensors, messages.
+    """How many times as long as a calibration says the figures of these names take; ``work`` is that of kernels.
 
     >>> Pace(launch=2.0).times(1.5)
-    Pace(work=1.5, launch=3.0, sharded_launch=1.5, messages=1.5)
+    Pace(work=1.5, launch=3.0, sharded_launch=1.5, unit_launch=1.5, messages=1.5)
     """
 
     work: float = 1.0
     launch: float = 1.0
     sharded_launch: float = 1.0
+    unit_launch: float = 1.0
     messages: float = 1.0
 
     def times(self, factor: float) -> "Pace":
@@ -119,6 +120,7 @@ def _slowed(device: Accelerator, pace: Pace) -> Accelerator:
         launch=device.launch * pace.launch,
         optimizer_launch=device.optimizer_launch * pace.launch,
         sharded_launch=device.sharded_launch * pace.sharded_launch,
+        unit_launch=device.unit_launch * pace.unit_launch,
     )
 
 
@@ -131,6 +133,8 @@ def _plans(problem: Problem) -> Iterator[Plan]:
     """Yield plans that use all ranks in one way each: data parallel first."""
     ranks = problem.cluster.num_devices
     yield complete(problem, Layout(data=ranks, microbatch=BATCH))
+    if ranks > 1:
+        yield complete(problem, Layout(data=ranks, microbatch=BATCH, zero=3))
     if 1 < ranks <= MEASURED.heads:
         yield complete(problem, Layout(tensor=ranks, microbatch=BATCH))
     if 1 < ranks <= MEASURED.layers:

@@ -77,6 +77,7 @@ def _accelerator(device: Accelerator) -> Data:
         "kernel_bandwidth": dict(device.kernel_bandwidth),
         "kernel_bandwidth_default": device.kernel_bandwidth_default,
         "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
+        "unit_launch": exact(device.unit_launch, Dimension.TIME),
         "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
         "computes_collectives": device.computes_collectives,
     }

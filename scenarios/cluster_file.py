@@ -186,6 +186,7 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
         kernel_bandwidth_default=table.kernel_bandwidth_default,
         reserved=table.reserved,
         sharded_launch=table.sharded_launch,
+        unit_launch=table.unit_launch,
         optimizer_launch=table.optimizer_launch,
         computes_collectives=table.computes_collectives,
     )

@@ -49,6 +49,9 @@ class Accelerator:
     sharded_launch
         Seconds that a kernel on tensors cut over ranks takes more, and the update of a cut
         parameter, where the framework's dispatch is not hidden (torch's DTensor on a CPU).
+    unit_launch
+        Seconds that the framework takes to gather a unit of fully sharded parameters, and to reduce its gradients,
+        besides the message, where that is not hidden (torch's ``fully_shard`` on a CPU).
     optimizer_launch
         Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
         0 for fused optimizers.
@@ -69,6 +72,7 @@ class Accelerator:
     kernel_bandwidth_default: float = 1.0
     reserved: float = 0.0
     sharded_launch: float = 0.0
+    unit_launch: float = 0.0
     optimizer_launch: float = 0.0
     computes_collectives: bool = False
 
@@ -77,7 +81,7 @@ class Accelerator:
             raise ValueError(f"accelerator {self.name}: peak_flops are positive, met {self.peak_flops}")
         if min(self.memory, self.memory_bandwidth) <= 0:
             raise ValueError(f"accelerator {self.name}: memory and bandwidth are positive, met {self}")
-        if min(self.launch, self.reserved, self.sharded_launch, self.optimizer_launch) < 0:
+        if min(self.launch, self.reserved, self.sharded_launch, self.unit_launch, self.optimizer_launch) < 0:
             raise ValueError(f"accelerator {self.name}: launch and reserved are not negative, met {self}")
         if self.sustained < 1:
             raise ValueError(f"accelerator {self.name}: sustained is at least 1, met {self.sustained}")
@@ -114,6 +118,7 @@ class Accelerator:
             memory_bandwidth=self.memory_bandwidth * factor,
             launch=self.launch / factor,
             sharded_launch=self.sharded_launch / factor,
+            unit_launch=self.unit_launch / factor,
             optimizer_launch=self.optimizer_launch / factor,
             matmul=replace(self.matmul, product_launch=self.matmul.product_launch / factor),
             attention=replace(self.attention, launch=self.attention.launch / factor),

@@ -2,6 +2,7 @@
 
 from simulator.collective_kinds import Collective
 from simulator.program import Category, Change, Flow, Piece, TaskKind, Work
+from simulator.units import to_ticks
 from strategies.lowering.assemble import Content
 from strategies.lowering.buffers import flat_gradients
 from strategies.lowering.clipping import norm_ticks
@@ -25,7 +26,7 @@ from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.residents import updates
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
-from strategies.mesh import TENSOR
+from strategies.mesh import REPLICA, TENSOR
 
 
 class Contents:
@@ -64,7 +65,24 @@ class Contents:
             return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self.volumes.at_the_end(slot)
-        return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name)
+        besides = self._units(slot, instance) if leg == 0 else 0
+        return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name, besides=besides)
+
+    def _units(self, slot: Slot, group: int) -> int:
+        """Return the ticks that the framework takes besides for the units that a communication gathers or reduces."""
+        if not self.cuts.sharing.gradients or slot.site.kind == REPLICA:
+            return 0
+        if slot.what == "unshard":
+            count = 1
+        elif slot.what == "reduce":
+            stage, bucket, _ = slot.key
+            count = len(self.cuts.buckets(stage)[bucket].blocks)
+        elif slot.what == "gather":
+            count = sum(len(self.plan.stages[stage].blocks) for stage in self.plan.stages_at(slot.site.position))
+        else:
+            return 0
+        rank = self.machine.rank(self.table.tables[slot.site.kind].classes[group][0])
+        return to_ticks(count * rank.accelerator.unit_launch)
 
     def _own(self, what: str, stage: int, variant: int, rank_class: int) -> tuple[Content, ...]:
         """Return what the parts of a pass do, or what is launched before each of them, or in the meantime."""
@@ -174,12 +192,13 @@ class Contents:
         name: str,
         *,
         named: bool = False,
+        besides: int = 0,
     ) -> Content:
         legs = communicator.legs(*what)
         now = legs[leg] if leg < len(legs) else Leg(0, 0, Flow(()))
         label = name if named else f"{what[0]} {name}"
-        moved = what[1] if leg == 0 else 0.0
-        work = self._plain((kind, stage, now.latency, label, moved), kind, stage, now.latency, label, moved=moved)
+        moved, ticks = what[1] if leg == 0 else 0.0, now.latency + besides
+        work = self._plain((kind, stage, ticks, label, moved), kind, stage, ticks, label, moved=moved)
         return Content(work, now.flow if now.flow.usage else None)
 
     def _plain(

@@ -44,9 +44,10 @@ def optimizer_ticks(
     """
     if training.frozen:
         return 0
-    tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero else held.tensors))
+    cut = plan.zero >= 2 and plan.shards > 1  # every parameter on its own, where others share them out
+    tensors = ceil(part * (ceil(held.tensors / plan.shards) if plan.zero and not cut else held.tensors))
     cast = held.quantised * (training.parameter_bytes + training.quantised_bytes) if training.quantised_bytes else 0
     seconds = optimizer_time(accelerator, part * (step_bytes(training, plan, held) + cast), tensors)
-    if plan.operator_ranks > 1:
+    if cut or plan.operator_ranks > 1:
         seconds += tensors * accelerator.sharded_launch
     return to_ticks(seconds)
