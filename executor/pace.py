@@ -36,7 +36,7 @@ SMALL = replace(MEASURED, hidden=32, ffn=64, name="")
 STEPS = 12
 """Steps of a plan of which the median counts, after some to warm up."""
 _MOST = 16.0
-_PRIOR = 0.02
+_PRIOR = 0.005
 """Weight of a factor of 1, where a plan's step weighs 1: it decides where no plan says anything."""
 
 

@@ -6,19 +6,17 @@ and as a page of Markdown. Rows are appended as they come: a run that was stoppe
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from executor.circumstances import circumstances, today
 from executor.job import Job
 from executor.launcher import ExecutionError, require_torch
 from executor.run import compare, run_jobs
@@ -111,26 +109,18 @@ def _failed(trial: Trial, why: str) -> Row:
     return {"key": trial.key, "state": FAILED, "reason": why}
 
 
-def circumstances() -> dict[str, Any]:
+def head_of_rows() -> dict[str, Any]:
     """Return under what the rows of a file were measured, its date left out."""
-    return {
-        "meshwise": version("meshwise"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "steps": STEPS,
-        "precision": "fp64",
-        "tolerance": TOLERANCE,
-    }
+    return {**circumstances(), "steps": STEPS, "precision": "fp64", "tolerance": TOLERANCE}
 
 
 def known_rows(path: Path) -> tuple[dict[str, Any], dict[str, Row]]:
     """Return the head of a file and its rows by key; neither where it is missing or of other circumstances."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut short
-    now = circumstances()
+    now = head_of_rows()
     if not rows or {name: value for name, value in rows[0].items() if name != "date"} != now:
-        return {"date": time.strftime("%Y-%m-%d", time.gmtime()), **now}, {}
+        return {"date": today(), **now}, {}
     told = (row for row in rows[1:] if row["state"] in (EQUAL, DIFFERENT))
     return rows[0], {row["key"]: {name: row[name] for name in _MEASURED} for row in told}
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from executor.busy import busy_by_kind
 from executor.calibrate import calibrate
+from executor.circumstances import circumstances, today
 from executor.launcher import ExecutionError
 from executor.pace import Pace, at_pace, drift
 from executor.run import WARM_UP, execute
@@ -193,6 +194,7 @@ def run(most: int, ranks: int, steps: int, seconds: float, out: Path) -> list[Tr
     before = drift(machine)
     chosen = plans(problem, ranks, most)
     with out.open("w") as file:
+        file.write(json.dumps({"date": today(), **circumstances(), "ranks": ranks, "steps": steps}) + "\n")
         for number, plan in enumerate(chosen, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
@@ -242,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> list[Trial]:
-    """Return the trials in a file of rows; none where it is missing."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    """Return the trials in a file of rows, whose first line is no trial; none where it is missing."""
+    lines = path.read_text().splitlines()[1:] if path.exists() else []
     rows = [json.loads(line) for line in lines]
     return [Trial(**{name: row[name] for name in Trial.__dataclass_fields__}) for row in rows]
 

@@ -78,6 +78,8 @@ class Framework:
         last product, and what follows it.
     keeps_remainders
         Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+    keeps_shards
+        Whether a rank has its shards of parameters besides the whole ones that ZeRO 2 leaves it.
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     waits_for_passes
@@ -111,6 +113,7 @@ class Framework:
     waits_for_exchanges: bool
     recomputes_unread: bool
     keeps_remainders: bool
+    keeps_shards: bool
     quantised_parameters: bool
     waits_for_passes: bool
     waits_for_collectives: bool
@@ -142,6 +145,7 @@ MEGATRON = Framework(
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
     keeps_remainders=False,
+    keeps_shards=False,
     quantised_parameters=False,
     waits_for_passes=False,
     waits_for_collectives=False,
@@ -199,6 +203,7 @@ TORCH = Framework(
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
     keeps_remainders=False,
+    keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
     quantised_parameters=False,
     waits_for_passes=False,
     waits_for_collectives=False,
@@ -212,11 +217,14 @@ TORCH_FUSED_LOSS = replace(
     loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
 )
 
-MINDSPORE = replace(TORCH, name="mindspore", recomputes_unread=True)  # Cell.recompute runs all of a cell again
+MINDSPORE = replace(
+    TORCH, name="mindspore", keeps_shards=False, recomputes_unread=True
+)  # Cell.recompute runs all of a cell again
 
 XLA = replace(
     TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
     name="xla",
+    keeps_shards=False,
     keeps_gates=False,  # XLA fuses what is done point by point
     flattens_gradients=False,  # a collective reads the gradient where the product has put it
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code

@@ -28,7 +28,12 @@ BUCKET_BYTES = 25 * 2**20
 
 def overlaps(cluster: Cluster, plan: Plan) -> bool:
     """Return whether gradients are reduced while backward still makes others."""
-    return plan.replicas > 1 and plan.overlap_gradients and not cluster.accelerator.computes_collectives
+    return asks_for_overlap(plan) and not cluster.accelerator.computes_collectives
+
+
+def asks_for_overlap(plan: Plan) -> bool:
+    """Return whether a plan has gradients to reduce, and wants that beneath backward."""
+    return plan.replicas > 1 and plan.overlap_gradients
 
 
 def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:

@@ -1,16 +1,15 @@
 """Fully sharded data parallel: gradients (ZeRO 2) and parameters (ZeRO 3) are kept as shards too.
 
-With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, because only
-shards of them are kept. With ZeRO 3 a unit, one block of the network, is gathered before its
-forward and again before its backward, and its gradients are reduced after it; its experts by the
-ranks that hold the same ones, after the rest of it. A unit is gathered
-while the one before it in the same pass computes; the first of a pass when the rank turns to it. A
-loss reads no parameters and is no part of a unit: what is gathered at the start of the backward that begins
-with it comes when its own backward has ended.
-The reduction of a bucket runs beneath the backward of the next one, and ends before the one after
-that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters
-and two buckets' gradients, whatever time communication takes. Some frameworks copy the gradients of a bucket into
-one piece before they reduce it, when the reduction before it has ended, and free them then.
+With ZeRO 2 every microbatch's backward reduces its gradients bucket by bucket, because only shards of them are kept.
+With ZeRO 3 a unit, one block of the network, is gathered before its forward and again before its backward, and its
+gradients are reduced after it; its experts by the ranks that hold the same ones, after the rest of it. A unit is
+gathered while the one before it in the same pass computes; the first of a pass when the rank turns to it. A loss reads
+no parameters and is no part of a unit: what is gathered at the start of the backward that begins with it comes when its
+own backward has ended. The reduction of a bucket runs beneath the backward of the next one, and ends before the one
+after that begins; the next pass waits for all reductions. So a rank holds at most two units' parameters and two
+buckets' gradients, whatever time communication takes, and where a core computes its collectives itself. Some frameworks
+copy the gradients of a bucket into one piece before they reduce it, when the reduction before it has ended, and free
+them then.
 
 Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
 comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
@@ -48,7 +47,7 @@ from simulator.cluster import Cluster
 from simulator.operator_graph import OperatorKind
 from simulator.program import Category, Change, IntArray
 from simulator.units import to_ticks
-from strategies.lowering.data import Filling, overlaps
+from strategies.lowering.data import Filling, asks_for_overlap, overlaps
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.recompute import BlockMemory
 from strategies.lowering.variant import (
@@ -82,6 +81,9 @@ class Sharing(NamedTuple):
         Whether they are given up after a forward; else they stay from the first forward to the last backward.
     ahead
         How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
+    held
+        How many units a rank has gathered ahead, and how many buckets it still has while it computes: 0 or 1. A
+        framework gathers ahead where a device computes its own collectives too, though nothing is won.
     copies
         Whether the gradients of a bucket are copied into one piece before they are reduced.
     begins
@@ -92,6 +94,7 @@ class Sharing(NamedTuple):
     parameters: bool = False
     reshard: bool = True
     ahead: int = 1
+    held: int = 1
     copies: bool = False
     begins: bool = False
 
@@ -136,10 +139,11 @@ def sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
     """
     on_host = any(plan.offload.parameters)
     gradients, parameters = ((plan.zero >= least and plan.shards > 1) or on_host for least in (2, 3))
-    ahead = overlaps(cluster, plan) or (on_host and plan.shards == 1)
+    alone = on_host and plan.shards == 1
+    ahead, held = overlaps(cluster, plan) or alone, asks_for_overlap(plan) or alone
     copies = gradients and plan.shards > 1 and training.conventions.flattens_gradients
     begins = begin_in_step(training, plan)
-    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), copies, begins)
+    return Sharing(gradients, parameters, plan.reshard_after_forward, int(ahead), int(held), copies, begins)
 
 
 class Changes(NamedTuple):
@@ -203,11 +207,11 @@ def changes(
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
             if comes[unit]:
-                gathered[max(unit - shared.ahead, 0)].append(change)
+                gathered[max(unit - shared.held, 0)].append(change)
                 for shard in shards[unit : unit + 1]:
                     change_of_shard = Change(Category.PARAMETERS, shard * training.parameter_bytes)
-                    gathered[max(unit - shared.ahead, 0)].append(change_of_shard)
-                    released[max(unit - shared.ahead, 0)].append(change_of_shard)
+                    gathered[max(unit - shared.held, 0)].append(change_of_shard)
+                    released[max(unit - shared.held, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
     if shared.gradients and kind is ActionKind.INPUT:
@@ -220,11 +224,11 @@ def changes(
                 there = undeferred[block] if kind is ActionKind.WEIGHT and filling.kind == DATA else 0
                 acquired[block].append(Change(Category.GRADIENTS, (elements - there) * training.gradient_bytes))
                 change = Change(Category.GRADIENTS, elements * training.gradient_bytes)
-                gone = ends[min(ends.index(end) + shared.ahead, len(ends) - 1)]
+                gone = ends[min(ends.index(end) + shared.held, len(ends) - 1)]
                 (left if shared.copies and gone == end else released)[gone - 1].append(change)
                 copied[end - 1] += change.size * shared.copies
         for block, shard in enumerate(shards):  # every block is a bucket
-            size, gone = shard * training.gradient_bytes, min(block + shared.ahead, len(shards) - 1)
+            size, gone = shard * training.gradient_bytes, min(block + shared.held, len(shards) - 1)
             if gone > block:  # it comes out of the reduction
                 (left if copied[block] else released)[block].append(Change(Category.GRADIENTS, -size))
                 released[gone].append(Change(Category.GRADIENTS, size))

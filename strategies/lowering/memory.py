@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.accelerator import Accelerator
+from simulator.operator_graph import ITEMSIZE
 from simulator.program import Category, IntArray, MemoryChange
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.offload import ALL_ON_DEVICES, OnHost, host_states
@@ -55,6 +56,9 @@ def resident(
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
+    main = ITEMSIZE[training.dtype] > 2  # shards of 16 bits have main weights, which are among the states
+    if plan.zero == 2 and plan.shards > 1 and main and training.conventions.keeps_shards:
+        weights += share
     sizes = {
         Category.PARAMETERS: several.weights * ((weights - on_host.parameters) * training.parameter_bytes + quantised),
         Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * kept_bytes,

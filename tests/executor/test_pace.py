@@ -26,7 +26,7 @@ def machine() -> Cluster:
     points = ((2.0**10, 1e-4), (2.0**24, 2e-2))
     curves = tuple(CollectiveCurve(each, 2, points) for each in Collective if each is not Collective.PUSH_PULL)
     node, count = found.nodes[0]
-    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=5e-5)
+    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=5e-5, unit_launch=2e-4)
     return replace(found, nodes=((replace(node, accelerator=device), count),), collectives=curves)
 
 
@@ -44,7 +44,7 @@ def steps_of(there: Cluster) -> object:
 
 
 def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, messages=1.7)
+    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, unit_launch=3.0, messages=1.7)
     monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), meant)))
     # a factor of 1 has a small weight beside the plans, which draws every figure a little towards it
     assert astuple(pace(machine())) == pytest.approx(astuple(meant), rel=0.05)
@@ -56,10 +56,11 @@ def test_drift_is_what_the_minute_takes_longer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_machine_at_pace_takes_as_much_longer() -> None:
-    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0))
+    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0, 6.0))
     device, slow = before.accelerator, after.accelerator
     assert device.peak("fp32") / slow.peak("fp32") == pytest.approx(2)
     assert slow.launch / device.launch == pytest.approx(3)
     assert slow.optimizer_launch / device.optimizer_launch == pytest.approx(3)
     assert slow.sharded_launch / device.sharded_launch == pytest.approx(4)
-    assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(5)
+    assert slow.unit_launch / device.unit_launch == pytest.approx(5)
+    assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(6)

@@ -76,3 +76,11 @@ def test_experts_are_shared_among_the_ranks_that_hold_the_same() -> None:
     # of 1001 elements 601 are of experts: the other 400 lie over 4 ranks, those over the 2 that hold the same experts
     shared = replace(plan(data=4, zero=1), mesh=Mesh((Axis(DATA, 2), Axis(EXPERT, 2))))
     assert updated_parameters(shared, 1001, 601) == 400 // 4 + 301
+
+
+def test_ranks_that_share_parameters_have_a_part_of_every_tensor() -> None:
+    # of 1001 elements over 4 ranks at most 251, in parts of all 10 tensors, each cut
+    shared, slower = plan(data=4, zero=3), replace(SLOW, sharded_launch=0.25)
+    assert seconds(shared) == pytest.approx(0.5 + 10 * 1e-3 + 24 * 251e-6)
+    more = optimizer_ticks(slower, TRAINING, shared, HELD) - optimizer_ticks(SLOW, TRAINING, shared, HELD)
+    assert more == pytest.approx(to_ticks(10 * 0.25))

@@ -1,0 +1,80 @@
+"""Ranks on cores that share parameters and gradients hold what the simulator says: torch gathers ahead there too."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tiny_jobs import cluster
+
+from executor.job import Job
+from executor.measured_timeline import read_timeline
+from executor.run import run_jobs
+from simulator.cluster import Cluster
+from simulator.engine import simulate
+from simulator.models.transformer import Transformer, build
+from simulator.program import Category
+from simulator.timeline import Timeline
+from strategies.completion import complete
+from strategies.layout import Layout
+from strategies.lowering import lower
+from strategies.problem import Problem
+from strategies.recomputation import Recompute
+from strategies.training import Training
+
+pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
+
+SPEC = Transformer(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, tied_embeddings=False)
+SEQUENCE = 64
+
+
+def cores() -> Cluster:
+    """Two devices that compute their own collectives."""
+    found = cluster(2)
+    node, count = found.nodes[0]
+    device = replace(node.accelerator, computes_collectives=True)
+    return replace(found, nodes=((replace(node, accelerator=device), count),))
+
+
+def problem() -> Problem:
+    return Problem(build(SPEC, SEQUENCE, "fp32"), cores(), Training(16, SEQUENCE, "fp32", framework="torch"))
+
+
+def job(**layout: Any) -> Job:
+    return Job(SPEC, problem().training, complete(problem(), Layout(data=2, **layout)), steps=1)
+
+
+JOBS = {
+    "ZeRO 2": job(microbatch=8, zero=2),
+    "ZeRO 3": job(microbatch=8, zero=3),
+    "ZeRO 3, recomputed": job(microbatch=4, zero=3, recompute=Recompute.FULL),
+}
+
+
+def told(name: str) -> Timeline:
+    return simulate(lower(problem(), JOBS[name].plan), "longest_path")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
+    """The measured timeline of every job."""
+    folder: Path = tmp_path_factory.mktemp("sharded")
+    pairs = [(each, folder / str(number)) for number, each in enumerate(JOBS.values())]
+    run_jobs(pairs)
+    return {name: read_timeline(each.plan, at) for name, (each, at) in zip(JOBS, pairs, strict=True)}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_peak_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
+    assert told(name).peak_memory == pytest.approx(ran[name].peak_memory, rel=0.02)
+
+
+def test_with_zero_2_a_rank_has_whole_parameters_and_its_shards() -> None:
+    # 4 bytes a parameter, and half of them again; states are two moments of 4 bytes of its half
+    parameters = problem().graph.num_parameters
+    held = dict(zip(Category, told("ZeRO 2").memory[0].usage[0], strict=True))
+    assert held[Category.PARAMETERS] == pytest.approx(4 * parameters * 1.5, rel=1e-3)
+    assert held[Category.OPTIMIZER] == pytest.approx(2 * 4 * parameters / 2, rel=1e-3)
