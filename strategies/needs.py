@@ -55,10 +55,12 @@ class Needs:
 
     def _by_simulation(self, plan: Plan) -> bool:
         """Return whether what a device holds is not worked out from the order of its passes alone."""
-        copies = self._flattens and any(
-            plan.offload.optimizer
-        )  # how long the flat copy is held hangs on the host's step
-        return plan.offload.in_passes or plan.offload.step is StepPlace.DEVICE or copies or _interleaves(plan)
+        copies = self._flattens and any(plan.offload.optimizer)  # how long they are held hangs on the host's step
+        server = (
+            plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
+        )  # it has states, and a batch of its own
+        on_device = plan.offload.step is StepPlace.DEVICE
+        return plan.offload.in_passes or on_device or copies or server or _interleaves(plan)
 
     def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
         return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.engine import simulate, step_time
 from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
 from strategies.problem import Problem
@@ -74,3 +75,13 @@ def test_one_data_rank_has_nothing_to_reduce() -> None:
     small = problem(devices=2)
     layouts = [Layout(tensor=2, gradient_reduction=how) for how in ("all_reduce", "parameter_server")]
     assert seconds(small, layouts[0]) == seconds(small, layouts[1])
+
+
+def test_of_uneven_batches_the_server_may_not_be_the_fullest() -> None:
+    # the server has the states, and another rank the larger batch: no rank has both
+    served = Layout(data=3, gradient_reduction="parameter_server")
+    small, larger = (problem(devices=3, layers=1, batch=batch) for batch in (4, 6))
+    uneven = complete(small, replace(served, microbatch=(1, 1, 2)))
+    even = complete(larger, replace(served, microbatch=2))
+    told = simulate(lower(small, uneven)).peak_memory
+    assert SimulatedCost(small).peak_memory(uneven) == told < SimulatedCost(larger).peak_memory(even)
