@@ -137,12 +137,21 @@ def _executable(problem: Problem, ranks: int, spec: Transformer) -> Iterator[Pla
 
 
 def trial(
-    problem: Problem, plan: Plan, steps: int, folder: Path, before: float = 1.0, spec: Transformer = SPEC
+    problem: Problem,
+    plan: Plan,
+    steps: int,
+    folder: Path,
+    before: float = 1.0,
+    calm: float = 1.0,
+    spec: Transformer = SPEC,
 ) -> Trial:
-    """Return one plan predicted and run for ``steps`` steps after the first two; ``before`` is the drift until now."""
+    """Return one plan predicted and run for ``steps`` steps after the first two.
+
+    ``before`` is the drift until now over ``calm``, that at the calibration.
+    """
     load = os.getloadavg()[0]
     run = execute(spec, problem.training, plan, steps=steps + WARM_UP, verify=False, folder=folder)
-    after = drift(problem.cluster)
+    after = drift(problem.cluster) / calm
     now = replace(problem, cluster=at_pace(problem.cluster, Pace().times(math.sqrt(before * after))))
     predicted = simulate(lower(now, plan), "discrete_event")
     return Trial(
@@ -191,14 +200,14 @@ def run(most: int, ranks: int, steps: int, seconds: float, out: Path) -> list[Tr
     machine = calibrate(processes=ranks, seconds=seconds)
     problem = Problem(build(SPEC, TRAINING.sequence, TRAINING.precision), machine, TRAINING)
     done: list[Trial] = []
-    before = drift(machine)
+    before, calm = 1.0, drift(machine)
     chosen = plans(problem, ranks, most)
     with out.open("w") as file:
         file.write(json.dumps({"date": today(), **circumstances(), "ranks": ranks, "steps": steps}) + "\n")
         for number, plan in enumerate(chosen, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
-                    found = trial(problem, plan, steps, Path(folder), before)
+                    found = trial(problem, plan, steps, Path(folder), before, calm)
                 except ExecutionError as error:
                     _note(f"{number}/{len(chosen)} {plan.describe()}: {error}")
                     continue
