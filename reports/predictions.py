@@ -42,7 +42,7 @@ def draw_predictions(files: Sequence[tuple[Row, Sequence[Row]]], path: Path | st
         raise ValueError("a picture of predictions needs rows, met none")
     with sheet(path, _TOP + _SIDE + 100) as figure:
         first = files[0][0]
-        facts = f"{first['machine']}, torch {first['torch']}, {first['date']}; median of {first['steps']} steps a plan"
+        facts = f"{first['machine']}, torch {first['torch']}, {first['date']}"
         header(figure, "Steps of plans that ran: predicted against measured", facts)
         side = min(_SIDE, (WIDTH - _LEFT - 40) // len(files) - _GAP)
         for place, (head, rows) in enumerate(files):
@@ -74,7 +74,8 @@ def _draw(ax: Axes, head: Row, rows: Sequence[Row]) -> None:
         axis.set_ticks(ticks, [str(each) for each in ticks])
         axis.set_ticks([], minor=True)
     ax.set_xlabel("measured, ms")
-    ax.text(0.0, 1.085, f"{head['ranks']} ranks", fontsize=14, fontweight="bold", transform=ax.transAxes)
+    title = f"{head['ranks']} ranks, median of {head['steps']} steps"
+    ax.text(0.0, 1.085, title, fontsize=14, fontweight="bold", transform=ax.transAxes)
     ax.text(0.0, 1.03, summary(rows), fontsize=11, color=QUIET, transform=ax.transAxes)
 
 
@@ -117,7 +118,8 @@ def page(files: Sequence[tuple[Row, Sequence[Row]]]) -> str:
             f"## {head['ranks']} ranks",
             "",
             f"{summary(rows)}. Peak memory: median error {median(sizes):.1%}, worst {max(sizes):.1%}.",
-            f"Measured on {head['date']}: {head['machine']}, Python {head['python']}, torch {head['torch']}.",
+            f"Median of {head['steps']} steps, measured on {head['date']}: {head['machine']}, "
+            f"Python {head['python']}, torch {head['torch']}.",
             "",
             "| plan | predicted | measured | error | drift | peak memory error |",
             "|---|---|---|---|---|---|",
