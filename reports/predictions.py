@@ -4,7 +4,6 @@
 ``python -m executor.prediction_trials`` writes them.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 
 from reports.figure import GRID, QUIET, WIDTH, axes, header, sheet
 from reports.palette import SERIES
+from reports.plan_matrix import read_rows
 from reports.text import plain
 from simulator.rank_correlation import kendall_tau
 
@@ -137,11 +137,8 @@ def _line(row: Row) -> str:
 
 def read_files(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Return heads and rows of the files in a folder, by their number of ranks."""
-    found = []
-    for path in folder.glob("predictions-*-ranks.jsonl"):
-        head, *rows = (json.loads(line) for line in path.read_text().splitlines())
-        found.append((head, rows))
-    return sorted(found, key=lambda each: int(each[0]["ranks"]))
+    files = map(read_rows, folder.glob("predictions-*-ranks.jsonl"))
+    return sorted(files, key=lambda each: int(each[0]["ranks"]))
 
 
 if __name__ == "__main__":

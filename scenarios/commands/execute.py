@@ -112,10 +112,7 @@ def execute(
     from scenarios.loader import load
     from scenarios.nearest import reason
 
-    if (resume or checkpoint_every) and out is None:
-        raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
-    if resume and not Path(str(out)).is_dir():
-        raise ValueError(f"{out}: resuming needs the folder of a run, met none")
+    _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
     check_page(report)
     if report is not None and (top is not None or rendezvous is not None):
         raise ValueError("--report tells of one run, met it with --top or --rendezvous")
@@ -126,9 +123,7 @@ def execute(
     if cluster is not None:
         value = value.on(load_cluster(cluster))
     if top is not None:
-        for given, option in ((plan, "--plan"), (module, "--module"), (rendezvous, "--rendezvous"), (data, "--data")):
-            if given is not None:
-                raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
+        _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})
         execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, device=device, as_json=as_json)
         return
     spread = hosts.spread(value, processes, rendezvous, collect=collect, out=out, module=module)
@@ -173,6 +168,21 @@ def execute(
     if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
+
+
+def _check_folder(out: str | None, *, resume: bool, keeps: bool) -> None:
+    """Raise where a run that ``keeps`` checkpoints has no folder, or one that goes on finds none."""
+    if keeps and out is None:
+        raise ValueError("--checkpoint-every and --resume need a folder that stays: --out DIR")
+    if resume and not Path(str(out)).is_dir():
+        raise ValueError(f"{out}: resuming needs the folder of a run, met none")
+
+
+def _check_top(options: dict[str, str | None]) -> None:
+    """Raise where an option says what --top finds itself."""
+    for option, given in options.items():
+        if given is not None:
+            raise ValueError(f"--top runs plans that it finds for the executor's own model, met {option} {given}")
 
 
 def _options(

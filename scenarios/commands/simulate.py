@@ -75,13 +75,9 @@ def simulate(
     collectives stand beside the simulator's: exit code 0 where states and collectives are the same and peaks within
     3 %, 1 where not, 2 where the executor cannot build the plan. It needs torch.
     """
-    from reports.explanation import changes_lines
     from scenarios.cluster_file import load_cluster
     from scenarios.files import check_output
     from scenarios.loader import load
-    from scenarios.nearest import nearest_that_fits, reason
-    from scenarios.nothing_fits import nothing_fits
-    from scenarios.scenario import layout_of
 
     outputs = (
         (timeline, (".png", ".svg", ".html")),
@@ -101,14 +97,7 @@ def simulate(
     result = value.simulate(engine=engine.value)
     document = result.to_json()
     if not result.fits:
-        why, near = reason(result), nearest_that_fits(value.problem, result.plan)
-        more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)])
-        document |= {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
-        if as_json:
-            emit(document)
-        note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
-        for line in changes_lines(more):
-            note(line)
+        _tell_what_would_fit(value, result, document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
         from scenarios.files import write
@@ -141,6 +130,23 @@ def simulate(
     if checked is not None and not checked.equal:
         note("the simulator and the executor's model differ")
         raise typer.Exit(FAILED)
+
+
+def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
+    """Say why a plan does not fit, the nearest one that does, and changes that make room."""
+    from reports.explanation import changes_lines
+    from scenarios.nearest import nearest_that_fits, reason
+    from scenarios.nothing_fits import nothing_fits
+    from scenarios.scenario import layout_of
+
+    why, near = reason(result), nearest_that_fits(value.problem, result.plan)
+    more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)])
+    if as_json:
+        changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
+        emit(document | changes)
+    note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
+    for line in changes_lines(more):
+        note(line)
 
 
 def _checked(value: Any) -> Any:
