@@ -117,12 +117,22 @@ class Tracker(MemTracker):
         if isinstance(t, DTensor) or not self.leaves_out(t):
             super()._track(reftype, t)
 
+    def _update_and_maybe_create_winfos(self, t: Tensor, *args: Any, **kwargs: Any) -> set[Any]:
+        if not isinstance(t, DTensor) and self.leaves_out(t):  # a state of an optimizer on the host
+            return set()
+        return super()._update_and_maybe_create_winfos(t, *args, **kwargs)
+
     def _update_peak_stats(self, _: Any) -> None:
         self.peak = max(self.peak, self._curr_mem_snap.get(torch.device("cpu"), {"Total": 0})["Total"])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.inferring:
             return func(*args, **kwargs or {})
+        if (read := _tensors((args, kwargs))) and all(map(self.leaves_out, read)):  # the host computes
+            made = func(*args, **kwargs or {})
+            for tensor in _tensors(made):
+                self._left_out[tensor.untyped_storage()] = True
+            return made
         result: Any = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if result is not NotImplemented and getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
             self._note(func, args)
@@ -133,7 +143,7 @@ class Tracker(MemTracker):
         if operator in _SILENT:
             return
         kind, ranks = _NAMES.get(operator, operator), _ranks(args)
-        sizes = [sum(t.nbytes for t in tree_leaves(part) if isinstance(t, Tensor)) for part in args]
+        sizes = [sum(t.nbytes for t in _tensors(part)) for part in args]
         size = max(sizes)
         if operator == "all_gather_into_tensor":  # it makes the full buffer
             size *= len(ranks)
@@ -169,6 +179,10 @@ class Tracker(MemTracker):
         return module
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _ranks(args: Any) -> tuple[int, ...]:
     """Return the ranks of the group that a communication's arguments name."""
     for argument in args:
@@ -183,22 +197,19 @@ def _ranks(args: Any) -> tuple[int, ...]:
 
 
 @contextmanager
-def fake_rank(rank: int, ranks: int, dtype: torch.dtype, replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
+def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
     """Run the body as ``rank`` of ``ranks`` that do not exist, on tensors without data, and yield what counts them.
 
     Parameters
     ----------
-    dtype
-        That of tensors which name none.
     replaced
         Objects, names of theirs and what these are meanwhile.
     """
-    tracker, default, infer = Tracker(), torch.get_default_dtype(), "_propagate_tensor_meta_non_cached"
+    tracker, infer = Tracker(), "_propagate_tensor_meta_non_cached"
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
         # what an equal mesh of another rank has left there names that rank's groups
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(dtype)
         with ExitStack() as stack:
             for target, name, value in (
                 *replaced,
@@ -212,7 +223,6 @@ def fake_rank(rank: int, ranks: int, dtype: torch.dtype, replaced: Sequence[tupl
                 stack.enter_context(context)
             yield tracker
     finally:
-        torch.set_default_dtype(default)
         dist.destroy_process_group()
 
 

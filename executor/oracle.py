@@ -10,7 +10,7 @@ from functools import partial
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor import trainer as executor_trainer
 from executor.accelerator import Accelerator
@@ -57,6 +57,7 @@ class FakeHostMemory(HostMemory):
 class RankMemory:
     """Bytes of one rank: what stays from step to step, and the most at any moment of a step.
 
+    Shards of 16 bits are the main weights, which are among ``optimizer``.
     ``steps`` are the counters that Adam keeps, one fp32 number a parameter tensor; ``optimizer`` is without them.
     """
 
@@ -87,14 +88,28 @@ class FakeTrainer(Trainer):
         each = (values.values() for values in states(self.optimizer).values())
         kept = [value for values in each for value in values if isinstance(value, Tensor)]
         here = [parameter for parameter in self.parameters if not self.host.holds(local(parameter.detach()))]
+        mains = [parameter for parameter in here if parameter.dtype is not DTYPES[self.job.training.precision]]
         memory = RankMemory(
-            nbytes(here),
+            nbytes(here) - nbytes(mains),
             nbytes(p.grad for p in here if p.grad is not None),
-            nbytes(value for value in kept if value.dim()),
+            nbytes(value for value in kept if value.dim()) + nbytes(mains),
             nbytes(value for value in kept if not value.dim()),
             tracker.peak,
         )
         return RankOracle(memory, tuple(tracker.messages))
+
+
+def _converted(network: Network, dtype: torch.dtype) -> Network:
+    """Do as ``Module.to`` does, which refuses tensors that something knows by weak references, as the tracker does."""
+    made: dict[Tensor, nn.Parameter] = {}  # tied ones once
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.dtype is not dtype:
+                setattr(module, name, made.setdefault(parameter, nn.Parameter(parameter.detach().to(dtype))))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+    return network
 
 
 def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTrainer) -> RankOracle:
@@ -102,9 +117,9 @@ def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTr
     replaced = (
         (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
         (executor_trainer, "initialize", lambda network, seed: None),
-        (Network, "to", lambda network, dtype: network),
+        (Network, "to", _converted),
     )
-    with fake_rank(rank, job.plan.mesh.num_ranks, DTYPES[job.training.precision], replaced) as tracker:
+    with fake_rank(rank, job.plan.mesh.num_ranks, replaced) as tracker:
         with (
             patch.object(executor_trainer, "DistributedDataParallel", tracker.unsynchronised),
             patch.object(executor_trainer, "HostMemory", partial(FakeHostMemory, tracker=tracker)),

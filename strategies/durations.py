@@ -6,7 +6,7 @@ from typing import NamedTuple
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from strategies.lowering.clipping import SQUARES, norm_ticks
-from strategies.lowering.data import bucket_limit, buckets, reduces_in_buckets, reduction
+from strategies.lowering.data import bucket_limit, buckets, reduced_bytes, reduces_in_buckets, reduction
 from strategies.lowering.division import Division
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.parameters import Parameters
@@ -142,7 +142,7 @@ class Durations:
             shared = ((DATA, dense), (EXPERT_DATA, experts))
             late, gather = [0] * plan.pipeline, [0] * plan.pipeline
             for kind, counts in shared if plan.replicas > 1 and not early else ():
-                _add(late, _data_ticks(machine, kind, reduction(plan), counts, training.gradient_bytes))
+                _add(late, _data_ticks(machine, kind, reduction(plan), counts, reduced_bytes(training, plan)))
             for kind, counts in shared if plan.replicas > 1 and plan.zero in (1, 2) else ():
                 _add(gather, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes))
             summed = [0] * plan.pipeline
@@ -170,10 +170,11 @@ class Durations:
 
     def _leaving(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return for every stage the ticks in which its buckets are reduced."""
-        return self._of_buckets(plan, machine, reduction(plan), self.costs.problem.training.gradient_bytes)
+        size = reduced_bytes(self.costs.problem.training, plan)
+        return self._of_buckets(plan, machine, reduction(plan), size)
 
     def _of_buckets(
-        self, plan: Plan, machine: Machine, collective: Collective, size: int
+        self, plan: Plan, machine: Machine, collective: Collective, size: float
     ) -> tuple[tuple[int, ...], ...]:
         """Return for every stage the ticks of a collective on each bucket, of elements of some size."""
         kinds = self.buckets(plan, machine)
@@ -217,7 +218,7 @@ def _send_ticks(machine: Machine, kind: str, first: int, sizes: Sequence[float])
 
 
 def _data_ticks(
-    machine: Machine, kind: str, collective: Collective, counts: Iterable[int], size: int
+    machine: Machine, kind: str, collective: Collective, counts: Iterable[int], size: float
 ) -> tuple[int, ...]:
     """Return the ticks of a collective of groups of a kind at every position, of elements of some size."""
     return tuple(

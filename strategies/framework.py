@@ -79,7 +79,8 @@ class Framework:
     keeps_remainders
         Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
     keeps_shards
-        Whether a rank has its shards of parameters besides the whole ones that ZeRO 2 leaves it.
+        Whether a rank that shares states with ZeRO 2 or 3 has its shards in the precision of the states: besides the
+        whole parameters that ZeRO 2 leaves it, and with 16 bits as the main weights, of which it keeps no other shard.
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     waits_for_passes

@@ -126,6 +126,16 @@ class Training:
         return self._state_bytes * (OPTIMIZERS[self.optimizer] + half) - remainder * self.parameter_bytes
 
     @property
+    def mains_as_shards(self) -> bool:
+        """Whether fully sharded ranks keep no shards of parameters but the main weights, which are among the states."""
+        return ITEMSIZE[self.dtype] == 2 and self.conventions.keeps_shards and not self.frozen
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of one parameter of the shard that a fully sharded rank gathers from, which its host may keep."""
+        return self._state_bytes if self.mains_as_shards else self.parameter_bytes
+
+    @property
     def factored_bytes(self) -> int:
         """Bytes of optimizer state for one row or column of a matrix, and for one element of a vector.
 

@@ -12,6 +12,7 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.clipping import norm_axes
 from strategies.lowering.cuts import Cuts
+from strategies.lowering.data import reduced_bytes
 from strategies.lowering.one_step import one_step
 from strategies.lowering.pieces import Granularity
 from strategies.lowering.placed import NORM
@@ -100,7 +101,10 @@ class _Counted:
                 _, leg, (collective, size), _ = self.volumes.at_the_end(slot)
                 if leg == 0 and collective is Collective.PUSH_PULL:
                     axes = self._axes(slot.site.kind)
-                    yield from ((Communication(kind, axes, size), count) for kind in (PUSHED, PULLED))
+                    training = self.cuts.training
+                    elements = size / reduced_bytes(training, self.plan)
+                    yield Communication(PUSHED, axes, elements * training.gradient_bytes), count
+                    yield Communication(PULLED, axes, elements * training.updated_bytes), count
                 elif leg == 0:
                     yield self._one(collective, slot.site.kind, size), count
 

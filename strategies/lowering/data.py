@@ -126,6 +126,15 @@ def reduction(plan: Plan) -> Collective:
     return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
 
 
+def reduced_bytes(training: Training, plan: Plan) -> float:
+    """Return the bytes of one parameter that `reduction` is given: those of its gradient.
+
+    A server is sent gradients and returns parameters; of these it is the mean.
+    """
+    gradient = training.gradient_bytes
+    return (gradient + training.updated_bytes) / 2 if reduction(plan) is Collective.PUSH_PULL else gradient
+
+
 def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:
     """Return the collective that sums a rank's share of so many gradients over replicas, and its bytes.
 

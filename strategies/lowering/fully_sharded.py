@@ -209,7 +209,7 @@ def changes(
             if comes[unit]:
                 gathered[max(unit - shared.held, 0)].append(change)
                 for shard in shards[unit : unit + 1]:
-                    change_of_shard = Change(Category.PARAMETERS, shard * training.parameter_bytes)
+                    change_of_shard = Change(Category.PARAMETERS, shard * training.shard_bytes)
                     gathered[max(unit - shared.held, 0)].append(change_of_shard)
                     released[max(unit - shared.held, 0)].append(change_of_shard)
             if goes[unit]:

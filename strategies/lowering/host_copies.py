@@ -60,7 +60,7 @@ def host_copy(cuts: Cuts, slot: Slot, rank: Rank) -> HostCopy:
     if slot.what == PARAMETERS:
         block = cuts.plan_costs.stages[stage].blocks[number]
         shard = updated_parameters(cuts.plan, block.parameters, block.experts)
-        return HostCopy(shard * training.parameter_bytes, f"parameters of {names[number]} from host", stage)
+        return HostCopy(shard * training.shard_bytes, f"parameters of {names[number]} from host", stage)
     assert slot.what in (GRADIENTS, SUM)
     bucket = cuts.buckets(stage)[number]
     size = _shard(cuts, bucket) * training.gradient_bytes

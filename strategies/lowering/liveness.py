@@ -44,9 +44,11 @@ class Liveness:
     def size(self, name: str, spec: ShardingSpec) -> int:
         """Return the bytes of a tensor in a layout, in the dtype the framework keeps it in."""
         size = self.layout.tensor_bytes(name, spec)
-        if name in self._logits and self.framework.logits_in_precision:
-            return size * self._logits[name] // ITEMSIZE[self.block.tensor[name].dtype]
-        return size
+        return self._in_precision(name, size) if self.framework.logits_in_precision else size
+
+    def _in_precision(self, name: str, size: int) -> int:
+        """Return the bytes of a tensor of ``size`` in the dtype of what makes it, which widens no logits."""
+        return size * self._logits[name] // ITEMSIZE[self.block.tensor[name].dtype] if name in self._logits else size
 
     def read(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor as an operator reads it."""
@@ -60,6 +62,10 @@ class Liveness:
         if name not in self._made:
             self._made[name] = self.size(name, self.layout.produced[name].complete)
         return self._made[name]
+
+    def gradient(self, name: str) -> int:
+        """Return the bytes of the gradient of a tensor as what makes the tensor reads it: of logits not widened."""
+        return self.made(name) if self.framework.logits_in_precision else self._in_precision(name, self.made(name))
 
     def share(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor between the collectives that bring it to a reader: gathered ones stay cut."""
@@ -199,9 +205,7 @@ class Liveness:
         Gradients of what operators with parameters put out stay, once they are there; those of all are taken off, for
         they count from the start on.
         """
-        found = {
-            operator.name: sum(map(self.made, operator.outputs)) for operator in self.operators if operator.parameters
-        }
+        found = {each.name: sum(map(self.gradient, each.outputs)) for each in self.operators if each.parameters}
         left, result = sum(found.values()), []
         for index, operator in enumerate(self.operators):  # at the first one all are there
             own = found.get(operator.name, 0)

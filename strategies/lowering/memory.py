@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.accelerator import Accelerator
-from simulator.operator_graph import ITEMSIZE
 from simulator.program import Category, IntArray, MemoryChange
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.offload import ALL_ON_DEVICES, OnHost, host_states
@@ -56,17 +55,18 @@ def resident(
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
-    main = ITEMSIZE[training.dtype] > 2  # shards of 16 bits have main weights, which are among the states
-    if plan.zero == 2 and plan.shards > 1 and main and training.conventions.keeps_shards:
-        weights += share
+    shards_away = 0 if training.mains_as_shards else on_host.parameters
+    if plan.shards > 1 and plan.zero >= 2 and training.conventions.keeps_shards:
+        shards = 0 if training.mains_as_shards else share
+        weights = weights + shards if plan.zero == 2 else shards
     sizes = {
-        Category.PARAMETERS: several.weights * ((weights - on_host.parameters) * training.parameter_bytes + quantised),
+        Category.PARAMETERS: several.weights * ((weights - shards_away) * training.parameter_bytes + quantised),
         Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * kept_bytes,
         Category.OPTIMIZER: states - states_away,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
     away = {
-        Category.PARAMETERS: on_host.parameters * training.parameter_bytes,
+        Category.PARAMETERS: shards_away * training.parameter_bytes,
         Category.GRADIENTS: on_host.parameters * training.gradient_bytes,
         Category.OPTIMIZER: states_away,
     }

@@ -320,7 +320,7 @@ def _deferred(
         outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
         gradients = sum(outputs.values())
         return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
-    gradients = sum(live.made(name) for each in live.operators if each.parameters for name in each.outputs)
+    gradients = sum(live.gradient(name) for each in live.operators if each.parameters for name in each.outputs)
     kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
     moments = tuple(kept + again + each + gradients for each in live.captured())
     return kept + again + gradients, gradients, moments

@@ -5,7 +5,7 @@ from math import ceil
 from simulator.collective_kinds import Collective
 from strategies.lowering.clipping import SQUARES
 from strategies.lowering.cuts import Cuts
-from strategies.lowering.data import SHARED, reduction, replica_sum
+from strategies.lowering.data import SHARED, reduced_bytes, reduction, replica_sum
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.replicated import summed_share
 from strategies.lowering.skeleton import Slot
@@ -25,11 +25,12 @@ class Volumes:
 
     def gradients(self, stage: int, bucket: int) -> Volume:
         """Return the reduction of a bucket of a stage."""
-        return reduction(self.plan), float(self.cuts.buckets(stage)[bucket].parameters * self.training.gradient_bytes)
+        size = reduced_bytes(self.training, self.plan)
+        return reduction(self.plan), float(self.cuts.buckets(stage)[bucket].parameters * size)
 
     def all_gradients(self, kind: str, position: int) -> Volume:
         """Return the reduction of all gradients of a position that the groups of a kind share."""
-        return reduction(self.plan), float(self.shared(kind, position) * self.training.gradient_bytes)
+        return reduction(self.plan), float(self.shared(kind, position) * reduced_bytes(self.training, self.plan))
 
     def updated(self, kind: str, position: int) -> Volume:
         """Return the gather of the parameters that the optimizer has updated as shards."""

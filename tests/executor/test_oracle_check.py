@@ -38,8 +38,8 @@ def case(
     return problem, complete(problem, chosen)
 
 
-def checked(global_batch: int = 8, spec: Transformer = SPEC, **layout: Any) -> Check:
-    return check(spec, *case(global_batch, spec, **layout))
+def checked(global_batch: int = 8, spec: Transformer = SPEC, precision: str = "fp32", **layout: Any) -> Check:
+    return check(spec, *case(global_batch, spec, precision, **layout))
 
 
 def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
@@ -64,6 +64,7 @@ def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tupl
         {"tensor": 2, "microbatch": 2, "sequence_parallel": True},
         {"tensor": 2, "microbatch": 2, "sequence_parallel": True, "recompute": Recompute.FULL},
         {"context": 2, "microbatch": 4, "attention": Attention.RING},
+        {"context": 2, "microbatch": 4, "attention": Attention.ALL_GATHER},
         {"pipeline": 2, "microbatch": 2},
         {"pipeline": 2, "microbatch": 2, "schedule": "gpipe"},
         {"pipeline": 2, "microbatch": 2, "schedule": "zb1p"},
@@ -73,6 +74,7 @@ def lines(found: Check, rank: int = 0) -> dict[tuple[str, tuple[str, ...]], tupl
         {"data": 2, "pipeline": 2, "microbatch": 2, "zero": 3, "global_batch": 16, "schedule": "gpipe"},
         {"microbatch": 8, "offload": offloading(["parameters", "optimizer"])},
         {"data": 2, "microbatch": 2, "offload": offloading(["optimizer"])},
+        {"data": 2, "microbatch": 1, "offload": offloading(["optimizer"])},  # what the host's step makes is on the host
         {"data": 2, "microbatch": 2, "offload": offloading(["activations"])},
         {"data": 128, "tensor": 4, "pipeline": 2, "global_batch": 512},
     ],
@@ -99,6 +101,24 @@ def test_states_collectives_and_peak_are_the_same(layout: dict[str, Any]) -> Non
 )
 def test_llama_is_the_same(layout: dict[str, Any]) -> None:
     found = checked(**({"spec": LLAMA} | layout))
+    assert found.equal, found.to_json()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"data": 2, "microbatch": 4},
+        {"data": 2, "microbatch": 2, "gradient_reduction": "parameter_server"},  # which returns 2 bytes a parameter
+        {"data": 2, "zero": 1, "microbatch": 4},
+        {"data": 2, "zero": 2, "microbatch": 2},  # shards are the main weights: none in bf16
+        {"data": 2, "zero": 3, "microbatch": 2},
+        {"pipeline": 2, "microbatch": 2, "schedule": "zb1p"},  # gradients of logits wait in bf16
+        {"pipeline": 2, "microbatch": 2, "schedule": "zb2p"},
+    ],
+    ids=str,
+)
+def test_bf16_is_the_same(layout: dict[str, Any]) -> None:
+    found = checked(**layout, precision="bf16")
     assert found.equal, found.to_json()
 
 

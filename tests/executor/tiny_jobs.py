@@ -22,7 +22,8 @@ SEQUENCE = 16
 
 
 def cluster(devices: int) -> Cluster:
-    accelerator = Accelerator("core", (("fp32", 1e11), ("fp64", 5e10)), memory=2.0**33, memory_bandwidth=1e10)
+    peaks = ("fp32", 1e11), ("fp64", 5e10), ("bf16", 1e11)
+    accelerator = Accelerator("core", peaks, memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
     return homogeneous("laptop", accelerator, Host("host", 2.0**34), 1, devices, link, link)
 

@@ -303,7 +303,7 @@ TABLE = (
         "parameter server",
         GPT,
         Layout(data=4, gradient_reduction="parameter_server"),
-        issue(1, PUSH_PULL, ALL_4, gpt() * G),  # [5]
+        issue(1, PUSH_PULL, ALL_4, gpt() * (G + P) // 2),  # [5]: gradients there and parameters back, their mean
     ),
     Row("zero 1", GPT, Layout(data=4, zero=1), zero_1(ALL_4, gpt())),
     Row(
