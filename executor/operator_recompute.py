@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from executor.private_torch import storage, to_keep
 from executor.recomputable import UNFUSED_CORE
 
 NORMS = ("input_norm", "feed_forward_norm")
@@ -88,16 +89,15 @@ class _Operators:
         result: Tensor = self.again(function, *inputs)
         reader = READERS.get(name)
         if name in NORMS or name == "activation" or reader in self.names:
-            storage = result.untyped_storage()
             recipe = _Recipe(function, [self._pack(each.detach()) for each in inputs], self.contexts)
             reference: Any = StorageWeakRef
-            self.dropped[storage.data_ptr()] = reference(storage), recipe
+            self.dropped[storage(result)] = reference(result.untyped_storage()), recipe
         return result
 
     def _pack(self, tensor: Tensor) -> Tensor | _Remade:
-        found = self.dropped.get(tensor.untyped_storage().data_ptr())
+        found = self.dropped.get(storage(tensor))
         if found is None or found[0].expired():  # another tensor lies there now
-            return tensor
+            return to_keep(tensor)
         return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 

@@ -80,6 +80,15 @@ def storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def to_keep(tensor: Tensor) -> Tensor:
+    """Return what a hook for saved tensors may keep of one, apart from its node.
+
+    What an operator keeps of its own results would keep the operator's node, which keeps the hook's: where autograd
+    does not free the graph, as in a backward in two parts, nothing ever would.
+    """
+    return tensor.detach() if tensor.grad_fn is not None else tensor
+
+
 def waited(tensor: Tensor) -> Tensor:
     """Return a tensor whose collective, if one makes it, has ended."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

@@ -22,6 +22,7 @@ from executor.operators.collectives import Ranks
 from executor.operators.layouts import Bringing, Layouts
 from executor.operators.movement import Move, Share
 from executor.operators.stages import StageProgram, stage_programs
+from executor.private_torch import to_keep
 from strategies.mesh import DATA, PIPELINE
 from strategies.plan import Plan
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
@@ -309,7 +310,7 @@ class Pass:
         def pack(saved: Tensor) -> Any:
             found = gathered.get(saved.untyped_storage().data_ptr())
             if found is None:
-                return saved
+                return to_keep(saved)
             return (*found, saved.size(), saved.stride(), saved.storage_offset())
 
         def unpack(kept: Any) -> Tensor:

@@ -21,6 +21,7 @@ from strategies.offloading import offloading  # noqa: E402
 from strategies.parallelism import Attention  # noqa: E402
 from strategies.plan import Plan, Recompute  # noqa: E402
 from strategies.problem import Problem  # noqa: E402
+from strategies.recomputation import SomeOperators  # noqa: E402
 from strategies.training import Training  # noqa: E402
 
 LAYERS, HIDDEN, FFN, VOCAB, SEQUENCE = 2, 256, 1024, 1024, 256
@@ -120,6 +121,17 @@ def test_llama_is_the_same(layout: dict[str, Any]) -> None:
 def test_bf16_is_the_same(layout: dict[str, Any]) -> None:
     found = checked(**layout, precision="bf16")
     assert found.equal, found.to_json()
+
+
+def test_operators_that_are_computed_again_leave_nothing_from_step_to_step() -> None:
+    # where backward is split torch keeps its graph until all gradients of weights are there
+    layout = {"pipeline": 2, "microbatch": 1, "schedule": "zb1p"}
+    kept, again = (checked(**layout, recompute=how) for how in (Recompute.NONE, SomeOperators(("activation", "up"))))
+    peaks = [
+        [line.oracle for rank in each.ranks for line in rank.memory if line.category == "peak"]
+        for each in (kept, again)
+    ]
+    assert all(less < more for more, less in zip(*peaks, strict=True))
 
 
 def test_tensor_parallel_sends_what_megatron_does() -> None:
