@@ -1,0 +1,47 @@
+"""What a process holds after many commands: a leak is seen, noise is not one."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from scenarios import soak
+from scenarios.soak import WARM_UP, Held, growth, held, main
+
+
+def test_growth_is_between_the_first_and_the_last_third() -> None:
+    # medians 100 and 110, whatever a single round shows
+    seen = [Held(memory, 10, 3, 1) for memory in (100, 100, 900, 105, 105, 105, 110, 110, 900)]
+    assert growth(seen) == {"memory": pytest.approx(0.1), "objects": 0, "files": 0, "threads": 0}
+
+
+@pytest.mark.parametrize(("each", "code"), [(0, 0), (1000, 1)])
+def test_a_leak_is_seen(each: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[list[int]] = []
+
+    def rounds() -> Iterator[Held]:
+        for _ in range(WARM_UP + 12):
+            lost.extend([] for _ in range(each))
+            yield held()
+
+    monkeypatch.setattr(soak, "rounds", rounds)
+    assert main(["--seconds", "1000"]) == code
+
+
+def test_caches_are_no_leak() -> None:
+    @lru_cache(maxsize=10**6)
+    def cached(number: int) -> list[int]:
+        return [number]
+
+    before = held().objects
+    for number in range(5000):
+        cached(number)
+    assert held().objects - before < 500
+    assert cached.cache_info().currsize == 0
+
+
+def test_a_round_runs_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(list(islice(soak.rounds(), 1))) == 1
