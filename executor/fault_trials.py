@@ -15,6 +15,7 @@ from random import Random
 from signal import SIGKILL, SIGSTOP
 from statistics import median
 
+from executor.circumstances import circumstances, today
 from executor.fault import LIMIT, Fault, Outcome, suffer
 from executor.job import Job
 from simulator.accelerator import Accelerator
@@ -73,7 +74,8 @@ def to_json(outcomes: Sequence[Outcome], ranks: int, seed: int) -> dict[str, obj
         fault = row.pop("fault") | {"signal": outcome.fault.signal.name}
         rows.append(fault | row | {"holds": outcome.holds(limit_of(outcome))})
     held = sum(bool(row["holds"]) for row in rows)
-    return {"ranks": ranks, "seed": seed, "trials": len(rows), "held": held, "rows": rows}
+    head = {"date": today(), **circumstances(), "ranks": ranks, "seed": seed, "trials": len(rows), "held": held}
+    return {**head, "rows": rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
