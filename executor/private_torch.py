@@ -69,10 +69,12 @@ def reduce_shards(module: nn.Module, *, last: bool) -> None:
         return
     module.set_requires_gradient_sync(True)
     module.set_requires_all_reduce(last)
+    module.set_is_last_backward(True)  # of this pass: torch's pipeline says so at the end of a step
     state: Any = module._get_fsdp_state()
     for each in state._state_ctx.all_states:
         for group in each._fsdp_param_groups:
             group.post_backward()
+    state._root_post_backward_final_callback()  # without it what was reduced last is kept to the next reduction
 
 
 def storage(tensor: Tensor) -> int:

@@ -240,7 +240,7 @@ class BlockCosts:
 
     def _leaves_whole(self, plan: Plan) -> bool:
         """Return whether gradients are reduced when a block's backward has made all of them, and counted apart."""
-        return plan.zero >= 2 and plan.shards > 1 and not plan.splits_backward
+        return plan.zero >= 2 and plan.shards > 1
 
     def _live(self, plan: Plan, name: str, sequences: int) -> Liveness:
         key = (name, self.cut(plan), sequences)

@@ -78,7 +78,8 @@ class Sharing(NamedTuple):
     parameters
         Whether parameters are gathered unit by unit.
     reshard
-        Whether they are given up after a forward; else they stay from the first forward to the last backward.
+        Whether they are given up after a forward; else they stay from the first forward to the last gradients of
+        weights: torch gives up with the reduction of these.
     ahead
         How many units are gathered ahead, and how many buckets' reductions run beneath computing: 0 or 1.
     held
@@ -102,7 +103,7 @@ class Sharing(NamedTuple):
         """Return the actions that find or leave other parameters gathered than most of their kind.
 
         Resharded: a forward's last unit is kept where the backward that begins with it follows at
-        once. Not resharded: the first forward of a stage gathers, and its last backward gives up.
+        once. Not resharded: the first forward of a stage gathers, and its last gradients of weights give up.
         """
         if not self.parameters:
             return np.zeros(len(rows.kind), np.bool_)
@@ -202,7 +203,7 @@ def changes(
     gathered: list[list[Change]] = [[] for _ in parameters]
     left: list[list[Change]] = [[] for _ in parameters]
     copied = [0] * len(parameters)
-    if shared.parameters and kind is not ActionKind.WEIGHT:
+    if shared.parameters and not (shared.reshard and kind is ActionKind.WEIGHT):
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
         for unit, elements in enumerate(parameters):
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)

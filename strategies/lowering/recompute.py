@@ -54,7 +54,8 @@ class BlockMemory(NamedTuple):
     gradients
         The part of it that only then exists: gradients of what operators with weights put out.
     inputs, weights
-        Where backward is split, held beyond those at the fullest moment of each part.
+        Where backward is split, held beyond those at the fullest moment of each part; of weights below 0 where
+        ``recomputed`` may be.
     loss, loss_inputs
         Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
     lost
@@ -78,17 +79,18 @@ class BlockMemory(NamedTuple):
         if kind is ActionKind.FORWARD:
             return self.kept, 0
         if kind is ActionKind.WEIGHT:
-            return 0, self.deferred
+            early = min(self.weights, 0)
+            return early, early + self.deferred
         if kind is ActionKind.BACKWARD:
             return self.recomputed, self.recomputed + self.kept
-        taken = self.recomputed + self.gradients
+        taken = max(self.recomputed, 0) + self.gradients
         return taken, taken + self.kept - self.deferred
 
     def late(self) -> "BlockMemory":
         """Return the same where a backward that is split makes all gradients with those of weights."""
-        weights = max(self.recomputed + self.backward, 0)
+        weights = self.recomputed + self.backward
         return self._replace(
-            deferred=self.kept, gradients=-self.recomputed, inputs=0, weights=weights, loss_inputs=0, lost=0
+            deferred=self.kept, gradients=-max(self.recomputed, 0), inputs=0, weights=weights, loss_inputs=0, lost=0
         )
 
     def kept_whole(self, before: int, after: int) -> "BlockMemory":
@@ -116,7 +118,7 @@ class BlockMemory(NamedTuple):
             return self.forward
         if kind is ActionKind.BACKWARD:
             return self.backward
-        return self.inputs if kind is ActionKind.INPUT else self.weights
+        return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
 
     def of_loss(self, kind: ActionKind) -> int:
         """Return what of it a pass of a kind gives back before it reads parameters."""
@@ -218,8 +220,9 @@ class Moments(NamedTuple):
         most = max(times * live + gradient for live, gradient in self.backward)
         held = min(times * (self.kept + self.remade), most)
         kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
+        held_inputs = max(held, kept)  # gradients of weights do not come then
         rest, rest_inputs = self.backward[: self.before_loss], self.inputs[: self.before_loss]
-        backward, inputs = most - held, max(without - held, 0)
+        backward, inputs = most - held, max(without - held_inputs, 0)
         return BlockMemory(
             kept,
             held - kept,
@@ -230,7 +233,7 @@ class Moments(NamedTuple):
             inputs,
             max((times * live + gradient for live, gradient in self.weights), default=0),
             backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
-            inputs - max(times * (max(rest_inputs) - self.gradients) - held, 0),
+            inputs - max(times * (max(rest_inputs) - self.gradients) - held_inputs, 0),
             times * self.lost,
         )
 

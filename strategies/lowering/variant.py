@@ -97,13 +97,13 @@ def joined(rows: Actions) -> NDArray[np.bool_]:
 
 
 def first_and_last(rows: Actions) -> NDArray[np.bool_]:
-    """Return for every action whether it is the first of its stage that reads parameters, or the last.
+    """Return for every action whether it is the first of its stage, or the last, until which parameters may stay.
 
     >>> from strategies.orders import actions
     >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
-    [True, False, False, False, True, False]
+    [True, False, False, False, False, True]
     """
-    return _first(rows, rows.kind != _WEIGHT) | _last(rows, _goes_back(rows))
+    return _first(rows, rows.kind != _WEIGHT) | _last(rows, _makes(rows))
 
 
 def _goes_back(rows: Actions) -> NDArray[np.bool_]:
