@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from reports.figure import GRID, QUIET, WIDTH, axes, header, sheet
@@ -20,6 +21,7 @@ from simulator.rank_correlation import kendall_tau
 
 PICTURE, PAGE = "predictions.png", "predictions.md"
 _LEFT, _TOP, _SIDE, _GAP = 110, 150, 430, 80  # pixels
+_NEAR = "within 10 %"
 _SPLITS = ("data parallel", "tensor parallel", "pipeline parallel", "several of them")
 
 Row = Mapping[str, Any]
@@ -40,24 +42,35 @@ def draw_predictions(files: Sequence[tuple[Row, Sequence[Row]]], path: Path | st
     """
     if not files or not all(rows for _, rows in files):
         raise ValueError("a picture of predictions needs rows, met none")
-    with sheet(path, _TOP + _SIDE + 100) as figure:
+    side = min(_SIDE, (WIDTH - _LEFT - 40) // len(files) - _GAP)
+    with sheet(path, _TOP + side + 130) as figure:
         first = files[0][0]
         facts = f"{first['machine']}, torch {first['torch']}, {first['date']}"
         header(figure, "Steps of plans that ran: predicted against measured", facts)
-        side = min(_SIDE, (WIDTH - _LEFT - 40) // len(files) - _GAP)
+        known: dict[str, Artist] = {}
         for place, (head, rows) in enumerate(files):
             ax = axes(figure, _LEFT + place * (side + _GAP), _TOP, side, side)
             _draw(ax, head, rows)
             ax.set_ylabel("predicted, ms" if place == 0 else "")
-        ax.legend(loc="lower right", fontsize=11, handletextpad=0.3)
+            for artist, label in zip(*ax.get_legend_handles_labels(), strict=True):
+                known.setdefault(label, artist)
+        names = [name for name in (*_SPLITS, _NEAR) if name in known]
+        figure.legend(
+            [known[name] for name in names],
+            names,
+            loc="lower left",
+            bbox_to_anchor=(_LEFT / WIDTH, 0.0),
+            ncols=len(names),
+            fontsize=11,
+            handletextpad=0.3,
+            frameon=False,
+        )
 
 
 def _draw(ax: Axes, head: Row, rows: Sequence[Row]) -> None:
     times = [1e3 * row[name] for row in rows for name in ("predicted_step_time", "measured_step_time")]
     low, high = min(times) / 1.15, max(times) * 1.15
-    ax.fill_between(
-        [low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=GRID, label="within 10 %", lw=0
-    )
+    ax.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=GRID, label=_NEAR, lw=0)
     for split, colour, marker in zip(_SPLITS, SERIES, "os^D", strict=False):
         chosen = [row for row in rows if split_of(row["plan"]) == split]
         if chosen:
@@ -69,7 +82,7 @@ def _draw(ax: Axes, head: Row, rows: Sequence[Row]) -> None:
     ax.set_yscale("log")
     ax.set_xlim(low, high)
     ax.set_ylim(low, high)
-    ticks = [each for each in (20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000) if low <= each <= high]
+    ticks = [each for each in (20, 30, 50, 100, 200, 300, 500, 1000, 2000) if low <= each <= high]
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks(ticks, [str(each) for each in ticks])
         axis.set_ticks([], minor=True)
