@@ -64,9 +64,10 @@ class Held:
 
 
 def held() -> Held:
-    """Return what this process holds now but in caches (Linux)."""
+    """Return what this process holds now but in caches of a fixed size (Linux)."""
     for each in gc.get_objects():
-        if type(each) is _lru_cache_wrapper:  # isinstance asks weak proxies, whose objects may be gone
+        # isinstance asks weak proxies, whose objects may be gone
+        if type(each) is _lru_cache_wrapper and each.cache_info().maxsize is not None:
             each.cache_clear()
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -30,7 +30,18 @@ def test_a_leak_is_seen(each: int, code: int, monkeypatch: pytest.MonkeyPatch) -
     assert main(["--seconds", "1000"]) == code
 
 
-def test_caches_are_no_leak() -> None:
+def test_a_cache_without_a_bound_may_be_one() -> None:
+    @lru_cache(maxsize=None)
+    def cached(number: int) -> list[int]:
+        return [number]
+
+    before = held().objects
+    for number in range(5000):
+        cached(number)
+    assert held().objects - before >= 5000
+
+
+def test_caches_of_a_fixed_size_are_none() -> None:
     @lru_cache(maxsize=10**6)
     def cached(number: int) -> list[int]:
         return [number]
