@@ -1,7 +1,7 @@
 """What a process holds after many commands: a leak is seen, noise is not one."""
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_leak_is_seen(each: int, code: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cache_without_a_bound_may_be_one() -> None:
-    @lru_cache(maxsize=None)
+    @cache
     def cached(number: int) -> list[int]:
         return [number]
 
