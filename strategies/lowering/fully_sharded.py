@@ -13,7 +13,8 @@ them then.
 
 Where backward is split, gradients of weights come apart, and buckets leave by the same rules as those fill them; what
 comes with the gradients of inputs, of norms, waits for the rest of its bucket. Units are gathered for the gradients of
-inputs, not for those of weights, which read activations and gradients alone. Of passes that run in pairs each gathers
+inputs, not for those of weights, which read activations and gradients alone; those that stay gathered go with the last
+gradients of weights. Of passes that run in pairs each gathers
 its own units, the second when the rank turns to it, and waits for its own communication alone: a rank then holds at
 most two units of each, and computes in one beneath what the other moves, whether gradients overlap or not.
 
