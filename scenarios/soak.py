@@ -104,8 +104,8 @@ def _run(command: str, wanted: int) -> None:
 def growth(seen: Sequence[Held]) -> dict[str, float]:
     """Return by how much of it the median of the last third of some rounds is above that of the first.
 
-    >>> growth([Held(100, 10, 3, 1)] * 3 + [Held(110, 10, 3, 1)] * 3)["memory"]
-    0.1
+    >>> growth([Held(100, 10, 3, 1)] * 3 + [Held(125, 10, 3, 1)] * 3)["memory"]
+    0.25
     """
     third = max(len(seen) // 3, 1)
     rows = [asdict(each) for each in seen]

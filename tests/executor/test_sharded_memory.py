@@ -69,9 +69,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
-    # gloo has a copy of what it reduces while it does: where the rest is small, 1 to 5 % more was seen
-    tolerance = 0.08 if JOBS[name].plan.recompute is Recompute.FULL else 0.02
-    assert told(name).peak_memory == pytest.approx(ran[name].peak_memory, rel=tolerance)
+    # gloo has a copy of what it reduces until it has: of a layer's gradients, and on a busy machine of those before them;
+    # it shows where the rest is small. A layer has 12 h^2 + 13 h parameters
+    h = SPEC.hidden
+    copies = 2 * 4 * (12 * h**2 + 13 * h) if JOBS[name].plan.recompute is Recompute.FULL else 0
+    simulated, measured = told(name).peak_memory, ran[name].peak_memory
+    assert 0.98 * simulated <= measured <= 1.02 * simulated + copies
 
 
 def test_with_zero_2_a_rank_has_whole_parameters_and_its_shards() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scenarios import soak
-from scenarios.soak import WARM_UP, Held, growth, held, main
+from scenarios.soak import Held, growth, held, main
 
 
 def test_growth_is_between_the_first_and_the_last_third() -> None:
@@ -17,16 +17,18 @@ def test_growth_is_between_the_first_and_the_last_third() -> None:
     assert growth(seen) == {"memory": pytest.approx(0.1), "objects": 0, "files": 0, "threads": 0}
 
 
-@pytest.mark.parametrize(("each", "code"), [(0, 0), (1000, 1)])
-def test_a_leak_is_seen(each: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("share", "code"), [(0.0, 0), (0.02, 1)])
+def test_a_leak_is_seen(share: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[list[int]] = []
+    each = int(share * held().objects)
 
     def rounds() -> Iterator[Held]:
-        for _ in range(WARM_UP + 12):
+        for _ in range(12):
             lost.extend([] for _ in range(each))
             yield held()
 
     monkeypatch.setattr(soak, "rounds", rounds)
+    monkeypatch.setattr(soak, "WARM_UP", 0)
     assert main(["--seconds", "1000"]) == code
 
 
