@@ -69,7 +69,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
-    # gloo has a copy of what it reduces until it has: of a layer's gradients, and on a busy machine of those before them;
+    # gloo has a copy of what it reduces until it has: of a layer's gradients, on a busy machine of those before them too;
     # it shows where the rest is small. A layer has 12 h^2 + 13 h parameters
     h = SPEC.hidden
     copies = 2 * 4 * (12 * h**2 + 13 * h) if JOBS[name].plan.recompute is Recompute.FULL else 0
