@@ -69,8 +69,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_is_as_simulated(name: str, ran: dict[str, Timeline]) -> None:
-    # gloo has a copy of what it reduces until it has: of a layer's gradients, on a busy machine of those before them too;
-    # it shows where the rest is small. A layer has 12 h^2 + 13 h parameters
+    # gloo has a copy of what it reduces until it has: of a layer's gradients, on a busy machine of two; it shows where
+    # the rest is small. A layer has 12 h^2 + 13 h parameters
     h = SPEC.hidden
     copies = 2 * 4 * (12 * h**2 + 13 * h) if JOBS[name].plan.recompute is Recompute.FULL else 0
     simulated, measured = told(name).peak_memory, ran[name].peak_memory
