@@ -114,10 +114,23 @@ def interrupt(arguments: Sequence[str], folder: Path, moment: float) -> Interrup
         0.0 if ended_before else gone - sent,
         0.0 if ended_before else max(_reaped() - used - before, 0.0),
         process.returncode,
-        in_program=str(_ROOT) in errors or "Traceback" not in errors or "ignored" in errors,
+        in_program=_met_program(errors),
         orphans=len(left),
         errors=errors.strip()[-4000:],
     )
+
+
+def _met_program(errors: str) -> bool:
+    """Return whether an interrupt met the program, by what was written to stderr.
+
+    An environment may lie in the program's own folder, and an editable install has a module there that Python loads as
+    it begins.
+
+    >>> _met_program("Fatal Python error: init_import_site: Failed to import the site module")
+    False
+    """
+    begins = "init_import_site" in errors
+    return not begins and (str(_ROOT) in errors or "Traceback" not in errors or "ignored" in errors)
 
 
 def _start(arguments: Sequence[str], folder: Path, mark: str) -> "subprocess.Popen[str]":
