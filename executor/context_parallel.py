@@ -11,14 +11,12 @@ References
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from executor.exchange import exchange_parts, gather_parts
 from executor.model import Core, Network
@@ -62,34 +60,12 @@ def gathered_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *,
     half = query.shape[2] // 2
     keys, values = (natural_order(gather_parts(part, group, CONTEXT)) for part in (key, value))
     ends = (group.rank() + 1) * half, (2 * group.size() - group.rank()) * half
-    seen: tuple[tuple[Tensor, Tensor], ...] = tuple(Starts.apply(whole, *ends) for whole in (keys, values))  # type: ignore[no-untyped-call]
     result = []
     own = query.contiguous()  # what backward keeps of a view is all of the storage, where keys and values are too
-    for queries, end, key, value in zip(own.chunk(2, 2), ends, *seen, strict=True):
+    for queries, end in zip(own.chunk(2, 2), ends, strict=True):
         places = torch.arange(end, device=query.device)
-        result.append(core(queries, key, value, places <= places[end - half :, None]))
+        result.append(core(queries, keys[:, :, :end], values[:, :, :end], places <= places[end - half :, None]))
     return torch.cat(result, 2)
-
-
-class Starts(torch.autograd.Function):
-    """The first tokens of a sequence up to each of two ends, whose gradients are summed where the longer one is.
-
-    Slices would each get a gradient of the whole sequence, and their sum would be a third.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, short: int, long: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens before ``short`` and before ``long`` of ``(batch, heads, sequence, width)``."""
-        ctx.tokens = whole.shape[2]
-        return whole[:, :, :short], whole[:, :, :long]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the sum of the gradients of both, with zeros for the tokens that neither has."""
-        short, long = gradients
-        whole = pad(long, (0, 0, 0, ctx.tokens - long.shape[2]))
-        whole[:, :, : short.shape[2]] += short
-        return whole, None, None
 
 
 def ulysses_attention(core: Core, query: Tensor, key: Tensor, value: Tensor, *, group: dist.ProcessGroup) -> Tensor:
