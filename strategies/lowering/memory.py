@@ -55,18 +55,19 @@ def resident(
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))
-    shards_away = 0 if training.mains_as_shards else on_host.parameters
-    if plan.shards > 1 and plan.zero >= 2 and training.conventions.keeps_shards:
-        shards = 0 if training.mains_as_shards else share
-        weights = weights + shards if plan.zero == 2 else shards
+    weights -= on_host.parameters
+    if plan.shards > 1 and plan.zero == 2 and training.conventions.keeps_shards and not training.mains_as_shards:
+        weights += share
+    if plan.shards > 1 and plan.zero == 3 and training.mains_as_shards:
+        weights = 0
     sizes = {
-        Category.PARAMETERS: several.weights * ((weights - shards_away) * training.parameter_bytes + quantised),
+        Category.PARAMETERS: several.weights * (weights * training.parameter_bytes + quantised),
         Category.GRADIENTS: several.gradients * (gradients - on_host.parameters) * kept_bytes,
         Category.OPTIMIZER: states - states_away,
         Category.BUFFERS: int(accelerator.reserved) + buffers,
     }
     away = {
-        Category.PARAMETERS: shards_away * training.parameter_bytes,
+        Category.PARAMETERS: on_host.parameters * training.parameter_bytes * (not training.mains_as_shards),
         Category.GRADIENTS: on_host.parameters * training.gradient_bytes,
         Category.OPTIMIZER: states_away,
     }
