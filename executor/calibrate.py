@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -171,16 +171,35 @@ def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
-    """Return measured collectives (name, ranks, bytes, seconds) as curves; of equal ones the median."""
+    """Return measured collectives (name, ranks, bytes, seconds) as curves; of equal ones the median.
+
+    A larger message takes no less: neighbours that say so by chance are given their mean.
+
+    >>> curve, = curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
+    >>> curve.points
+    ((1.0, 2.0), (4.0, 2.0), (16.0, 5.0))
+    """
     times: dict[tuple[str, int], dict[int, list[float]]] = {}
     for name, size, nbytes, seconds in rows:
         times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
-    return tuple(
-        CollectiveCurve(
-            Collective(name), size, tuple((float(nbytes), median(found)) for nbytes, found in sorted(points.items()))
+    result = []
+    for (name, size), points in times.items():
+        rising = _rising([median(points[nbytes]) for nbytes in sorted(points)])
+        result.append(
+            CollectiveCurve(Collective(name), size, tuple(zip(map(float, sorted(points)), rising, strict=True)))
         )
-        for (name, size), points in times.items()
-    )
+    return tuple(result)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the sequence that never falls and is next to ``values`` in the least squares (pool adjacent violators)."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [fmean(pool) for pool in pools for _ in pool]
 
 
 def link(measured: Sequence[CollectiveCurve]) -> Link:

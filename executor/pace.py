@@ -1,16 +1,17 @@
 """How long training steps take on a calibrated machine over what its kernels and messages alone say.
 
 Kernels that a calibration repeats find their inputs in caches and their memory mapped; in a step others have been
-there in between, and Python walks through modules and the schedule of a pipeline. So plans of two reference models are
-run on all devices, one so small that launches count and one whose products do, and five factors are fitted to their
-step times. And a machine of which others share the processors has fast and slow minutes: the same step took 1.5 times
-as long half an hour later, which one such plan tells (`drift`).
+there in between, and Python walks through modules and the schedule of a pipeline; and ranks that have computed come to
+a message at different moments, so that each costs more, whatever its size. So plans of two reference models are run on
+all devices, one so small that launches count and one whose products do, and five factors are fitted to their step
+times. And a machine of which others share the processors has fast and slow minutes: the same step took 1.5 times as
+long half an hour later, which one such plan tells (`drift`).
 """
 
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,27 +37,22 @@ SMALL = replace(MEASURED, hidden=32, ffn=64, name="")
 STEPS = 12
 """Steps of a plan of which the median counts, after some to warm up."""
 _MOST = 16.0
-_PRIOR = 0.005
+_PRIOR = 0.001
 """Weight of a factor of 1, where a plan's step weighs 1: it decides where no plan says anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many times as long as a calibration says the figures of these names take; ``work`` is that of kernels.
+    """How many times as long as a calibration says the figures of these names take.
 
-    >>> Pace(launch=2.0).times(1.5)
-    Pace(work=1.5, launch=3.0, sharded_launch=1.5, unit_launch=1.5, messages=1.5)
+    ``work`` is that of kernels, ``latency`` that of the fastest message of a collective, which all its messages have.
     """
 
     work: float = 1.0
     launch: float = 1.0
     sharded_launch: float = 1.0
     unit_launch: float = 1.0
-    messages: float = 1.0
-
-    def times(self, factor: float) -> "Pace":
-        """Return the pace at which everything takes ``factor`` times as long again."""
-        return Pace(*(factor * each for each in astuple(self)))
+    latency: float = 1.0
 
 
 def pace(machine: Cluster) -> Pace:
@@ -107,11 +103,21 @@ def at_pace(machine: Cluster, pace: Pace) -> Cluster:
     2.0
     """
     nodes = tuple((replace(node, accelerator=_slowed(node.accelerator, pace)), count) for node, count in machine.nodes)
+    curves = []
+    for curve in machine.collectives:
+        more = (pace.latency - 1) * min(seconds for _, seconds in curve.points)
+        curves.append(replace(curve, points=tuple((size, seconds + more) for size, seconds in curve.points)))
+    return replace(machine, nodes=nodes, collectives=tuple(curves))
+
+
+def slower(machine: Cluster, factor: float) -> Cluster:
+    """Return a calibrated machine on which everything takes ``factor`` times as long."""
+    paced = at_pace(machine, Pace(*[factor] * len(fields(Pace))))
     curves = tuple(
-        replace(curve, points=tuple((size, seconds * pace.messages) for size, seconds in curve.points))
+        replace(curve, points=tuple((size, seconds * factor) for size, seconds in curve.points))
         for curve in machine.collectives
     )
-    return replace(machine, nodes=nodes, collectives=curves)
+    return replace(paced, collectives=curves)
 
 
 def _slowed(device: Accelerator, pace: Pace) -> Accelerator:

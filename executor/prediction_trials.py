@@ -26,7 +26,7 @@ from executor.busy import busy_by_kind
 from executor.calibrate import calibrate
 from executor.circumstances import circumstances, today
 from executor.launcher import ExecutionError
-from executor.pace import Pace, at_pace, drift
+from executor.pace import drift, slower
 from executor.run import WARM_UP, execute
 from executor.supported import unsupported
 from simulator.engine import simulate
@@ -152,7 +152,7 @@ def trial(
     load = os.getloadavg()[0]
     run = execute(spec, problem.training, plan, steps=steps + WARM_UP, verify=False, folder=folder)
     after = drift(problem.cluster) / calm
-    now = replace(problem, cluster=at_pace(problem.cluster, Pace().times(math.sqrt(before * after))))
+    now = replace(problem, cluster=slower(problem.cluster, math.sqrt(before * after)))
     predicted = simulate(lower(now, plan), "discrete_event")
     return Trial(
         ranks=plan.mesh.num_ranks,

@@ -21,14 +21,21 @@ from strategies.lowering.kinds import Kind
 from strategies.lowering.redistribution import Groups, collectives, gathered_again, kept_cut
 from strategies.lowering.ring_attention import ring_backward, ring_forward
 from strategies.lowering.step import Step
-from strategies.mesh import CONTEXT, EXPERT, TENSOR, Mesh
+from strategies.mesh import CONTEXT, EXPERT, OPERATOR_AXES, TENSOR, Mesh
 from strategies.parallelism import EXPERTS
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 _DISTRIBUTED = frozenset(
-    {OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.EMBEDDING, OperatorKind.CROSS_ENTROPY}
+    {
+        OperatorKind.MATMUL,
+        OperatorKind.GROUPED_MATMUL,
+        OperatorKind.EMBEDDING,
+        OperatorKind.NORM,
+        OperatorKind.CROSS_ENTROPY,
+    }
 )
-"""Operators that run on distributed tensors; those between them work on each rank's own part."""
+"""Operators that run on distributed tensors where a cut along an operator axis is theirs; those between them work on
+each rank's own part, and so do all under context parallelism."""
 
 FUSED_SQUARES = 4
 """Softmax with its scale, mask and casts is one kernel where a rank's heads of all sequences are a multiple of so many
@@ -366,10 +373,14 @@ def _compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, 
     )
     if layout.frozen and direction is Pass.BACKWARD and (saved := layout.frozen_time(accelerator, operator)):
         seconds -= saved
-    if operator.kind in _DISTRIBUTED and layout.shardings[operator.name].cuts:
+    if operator.kind in _DISTRIBUTED and _cut_along_operator_axes(layout.shardings[operator.name]):
         seconds += operator_launches(operator, direction, quantised=quantised) * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Step(kind, to_ticks(seconds), operator.name, _launches(layout, operator) + quantised)
+
+
+def _cut_along_operator_axes(sharding: OperatorSharding) -> bool:
+    return any(axis in OPERATOR_AXES for _, axes in sharding.cuts for axis in axes)
 
 
 def _launches(layout: BlockLayout, operator: Operator) -> int:

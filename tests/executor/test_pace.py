@@ -11,7 +11,7 @@ from tiny_jobs import cluster
 
 from executor import pace as module
 from executor.job import Job
-from executor.pace import Pace, at_pace, drift, pace
+from executor.pace import Pace, at_pace, drift, pace, slower
 from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.engine import simulate
@@ -23,10 +23,10 @@ from strategies.problem import Problem
 def machine() -> Cluster:
     """Two cores whose kernels and messages all cost something."""
     found = cluster(2)
-    points = ((2.0**10, 1e-4), (2.0**24, 2e-2))
+    points = ((2.0**10, 1e-3), (2.0**24, 2e-2))
     curves = tuple(CollectiveCurve(each, 2, points) for each in Collective if each is not Collective.PUSH_PULL)
     node, count = found.nodes[0]
-    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=5e-5, unit_launch=2e-4)
+    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=2e-4, unit_launch=4e-4)
     return replace(found, nodes=((replace(node, accelerator=device), count),), collectives=curves)
 
 
@@ -44,14 +44,14 @@ def steps_of(there: Cluster) -> object:
 
 
 def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, unit_launch=3.0, messages=1.7)
+    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, unit_launch=3.0, latency=1.7)
     monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), meant)))
     # a factor of 1 has a small weight beside the plans, which draws every figure a little towards it
     assert astuple(pace(machine())) == pytest.approx(astuple(meant), rel=0.05)
 
 
 def test_drift_is_what_the_minute_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), Pace().times(1.5))))
+    monkeypatch.setattr(module, "_measured", steps_of(slower(machine(), 1.5)))
     assert drift(machine()) == pytest.approx(1.5, rel=1e-3)
 
 
@@ -63,4 +63,12 @@ def test_a_machine_at_pace_takes_as_much_longer() -> None:
     assert slow.optimizer_launch / device.optimizer_launch == pytest.approx(3)
     assert slow.sharded_launch / device.sharded_launch == pytest.approx(4)
     assert slow.unit_launch / device.unit_launch == pytest.approx(5)
-    assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(6)
+    # messages of 1 KiB take 1 ms, and those of 16 MiB 20 ms: five times 1 ms more each
+    times = [(curve.time(2**10), curve.time(2**24)) for curve in (before.collectives[0], after.collectives[0])]
+    assert times == [pytest.approx((1e-3, 2e-2)), pytest.approx((6e-3, 2.5e-2))]
+
+
+def test_on_a_slower_machine_everything_takes_as_much_longer() -> None:
+    before, after = machine(), slower(machine(), 1.5)
+    assert after.collectives[0].time(2**20) / before.collectives[0].time(2**20) == pytest.approx(1.5)
+    assert after.accelerator.launch / before.accelerator.launch == pytest.approx(1.5)
