@@ -72,6 +72,10 @@ class HostMemory:
         there = self.room(tensor.numel(), tensor.dtype).view(tensor.shape)
         return there.copy_(tensor)
 
+    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor that is on the host there in a dtype: itself where it has it."""
+        return tensor if tensor.dtype is dtype else self.room(tensor.numel(), dtype).view(tensor.shape).copy_(tensor)
+
     @contextmanager
     def moving(self, name: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
         """Record the body as copies to, on or from the host: the last words of ``name`` say which."""

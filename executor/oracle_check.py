@@ -24,6 +24,8 @@ from strategies.mesh import DATA, PIPELINE, REPLICA
 from strategies.plan import Plan
 from strategies.problem import Problem
 
+PEAK = "peak"
+"""What the line is called of the most that a rank holds at any moment."""
 PEAK_TOLERANCE = 0.03
 """How far peaks may be apart, of the oracle's: the simulator counts no norms' statistics and no scalars."""
 SCALAR = 8
@@ -105,6 +107,11 @@ class Check:
     def equal(self) -> bool:
         """Whether every rank is."""
         return all(rank.equal for rank in self.ranks)
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest rank by the oracle."""
+        return max(line.oracle for rank in self.ranks for line in rank.memory if line.category == PEAK)
 
     def to_json(self) -> dict[str, Any]:
         """Return the check as JSON-ready data."""
@@ -198,7 +205,7 @@ def _rank_check(
         MemoryLine("parameters", kept[Category.PARAMETERS], memory.parameters, 0.0),
         MemoryLine("gradients", kept[Category.GRADIENTS], memory.gradients, 0.0),
         MemoryLine("optimizer", kept[Category.OPTIMIZER], memory.optimizer, 0.0),
-        MemoryLine("peak", profile.peak, memory.peak, PEAK_TOLERANCE * memory.peak),
+        MemoryLine(PEAK, profile.peak, memory.peak, PEAK_TOLERANCE * memory.peak),
     )
     measured = Counter(
         Communication(each.kind, along(job.plan, each.ranks), float(each.size)) for each in found.messages

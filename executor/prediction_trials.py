@@ -2,11 +2,14 @@
 
 The machine is calibrated just before, with as many processes as the plans have ranks. Then every plan is predicted
 from that calibration and run, and a row is written: prediction and measurement of step time (median of the steps
-after the first two) and of memory (torch's allocator), and where both say the time of a step goes. A machine that
-shares its processors has fast and slow minutes; a plan of another model (`executor.pace.drift`) is run before and after
-each plan, and the prediction is for the pace between. Nothing is fitted to the rows; a plan whose run fails is told and
-has none. With more ranks than cores times depend on the scheduler of the operating system, so that only the order of
-plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
+after the first two) and of memory, and where both say the time of a step goes. Memory is measured twice: by torch's
+allocator in the run, which gives gloo the copies too that it makes of what it reduces or gathers, whether or not the
+fullest moment meets one; and by torch's memory tracker on the same trainer without data, which sees torch's tensors.
+
+A machine that shares its processors has fast and slow minutes; a plan of another model (`executor.pace.drift`) is run
+before and after each plan, and the prediction is for the pace between. Nothing is fitted to the rows; a plan whose run
+fails is told and has none. With more ranks than cores times depend on the scheduler of the operating system, so that
+only the order of plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from executor.busy import busy_by_kind
 from executor.calibrate import calibrate
 from executor.circumstances import circumstances, today
 from executor.launcher import ExecutionError
+from executor.oracle_check import check
 from executor.pace import drift, slower
 from executor.run import WARM_UP, execute
 from executor.supported import unsupported
@@ -52,6 +56,7 @@ INTERRUPTED = 130
 class Trial:
     """One plan, predicted and run: seconds and bytes; ``kinds`` are the mean rank's busy seconds of a step.
 
+    Peaks are ``measured`` by torch's allocator and ``tracked`` by its memory tracker.
     Times of kinds were measured under the profiler, step times without it. ``load`` are the processes that wanted to
     run in the minute before, ``before`` and ``after`` how many times as long a step of another model took as when the
     machine was calibrated.
@@ -63,6 +68,7 @@ class Trial:
     measured_step_time: float
     predicted_peak_memory: float
     measured_peak_memory: float
+    tracked_peak_memory: float
     predicted_kinds: dict[str, float]
     measured_kinds: dict[str, float]
     load: float
@@ -78,6 +84,11 @@ class Trial:
     def memory_error(self) -> float:
         """Predicted over measured peak memory, minus 1."""
         return self.predicted_peak_memory / self.measured_peak_memory - 1
+
+    @property
+    def tracked_memory_error(self) -> float:
+        """Predicted over tracked peak memory, minus 1."""
+        return self.predicted_peak_memory / self.tracked_peak_memory - 1
 
 
 def layouts(ranks: int, batch: int) -> list[Layout]:
@@ -161,6 +172,7 @@ def trial(
         measured_step_time=run.step_time,
         predicted_peak_memory=predicted.peak_memory,
         measured_peak_memory=run.peak_memory,
+        tracked_peak_memory=check(spec, problem, plan).peak,
         predicted_kinds=_told(predicted),
         measured_kinds=_told(run.timeline),
         load=load,
@@ -180,7 +192,8 @@ def summary(trials: Sequence[Trial]) -> list[str]:
     result = [f"{len(trials)} plans of {trials[0].ranks} ranks"]
     for what, errors in (
         ("step time", [each.time_error for each in trials]),
-        ("peak memory", [each.memory_error for each in trials]),
+        ("peak memory, tracker", [each.tracked_memory_error for each in trials]),
+        ("peak memory, allocator", [each.memory_error for each in trials]),
     ):
         sizes = [abs(error) for error in errors]
         worst = trials[sizes.index(max(sizes))]
@@ -222,7 +235,8 @@ def run(most: int, ranks: int, steps: int, seconds: float, out: Path) -> list[Tr
 
 
 def _row(found: Trial) -> dict[str, Any]:
-    return asdict(found) | {"time_error": found.time_error, "memory_error": found.memory_error}
+    errors = ("time_error", "memory_error", "tracked_memory_error")
+    return asdict(found) | {name: getattr(found, name) for name in errors}
 
 
 def _note(words: str) -> None:

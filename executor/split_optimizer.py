@@ -115,8 +115,9 @@ class _HostChunk(_Chunk):
     def step(self) -> None:
         with self.host.moving(GRADIENTS_TO_HOST):
             for main, piece in zip(self.mains, self.pieces, strict=True):
-                gradient = piece.gradient.to(main.dtype)
-                main.grad = gradient if self.host.holds(gradient) else self.host.copy(gradient)
+                gradient = piece.gradient
+                there = gradient if self.host.holds(gradient) else self.host.copy(gradient)
+                main.grad = self.host.cast(there, main.dtype)
         with self.host.moving(ON_HOST):
             self.optimizer.step()
             for state, name in self._states():
@@ -125,7 +126,7 @@ class _HostChunk(_Chunk):
             for main, piece in zip(self.mains, self.pieces, strict=True):
                 main.grad = None
                 if self._own(main, piece):
-                    piece.values.copy_(main.detach())
+                    piece.values.copy_(self.host.cast(main.detach(), piece.values.dtype))
 
 
 class _StreamedChunk(_Chunk):

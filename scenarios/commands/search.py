@@ -119,7 +119,7 @@ def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]
         try:
             yield executor
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.give_up()
 
 
 def _keep(out: str | None) -> Callable[[Any], None]:

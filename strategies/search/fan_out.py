@@ -7,10 +7,11 @@ import os
 import pickle
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from threading import Thread, local
+from time import monotonic
 from typing import Any
 
 from strategies.cost_model import CostModel
@@ -19,6 +20,8 @@ from strategies.plan import Plan
 
 MAX_PROCESSES = 1024
 """Processes that one machine is asked for."""
+MOMENT = 1.0
+"""Seconds for which processes that are given up are waited for."""
 
 
 class FanOut:
@@ -85,6 +88,14 @@ class Processes(ProcessPoolExecutor):
             return super().submit(*arguments, **named)
         finally:
             pthread_sigmask(SIG_SETMASK, mask)
+
+    def give_up(self) -> None:
+        """Cancel what waits, and wait a moment for the processes, which end what they are at: left behind, they would
+        tell of the pipes that break when this process ends."""
+        self.shutdown(wait=False, cancel_futures=True)
+        until = monotonic() + MOMENT
+        for each in active_children():
+            each.join(max(until - monotonic(), 0.0))
 
 
 def _stay_with_parent() -> None:

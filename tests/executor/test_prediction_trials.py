@@ -37,19 +37,22 @@ def test_the_first_plans_are_of_every_split() -> None:
 
 
 def row(plan: str, predicted: float, measured: float, peak: float = 1.0) -> Trial:
-    return Trial(2, plan, predicted, measured, peak, 1.0, {"forward": predicted}, {"forward": measured}, 0.0, 1.0, 1.0)
+    return Trial(
+        2, plan, predicted, measured, peak, 1.0, 1.0, {"forward": predicted}, {"forward": measured}, 0.0, 1.0, 1.0
+    )
 
 
 def test_a_summary_has_median_and_worst_error_and_the_order() -> None:
     # errors of time -10 %, 0, +50 %; of memory 0, 0, +4 %; two of three pairs are in order
     found = summary([row("a", 0.9, 1.0), row("b", 2.0, 2.0), row("c", 2.7, 1.8, 1.04)])
-    assert found[:4] == [
+    assert found[:5] == [
         "3 plans of 2 ranks",
         "step time: median error 10.0%, worst 50.0% (c)",
-        "peak memory: median error 0.0%, worst 4.0% (c)",
+        "peak memory, tracker: median error 0.0%, worst 4.0% (c)",
+        "peak memory, allocator: median error 0.0%, worst 4.0% (c)",
         "order of plans by step time: Kendall's tau 0.33",
     ]
-    assert found[4] == "forward: predicted 1.17 of what was measured"  # 5.6 of 4.8
+    assert found[5] == "forward: predicted 1.17 of what was measured"  # 5.6 of 4.8
 
 
 def test_an_interrupt_keeps_what_is_done(
@@ -84,4 +87,5 @@ def test_one_trial_is_predicted_and_run(tmp_path: Path) -> None:
     found = trial(problem(2), plan, 2, tmp_path, spec=TINY)
     assert found.measured_step_time > 0 and found.predicted_step_time > 0
     assert found.predicted_peak_memory == pytest.approx(found.measured_peak_memory, rel=0.05)
+    assert found.predicted_peak_memory == pytest.approx(found.tracked_peak_memory, rel=0.05)
     assert found.predicted_kinds.keys() == found.measured_kinds.keys()

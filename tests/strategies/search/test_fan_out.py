@@ -2,7 +2,9 @@
 
 import pickle
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from multiprocessing import active_children
 from signal import SIG_BLOCK, SIGINT, pthread_sigmask
+from time import sleep
 from typing import Any
 
 import pytest
@@ -148,3 +150,12 @@ def test_a_number_of_processes_that_cannot_be_is_an_error(count: int) -> None:
 
 def test_costs_that_no_executor_gets_need_not_be_pickled() -> None:
     assert search(Exhaustive(), PROBLEM, costs=FakeCost(), budget=2).evaluations == 2
+
+
+def test_processes_that_are_given_up_are_gone() -> None:
+    executor = processes(2)
+    futures = [executor.submit(sleep, 0.2) for _ in range(20)]
+    futures[0].result()
+    executor.give_up()
+    assert not active_children()
+    assert futures[-1].cancelled()
