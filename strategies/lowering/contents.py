@@ -134,6 +134,8 @@ class Contents:
         ticks = leg.latency
         if step.kind == HOST and not leg.flow.usage:
             ticks = host_ticks(host_elements(self.plan, held, on_host))
+        if any(changes) and not leg.flow.usage:
+            ticks = max(ticks, 1)  # also where copies take no time there is a moment at which it holds them
         moved = size if step.task is TaskKind.HOST_COPY else 0.0
         work = self._plain((number, end, position, ticks), step.task, -1, ticks, step.name, *changes, moved=moved)
         return Content(work, leg.flow if leg.flow.usage else None)

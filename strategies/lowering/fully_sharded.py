@@ -190,8 +190,9 @@ def changes(
     gradients
         How gradients fill buckets: those that leave with a block are whole until the next ones leave.
     shards
-        Elements of every block whose shard comes from the host before it is gathered, and goes there after its
-        gradients are reduced; none where nothing does.
+        Elements of every block whose gradients, a rank's share of them, go to the host when they are reduced; none
+        where none do. Shards of parameters that come from there are copied into what is gathered before the block
+        begins, which needs more.
     undeferred
         Elements of every block, in the order of backward, whose gradients those of inputs bring with them where
         backward is split: they wait for the rest of their bucket.
@@ -210,10 +211,6 @@ def changes(
             change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
             if comes[unit]:
                 gathered[max(unit - shared.held, 0)].append(change)
-                for shard in shards[unit : unit + 1]:
-                    change_of_shard = Change(Category.PARAMETERS, shard * training.shard_bytes)
-                    gathered[max(unit - shared.held, 0)].append(change_of_shard)
-                    released[max(unit - shared.held, 0)].append(change_of_shard)
             if goes[unit]:
                 released[unit].append(change)
     if shared.gradients and kind is ActionKind.INPUT:

@@ -279,7 +279,7 @@ def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alon
     assert copies[StreamKind.FROM_HOST] == 3 * m
     assert copies[StreamKind.TO_HOST] == 2 * m
     unit = FP32 * StageCosts(small).of(plan).stages[0].blocks[0].parameters
-    assert max(used(timeline, Category.PARAMETERS)) == 2 * unit * (1.5 if data == 2 else 1)  # with their shards
+    assert max(used(timeline, Category.PARAMETERS)) == 2 * unit
     assert timeline.peak_memory == SimulatedCost(small).peak_memory(plan)
 
 
