@@ -112,12 +112,10 @@ def at_pace(machine: Cluster, pace: Pace) -> Cluster:
 
 def slower(machine: Cluster, factor: float) -> Cluster:
     """Return a calibrated machine on which everything takes ``factor`` times as long."""
-    paced = at_pace(machine, Pace(*[factor] * len(fields(Pace))))
-    curves = tuple(
-        replace(curve, points=tuple((size, seconds * factor) for size, seconds in curve.points))
-        for curve in machine.collectives
+    nodes = tuple(
+        (replace(node, accelerator=node.accelerator.at_speed(1 / factor)), count) for node, count in machine.nodes
     )
-    return replace(paced, collectives=curves)
+    return replace(machine, nodes=nodes, collectives=tuple(curve.at_speed(1 / factor) for curve in machine.collectives))
 
 
 def _slowed(device: Accelerator, pace: Pace) -> Accelerator:

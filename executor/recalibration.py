@@ -150,7 +150,7 @@ def _curves(
             factor = math.exp(median(math.log(seconds / known[key].time(size)) for size, seconds in spans))
             factor = min(max(factor, 1 / MOST), MOST)
             factors.append((f"{key[0]} over {key[1]} ranks", factor))
-            known[key] = replace(known[key], points=tuple((size, t * factor) for size, t in known[key].points))
+            known[key] = known[key].at_speed(1 / factor)
         else:
             sizes = sorted({size for size, _ in spans})
             points = tuple((size, median(t for other, t in spans if other == size)) for size in sizes)

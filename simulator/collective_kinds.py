@@ -1,6 +1,6 @@
 """The collectives that the simulator knows, the algorithms that run them, and measured curves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -65,3 +65,7 @@ class CollectiveCurve:
         x0, y0 = points[-2] if len(points) > 1 else (0.0, 0.0)
         slope = max((y1 - y0) / (x1 - x0), 0.0)
         return y1 + slope * (size - x1)
+
+    def at_speed(self, factor: float) -> "CollectiveCurve":
+        """Return the curve where every message is ``factor`` times as fast."""
+        return replace(self, points=tuple((size, seconds / factor) for size, seconds in self.points))

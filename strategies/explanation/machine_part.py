@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from simulator.accelerator import Accelerator
 from simulator.cluster import Cluster, Node
-from simulator.collective_kinds import CollectiveCurve
 from simulator.host import Host
 from simulator.interconnect.kinds import Crossbar, Graph, Torus
 from simulator.link import Link
@@ -74,7 +73,9 @@ def _with_nodes(cluster: Cluster, change: Callable[[Node], Node]) -> Cluster:
 
 def _inside(cluster: Cluster, factor: float) -> Cluster:
     faster = _with_nodes(cluster, lambda node: replace(node, network=_scaled(node.network, factor)))
-    curves = (_curve(curve, factor) if curve.ranks <= cluster.first.devices else curve for curve in cluster.collectives)
+    curves = (
+        curve.at_speed(factor) if curve.ranks <= cluster.first.devices else curve for curve in cluster.collectives
+    )
     return replace(faster, collectives=tuple(curves))
 
 
@@ -83,7 +84,7 @@ def _between(cluster: Cluster, factor: float) -> Cluster:
     fabric = cluster.fabric if isinstance(cluster.fabric, Crossbar) else _scaled(cluster.fabric, factor)
     every = isinstance(cluster.fabric, Torus | Graph)
     curves = (
-        _curve(curve, factor) if every or curve.ranks > cluster.first.devices else curve
+        curve.at_speed(factor) if every or curve.ranks > cluster.first.devices else curve
         for curve in cluster.collectives
     )
     return replace(faster, fabric=fabric, collectives=tuple(curves))
@@ -95,11 +96,6 @@ def _to_hosts(cluster: Cluster, factor: float) -> Cluster:
         return replace(host, memory_bandwidth=bandwidth, pcie=_scaled(host.pcie, factor) if host.pcie else None)
 
     return _with_nodes(cluster, lambda node: replace(node, host=faster(node.host)))
-
-
-def _curve(curve: CollectiveCurve, factor: float) -> CollectiveCurve:
-    """Return a measured curve on links ``factor`` times as fast, its latency taken for bandwidth."""
-    return replace(curve, points=tuple((size, seconds / factor) for size, seconds in curve.points))
 
 
 def _scaled(value: Any, factor: float) -> Any:
