@@ -270,9 +270,13 @@ class Plan:
         parts += ["parameters kept after forward"] if not self.reshard_after_forward else []
         parts += [f"{self.offload} on the host"] if self.offload else []
         parts += ["gradients summed by a parameter server"] if self.gradient_reduction == "parameter_server" else []
+        late = self.replicas > 1 and not self.overlap_gradients
+        parts += ["gradients reduced after backward"] if late else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += ["tensor communication beside products"] if self.overlap_tensor else []
+        parts += ["stage boundaries crossed in slices"] if self.scatter_gather else []
         parts += [f"{self.recompute} recompute"] if self.recompute is not Recompute.NONE else []
+        parts += ["ranks not placed in order"] if self.placement else []
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

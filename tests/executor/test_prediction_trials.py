@@ -29,6 +29,7 @@ def test_there_are_24_different_plans_that_the_executor_runs(ranks: int) -> None
     assert len(set(found)) == len(found) == 24
     assert not any(unsupported(TINY, TRAINING, plan) for plan in found)
     assert {plan.mesh.num_ranks for plan in found} == {ranks}
+    assert len({plan.describe() for plan in found}) == 24  # else rows of a table look the same
 
 
 def test_the_first_plans_are_of_every_split() -> None:
