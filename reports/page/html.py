@@ -16,7 +16,8 @@ from reports.page.report import Report
 from reports.text import plain
 
 _SCRIPTS = (
-    "text", "data", "state", "lanes", "paint", "axis", "memory", "hover", "inspector", "charts", "tables", "page",
+    "text", "data", "state", "lanes", "paint", "path", "axis", "memory", "hover", "inspector", "charts", "tables",
+    "page",
 )  # fmt: skip
 """Parts of the page's program, in the order in which they are read."""
 

@@ -9,6 +9,7 @@ from reports.difference import difference
 from reports.explanation import explanation_lines
 from reports.page.columns import Columns
 from reports.page.groups import groups, hops, mesh_axes
+from reports.page.path import path
 from reports.page.report import Data, Report
 from reports.page.stages import stage_rows
 from reports.page.step import step
@@ -30,13 +31,15 @@ def payload(report: Report, columns: Columns) -> dict[str, Any]:
     """Return what a page shows of ``report``; long columns of numbers go into ``columns``."""
     names = ("predicted", "measured")
     devices = report.plan.placement or range(report.plan.mesh.num_ranks)
+    steps = [step(timeline, name, columns) for timeline, name in zip(report.timelines, names, strict=False)]
     return {
         "title": plain(report.title),
         "plan": report.plan.describe(),
         "facts": facts(report),
         "kinds": _kinds(report),
         "categories": [{"name": str(c), "colour": CATEGORY_COLOUR[c]} for c in CATEGORIES],
-        "steps": [step(timeline, name, columns) for timeline, name in zip(report.timelines, names, strict=False)],
+        "steps": steps,
+        "path": path(report.path, steps[0]["unit"], columns) if report.path is not None else None,
         "mesh": mesh_axes(report.plan.mesh),
         "positions": report.plan.positions,
         "groups": groups(report.plan, report.cluster),

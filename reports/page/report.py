@@ -6,6 +6,7 @@ from typing import Any
 
 from simulator.cluster import Cluster
 from simulator.timeline import Timeline
+from strategies.explanation.critical_path import CriticalPath
 from strategies.plan import Plan
 
 Data = Mapping[str, Any]
@@ -30,6 +31,8 @@ class Report:
         What ``execute --json`` prints.
     measured
         The measured step.
+    path
+        The critical path of the simulated step.
 
     Raises
     ------
@@ -46,6 +49,7 @@ class Report:
     explanation: Data = field(default_factory=dict)
     run: Data = field(default_factory=dict)
     measured: Timeline | None = None
+    path: CriticalPath | None = None
 
     def __post_init__(self) -> None:
         for timeline in self.timelines:

@@ -32,6 +32,8 @@ def write_page(
     from reports.page.html import html
     from reports.page.report import Report
     from scenarios.files import write
+    from strategies.explanation.critical_path import critical_path
+    from strategies.lowering import lower
 
     report = Report(
         title=value.name,
@@ -43,5 +45,6 @@ def write_page(
         explanation=explanation or {},
         run=run or {},
         measured=measured,
+        path=critical_path(lower(value.problem, simulation.plan), simulation.timeline.engine),
     )
     write(path, html(report))

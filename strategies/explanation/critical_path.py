@@ -10,6 +10,7 @@ References
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,11 +33,12 @@ SHARING = "waiting for shared links"
 class Segment(NamedTuple):
     """A stretch of a critical path: what runs, for which microbatch, and its ticks.
 
-    ``position`` is the pipeline position that runs it, -1 where several do.
+    ``position`` is the pipeline position that runs it, and ``rank_class`` the class of ranks; -1 where several do.
     """
 
     kind: str
     position: int
+    rank_class: int
     stage: int
     microbatch: int
     ticks: int
@@ -62,6 +64,24 @@ class CriticalPath:
     def ticks(self) -> int:
         """Ticks of all segments: exactly those of the steps."""
         return sum(segment.ticks for segment in self.segments)
+
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Return which rank classes the path runs on: the class, first and last tick of every stretch, in order.
+
+        What several classes run together, or what goes between two of them, lies between two stretches; where the
+        path stays on a class it is a part of one.
+        """
+        found: list[tuple[int, int, int]] = []
+        end = 0
+        for segment in self.segments:
+            start, end = end, end + segment.ticks
+            if segment.rank_class < 0:
+                continue
+            if found and found[-1][0] == segment.rank_class:
+                found[-1] = (segment.rank_class, found[-1][1], end)
+            else:
+                found.append((segment.rank_class, start, end))
+        return found
 
     def by_kind(self) -> dict[str, float]:
         """Return the seconds of one step by kind; they add up to the step time.
@@ -93,7 +113,9 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
     graph, shown = compile_program(program), window(program, ends)
     inside = ends <= shown.end
     last = int(np.flatnonzero(inside)[np.argmax(ends[inside])])
-    position_of = _positions(program)
+    positions = {stages: at for at, stages in enumerate(sorted({each.stages for each in program.rank_classes}))}
+    position_of = _common(program, [positions[each.stages] for each in program.rank_classes])
+    class_of = _common(program, range(len(program.rank_classes)))
     segments: list[Segment] = []
     pieces = [_pieces(work) for work in program.work]
     for task in _back(program, graph, starts, ends, last):
@@ -103,7 +125,7 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
         work, alone, taken = program.work_of[task], int(graph.durations[task]), end - int(starts[task])
         about = program.work[work]
         spent = _late_part(_spent(about, pieces[work], alone, taken), end - first)
-        place = position_of[task], about.stage, int(program.microbatch_of[task])
+        place = position_of[task], class_of[task], about.stage, int(program.microbatch_of[task])
         segments += [Segment(kind, *place, ticks) for kind, ticks in reversed(spent) if ticks]
     segments.reverse()
     return CriticalPath(tuple(segments), _longest(segments), shown.steps)
@@ -140,15 +162,14 @@ def _computing(program: Program) -> IntArray:
     return result
 
 
-def _positions(program: Program) -> list[int]:
-    """Return for every task the pipeline position, by its first stage, that holds its streams; -1 for several."""
-    names = {stages: place for place, stages in enumerate(sorted({each.stages for each in program.rank_classes}))}
-    of_stream = np.array([names[program.rank_classes[stream.rank_class].stages] for stream in program.streams])
+def _common(program: Program, of_class: Sequence[int]) -> list[int]:
+    """Return for every task what all rank classes have in common whose streams it holds; -1 where they differ."""
+    of_stream = np.array([of_class[stream.rank_class] for stream in program.streams])
     found = of_stream[program.stream_of]
     starts = program.stream_start[:-1]
     least, most = np.minimum.reduceat(found, starts), np.maximum.reduceat(found, starts)
-    found_at: list[int] = np.where(least == most, least, -1).tolist()
-    return found_at
+    common: list[int] = np.where(least == most, least, -1).tolist()
+    return common
 
 
 def _spent(work: Work, pieces: list[tuple[str, int]], alone: int, taken: int) -> list[tuple[str, int]]:

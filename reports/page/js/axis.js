@@ -42,10 +42,9 @@ function paintLanes(app) {
   pen.save();
   pen.translate(0, -top);
   const tools = new Map(app.report.steps.map((step) => [step, brush(app, step, pen, width)]));
-  for (const lane of app.lanes.lanes) {
-    if (lane.top + lane.height < top || lane.top > bottom) continue;
-    paintLane(app, tools.get(lane.step), lane, width);
-  }
+  const shown = app.lanes.lanes.filter((lane) => lane.top + lane.height >= top && lane.top <= bottom);
+  for (const lane of shown) paintLane(app, tools.get(lane.step), lane, width);
+  if (pathShown(app)) paintPath(app, tools.get(app.report.steps[0]), shown, width);
   pen.restore();
   paintCursor(app, pen, width, height);
 }

@@ -16,6 +16,7 @@ async function readReport() {
   report.devices = column(report.devices);
   report.nodes = column(report.nodes);
   report.steps.forEach((step) => readStep(step, column, report.kinds));
+  if (report.path) readPath(report.path, column);
   return report;
 }
 

@@ -72,6 +72,8 @@ function showTools(app) {
   replaceKept(byId("zoom"), zooms, "zoom");
   const sides = report.steps.length > 1 ? ["predicted", "measured", "both"] : [];
   replaceKept(byId("steps"), sides.map((name) => pressed(name, state.shown === name, () => change(app, { shown: name }))), state.shown);
+  const ways = report.path && state.shown !== "measured" ? ["critical path"] : [];
+  replaceKept(byId("path"), ways.map((name) => pressed(name, state.path, () => change(app, { path: !state.path }))), `${ways} ${state.path}`);
   const present = report.kinds.filter((kind) => app.present.has(kind.name));
   const toggle = (kind) => () => change(app, { hidden: toggled(state.hidden, kind.name) });
   const legend = present.map((kind) => pressed(kind.name, !state.hidden.has(kind.name), toggle(kind), swatch(colourOf(kind, 0, app.colours.dark))));

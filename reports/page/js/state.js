@@ -10,8 +10,12 @@ function firstState(report) {
   const length = Math.max(...report.steps.map((step) => step.length));
   return {
     view: "timeline", rank: report.steps[0].ranksOf[0][0], from: 0, to: length, at: null, open: new Set(),
-    hidden: new Set(), shown: measured ? "both" : "predicted",
+    hidden: new Set(), shown: measured ? "both" : "predicted", path: false,
   };
+}
+
+function pathShown({ report, state }) {
+  return report.path !== null && state.path && state.shown !== "measured";
 }
 
 function finite(text, otherwise) {
@@ -34,6 +38,7 @@ function readState(report, hash) {
   const list = (name) => (asked.get(name) || "").split(",").filter(Boolean);
   state.open = new Set(list("open").map(Number).filter(Number.isInteger));
   state.hidden = new Set(list("hide"));
+  state.path = asked.get("path") === "critical" && report.path !== null;
   return state;
 }
 
@@ -62,6 +67,7 @@ function hashOf(state, first) {
   if (state.at !== null) asked.set("at", seconds(state.at));
   if (state.open.size) asked.set("open", [...state.open].join(","));
   if (state.hidden.size) asked.set("hide", [...state.hidden].join(","));
+  if (state.path) asked.set("path", "critical");
   if (state.shown !== first.shown) asked.set("shown", state.shown);
   return `#${asked}`;
 }

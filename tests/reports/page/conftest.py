@@ -14,6 +14,8 @@ import pytest
 from reports.page.report import Report
 from scenarios import load
 from simulator.spans import Spans
+from strategies.explanation.critical_path import critical_path
+from strategies.lowering import lower
 
 HOSTILE = "</script><img src=x onerror='window.hacked=1'><script>window.hacked=1</script> & \"quoted\" <b>"
 
@@ -21,7 +23,9 @@ HOSTILE = "</script><img src=x onerror='window.hacked=1'><script>window.hacked=1
 def report_of(name: str, **more: Any) -> Report:
     scenario = load(name)
     result = scenario.simulate()
-    return Report(scenario.name, result.to_json(), result.timeline, result.plan, scenario.problem.cluster, **more)
+    path = critical_path(lower(scenario.problem, result.plan))
+    cluster = scenario.problem.cluster
+    return Report(scenario.name, result.to_json(), result.timeline, result.plan, cluster, path=path, **more)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,12 @@ from .conftest import HOSTILE
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine: chromium, google-chrome")
 GUTTER = 168  # pixels of the page left of its time axis
+PIXEL = f"""(() => {{
+  const lanes = document.getElementById('lanes');
+  const [x, y] = [{GUTTER} + (lanes.clientWidth - {GUTTER}) * 0.3, 8].map((at) => at * devicePixelRatio);
+  return [...lanes.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3);
+}})()"""
+"""The colour of the first lane in a span that is opened by `around`."""
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +158,29 @@ def test_a_span_under_the_pointer_tells_operator_bytes_and_group(browser: Browse
 
 def test_a_span_has_the_colour_of_its_kind_until_the_kind_is_hidden(browser: Browser, pages, small: Report):
     span = longest(small, TaskKind.FORWARD)
-    pixel = f"""(() => {{
-      const lanes = document.getElementById('lanes');
-      const [x, y] = [{GUTTER} + (lanes.clientWidth - {GUTTER}) * 0.3, 8].map((at) => at * devicePixelRatio);
-      return [...lanes.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3);
-    }})()"""
     browser.open(pages["small"], f"#rank=0&{around(span)}")
-    assert browser.value(pixel) == [0xF0, 0xB4, 0x29]
+    assert browser.value(PIXEL) == [0xF0, 0xB4, 0x29]
     browser.open(pages["small"], f"#rank=0&{around(span)}&hide=forward")
-    assert browser.value(pixel) == [0xF1, 0xF1, 0xF1]  # idle
+    assert browser.value(PIXEL) == [0xF1, 0xF1, 0xF1]  # idle
+
+
+def test_all_but_the_critical_path_fades(browser: Browser, pages, small: Report):
+    assert small.path is not None
+    stage_of = [each.stages[0] for each in small.timeline.rank_classes]
+    others = [(first, last) for of, first, last in small.path.stretches() if stage_of[of] != 0]
+    first, last = (moment / small.timeline.columns.per_second for moment in max(others, key=lambda at: at[1] - at[0]))
+    kinds = TaskKind.FORWARD, TaskKind.BACKWARD
+    span = next(  # rank 0 computes while the path is elsewhere
+        s for s in small.timeline.spans if s.kind in kinds and s.stage == 0 and first < s.start and s.end < last
+    )
+    browser.open(pages["small"], f"#rank=0&{around(span)}")
+    colour = browser.value(PIXEL)
+    browser.value("document.querySelector('#path button').click()")
+    browser.settle()
+    assert state(browser)["path"] == "critical"
+    pale = [round(0.3 * each + 0.7 * 0xFF) for each in colour]
+    assert browser.value(PIXEL) == pytest.approx(pale, abs=2) != colour
+    browser.value("document.querySelector('#path button').click()")
+    browser.settle()
+    assert browser.value(PIXEL) == colour
+    assert "path" not in state(browser)

@@ -1,3 +1,6 @@
+from collections import Counter
+from itertools import pairwise
+
 from hypothesis import given, settings
 
 from simulator.engine import ENGINES, simulate, step_ticks
@@ -34,6 +37,7 @@ def test_a_path_of_two_ranks_by_hand() -> None:
         ("forward", 3), ("pipeline communication", 2), ("forward", 4), ("backward", 8)
     ]  # fmt: skip
     assert path.position == 1
+    assert path.stretches() == [(0, 0, 5), (1, 5, 17)]
     # the send runs on rank 0's stream, as the first forward does: 3 + 2 ticks of another pipeline rank
     assert path.by_kind() == seconds(forward=4, backward=8) | {ELSEWHERE: 5 / TICKS_PER_SECOND}
 
@@ -62,6 +66,38 @@ def test_two_transfers_over_one_link_wait_for_each_other() -> None:
 def test_segments_add_up_to_the_step(program) -> None:
     for engine in ENGINES:
         assert critical_path(program, engine).ticks == step_ticks(program, engine)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_stretches_follow_each_other_on_other_ranks_each_time(program) -> None:
+    found = critical_path(program)
+    classes, starts, ends = zip(*found.stretches(), strict=True) if found.stretches() else ((), (), ())
+    assert all(one != two for one, two in pairwise(classes))
+    assert all(first < last for first, last in zip(starts, ends, strict=True))
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert max(ends, default=0) <= found.ticks
+    alone = Counter[int]()
+    for segment in found.segments:
+        alone[segment.rank_class] += segment.ticks
+    inside = Counter[int]()
+    for of, first, last in found.stretches():
+        inside[of] += last - first
+    assert all(inside[of] >= alone[of] for of in set(classes))  # with what it runs together with others
+    assert sum(inside.values()) <= sum(alone.values())
+
+
+def test_what_two_ranks_run_together_is_between_them_or_a_part_of_one() -> None:
+    # rank 0: 0..2; both: 2..5; rank 1: 5..9; both: 9..10; rank 1: 10..14
+    both = (0, 1)
+    tasks = [
+        Task(TaskKind.FORWARD, (0,), 2),
+        Task(TaskKind.TENSOR_COMMUNICATION, both, 3),
+        Task(TaskKind.FORWARD, (1,), 4),
+        Task(TaskKind.TENSOR_COMMUNICATION, both, 1),
+        Task(TaskKind.BACKWARD, (1,), 4),
+    ]
+    assert critical_path(program_of(CLASSES, STREAMS, tasks)).stretches() == [(0, 0, 2), (1, 5, 14)]
 
 
 def test_a_plan_by_kind_adds_up_to_its_step_time() -> None:
