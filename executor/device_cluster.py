@@ -85,15 +85,15 @@ def fitted(name: str, rows: Sequence[Row]) -> Accelerator:
     return replace(device, memory_bandwidth=bandwidth or device.memory_bandwidth, kernel_bandwidth=kinds)
 
 
-def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+def _figure(rows: Sequence[Mapping[str, Any]], name: str, least: float = 1.0) -> float:
     value = rows[0].get(name)
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is a number above 0 in rows of {PUBLISHER}, met {value!r:.40}")
+    if not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ValueError(f"{name} is a number from {least:g} on in rows of {PUBLISHER}, met {value!r:.40}")
     return float(value)
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
-    return _figure([row], "time_us") * 1e-6
+    return _figure([row], "time_us", 1e-3) * 1e-6  # no clock tells less than a nanosecond
 
 
 def _collectives(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int, int, float]]:

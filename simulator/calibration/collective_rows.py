@@ -143,7 +143,7 @@ def _row(fields: Mapping[str, Any]) -> CollectiveRow:
         raise ValueError(f"a p2p has 2 ranks, met {ranks}")
     if per_node > cluster(machine).first.devices:
         raise ValueError(f"a node of {machine} has {cluster(machine).first.devices} devices, met {per_node}")
-    size = _positive(fields, "size_bytes")
+    size = _number(fields, "size_bytes", 1)
     return CollectiveRow(
         source=_text(fields, "source_id")[:100],
         machine=machine,
@@ -176,9 +176,9 @@ def _machine(fields: Mapping[str, Any], nodes: int) -> str:
 def _seconds(fields: Mapping[str, Any], name: str, ranks: int, size: float) -> float:
     """Return the time, or what it is by the bus bandwidth as nccl-tests define it."""
     if "time_us" in fields:
-        return _positive(fields, "time_us") * 1e-6
+        return _number(fields, "time_us", 1e-3) * 1e-6
     rounds = {"all_reduce": 2.0, "p2p": ranks / (ranks - 1)}.get(name, 1.0)
-    return rounds * (ranks - 1) / ranks * size / (_positive(fields, "busbw_GBps") * 1e9)
+    return rounds * (ranks - 1) / ranks * size / (_number(fields, "busbw_GBps", 1e-6) * 1e9)
 
 
 def _algorithm(name: str) -> Algorithm | None:
@@ -208,8 +208,8 @@ def _whole(fields: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _positive(fields: Mapping[str, Any], key: str) -> float:
+def _number(fields: Mapping[str, Any], key: str, least: float) -> float:
     value: Any = fields.get(key)
-    if type(value) not in (int, float) or not 0 < value <= 1e18:
-        raise ValueError(f"{key} is a number above 0, met {str(value)[:20]}")
+    if type(value) not in (int, float) or not least <= value <= 1e18:
+        raise ValueError(f"{key} is a number from {least:g} to 1e18, met {str(value)[:20]}")
     return float(value)
