@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ def failure(
     old = signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, STOP)
     try:
-        with watched(folder) as effects:
+        with watched(folder) as effects, warnings.catch_warnings():
+            warnings.simplefilter("error")  # a user would see it, and a number that is none may follow
             read(content)
         accepted = True
     except errors as error:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,12 @@ FOUND: list[tuple[str, bytes]] = [
         "machine",
         b'{"source_id": "e", "source_repo": "e", "accelerator": "H200 SXM", "accel_mem_gb": 1, "dtype": "bf16", '
         b'"collective": [], "time_us": 200, "kernel": "gemm", "m": 24, "n": 46, "k": 92}',
+    ),
+    (
+        "machine",
+        b'{"source_id": "e", "source_repo": "meshwise calibrate", "accelerator": "H200 SXM", "machine": "box", '
+        b'"accel_mem_gb": 1, "host_mem_GiB": 1, "cores": 1, "dtype": "bf16", "time_us": 1e-320, "kernel": "gemm", '
+        b'"m": 24, "n": 46, "k": 92}',
     ),
     ("schedule", b"\x17v"),
     ("question", b"tensor=\xb3"),
@@ -77,10 +84,11 @@ def write(folder: Path) -> None:
         (lambda content: fail(KeyError("x")), "KeyError"),
         (lambda content: fail(ValueError("")), "message"),
         (lambda content: fail(ValueError("\x1b[31m")), "message"),
+        (lambda content: warnings.warn("x", stacklevel=1), "UserWarning"),
         (lambda content: open("/etc/hostname").close(), "effect"),
         (lambda content: os.system("true"), "effect"),
     ],
-    ids=["another error", "empty message", "escape in message", "opens a file", "runs a command"],
+    ids=["another error", "empty message", "escape in message", "a warning", "opens a file", "runs a command"],
 )
 def test_the_fuzzer_sees(read: Callable[[bytes], object], kind: str, tmp_path: Path) -> None:
     report = fuzz("numbers", breaks(read), 200, 0, tmp_path)
