@@ -102,20 +102,17 @@ def at_pace(machine: Cluster, pace: Pace) -> Cluster:
     >>> machine.accelerator.memory_bandwidth / slow.accelerator.memory_bandwidth
     2.0
     """
-    nodes = tuple((replace(node, accelerator=_slowed(node.accelerator, pace)), count) for node, count in machine.nodes)
     curves = []
     for curve in machine.collectives:
         more = (pace.latency - 1) * min(seconds for _, seconds in curve.points)
         curves.append(replace(curve, points=tuple((size, seconds + more) for size, seconds in curve.points)))
-    return replace(machine, nodes=nodes, collectives=tuple(curves))
+    return replace(machine.with_accelerators(lambda each: _slowed(each, pace)), collectives=tuple(curves))
 
 
 def slower(machine: Cluster, factor: float) -> Cluster:
     """Return a calibrated machine on which everything takes ``factor`` times as long."""
-    nodes = tuple(
-        (replace(node, accelerator=node.accelerator.at_speed(1 / factor)), count) for node, count in machine.nodes
-    )
-    return replace(machine, nodes=nodes, collectives=tuple(curve.at_speed(1 / factor) for curve in machine.collectives))
+    curves = tuple(curve.at_speed(1 / factor) for curve in machine.collectives)
+    return replace(machine.with_accelerators(lambda each: each.at_speed(1 / factor)), collectives=curves)
 
 
 def _slowed(device: Accelerator, pace: Pace) -> Accelerator:

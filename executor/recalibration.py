@@ -87,11 +87,7 @@ def predicted_step(problem: Problem, cluster: Cluster, plan: Plan) -> float:
 
 def slowed(cluster: Cluster, products: float, memory: float, launch: float, optimizer: float) -> Cluster:
     """Return a cluster whose devices take so many times as long for what each figure stands for."""
-    nodes = tuple(
-        (replace(node, accelerator=_slowed(node.accelerator, products, memory, launch, optimizer)), count)
-        for node, count in cluster.nodes
-    )
-    return replace(cluster, nodes=nodes)
+    return cluster.with_accelerators(lambda device: _slowed(device, products, memory, launch, optimizer))
 
 
 def _slowed(device: Accelerator, products: float, memory: float, launch: float, optimizer: float) -> Accelerator:

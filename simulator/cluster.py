@@ -4,6 +4,7 @@ A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data;
 `simulator.interconnect` turns it into links and routes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -147,6 +148,20 @@ class Cluster:
             raise ValueError(f"cluster {self.name}: a mixed cluster, a torus and a graph have a size of their own")
         devices = self.first.devices if devices_per_node is None else devices_per_node
         return replace(self, nodes=((replace(self.first, devices=devices), nodes or self.num_nodes),))
+
+    def with_nodes(self, change: Callable[[Node], Node]) -> "Cluster":
+        """Return the same machine with ``change`` made to every kind of node."""
+        return replace(self, nodes=tuple((change(node), count) for node, count in self.nodes))
+
+    def with_accelerators(self, change: Callable[[Accelerator], Accelerator]) -> "Cluster":
+        """Return the same machine with ``change`` made to every kind of accelerator.
+
+        >>> from simulator.catalog import cluster
+        >>> half = cluster("dgx-h100").with_accelerators(lambda each: each.at_speed(0.5))
+        >>> cluster("dgx-h100").accelerator.memory_bandwidth / half.accelerator.memory_bandwidth
+        2.0
+        """
+        return self.with_nodes(lambda node: replace(node, accelerator=change(node.accelerator)))
 
     @property
     def num_devices(self) -> int:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, Node
+from simulator.cluster import Cluster
 from simulator.host import Host
 from simulator.interconnect.kinds import Crossbar, Graph, Torus
 from simulator.link import Link
@@ -31,7 +30,7 @@ def machine_parts(cluster: Cluster, precision: str) -> tuple[MachinePart, ...]:
 
 def with_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
     """Return a cluster whose devices have other memory: ``change`` of their bytes."""
-    return _with_accelerators(cluster, lambda device: replace(device, memory=change(device.memory)))
+    return cluster.with_accelerators(lambda device: replace(device, memory=change(device.memory)))
 
 
 def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
@@ -39,15 +38,15 @@ def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
     yield MachinePart(
         "FLOP/s",
         format_compute_rate(device.peak(precision)),
-        lambda factor: _with_accelerators(
-            cluster, lambda each: replace(each, peak_flops=tuple((d, r * factor) for d, r in each.peak_flops))
+        lambda factor: cluster.with_accelerators(
+            lambda each: replace(each, peak_flops=tuple((d, r * factor) for d, r in each.peak_flops))
         ),
     )
     yield MachinePart(
         "memory bandwidth",
         format_bandwidth(device.memory_bandwidth),
-        lambda factor: _with_accelerators(
-            cluster, lambda each: replace(each, memory_bandwidth=each.memory_bandwidth * factor)
+        lambda factor: cluster.with_accelerators(
+            lambda each: replace(each, memory_bandwidth=each.memory_bandwidth * factor)
         ),
     )
     direct = isinstance(cluster.fabric, Torus | Graph)
@@ -63,16 +62,8 @@ def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
         yield MachinePart("links to hosts", format_bandwidth(pcie.link.bandwidth), lambda f: _to_hosts(cluster, f))
 
 
-def _with_accelerators(cluster: Cluster, change: Callable[[Accelerator], Accelerator]) -> Cluster:
-    return _with_nodes(cluster, lambda node: replace(node, accelerator=change(node.accelerator)))
-
-
-def _with_nodes(cluster: Cluster, change: Callable[[Node], Node]) -> Cluster:
-    return replace(cluster, nodes=tuple((change(node), count) for node, count in cluster.nodes))
-
-
 def _inside(cluster: Cluster, factor: float) -> Cluster:
-    faster = _with_nodes(cluster, lambda node: replace(node, network=_scaled(node.network, factor)))
+    faster = cluster.with_nodes(lambda node: replace(node, network=_scaled(node.network, factor)))
     curves = (
         curve.at_speed(factor) if curve.ranks <= cluster.first.devices else curve for curve in cluster.collectives
     )
@@ -80,7 +71,7 @@ def _inside(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _between(cluster: Cluster, factor: float) -> Cluster:
-    faster = _with_nodes(cluster, lambda node: replace(node, nic=_scaled(node.nic, factor)))
+    faster = cluster.with_nodes(lambda node: replace(node, nic=_scaled(node.nic, factor)))
     fabric = cluster.fabric if isinstance(cluster.fabric, Crossbar) else _scaled(cluster.fabric, factor)
     every = isinstance(cluster.fabric, Torus | Graph)
     curves = (
@@ -95,7 +86,7 @@ def _to_hosts(cluster: Cluster, factor: float) -> Cluster:
         bandwidth = host.memory_bandwidth * factor
         return replace(host, memory_bandwidth=bandwidth, pcie=_scaled(host.pcie, factor) if host.pcie else None)
 
-    return _with_nodes(cluster, lambda node: replace(node, host=faster(node.host)))
+    return cluster.with_nodes(lambda node: replace(node, host=faster(node.host)))
 
 
 def _scaled(value: Any, factor: float) -> Any:
