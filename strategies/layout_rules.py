@@ -22,7 +22,7 @@ from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute, 
 from strategies.schedule import rule_of
 from strategies.schedules.rule import no_pairs
 from strategies.training import Training
-from strategies.violation import Violation
+from strategies.violation import Violation, listed
 
 
 def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
@@ -249,12 +249,13 @@ def _size_violations(layout: Layout) -> Iterator[Violation]:
         yield Violation(
             "microbatch",
             f"microbatch is a number or has one size a data rank: data({layout.data}) sizes, "
-            f"met {len(sizes)}; nearest: {_resized(sizes, layout.data)}",
+            f"met {len(sizes)}; nearest: {listed(_resized(sizes, layout.data))}",
         )
     elif min(sizes) < 1:
         yield Violation(
             "microbatch",
-            f"microbatch is at least 1 on every data rank, met {list(sizes)}; nearest: {[max(n, 1) for n in sizes]}",
+            f"microbatch is at least 1 on every data rank, met {listed(sizes)}; "
+            f"nearest: {listed([max(n, 1) for n in sizes])}",
         )
 
 
@@ -270,7 +271,7 @@ def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int
         nearest = f"; nearest sum: {' or '.join(map(str, near))}" if near else ""
         yield Violation(
             "microbatch",
-            f"microbatches * sum(microbatch) = global_batch: sum({list(sizes)}) = {total} divides "
+            f"microbatches * sum(microbatch) = global_batch: sum({listed(sizes)}) = {total} divides "
             f"global_batch({batch}){nearest}",
         )
     groups = ((first, sizes[first : first + layout.expert]) for first in range(0, layout.data, layout.expert))
@@ -279,8 +280,8 @@ def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int
         yield Violation(
             "microbatch",
             f"ranks that share experts exchange all their tokens: the expert({layout.expert}) data ranks "
-            f"{first} to {first + layout.expert - 1} have equal sizes, met {list(uneven)}; "
-            f"nearest: {[round(sum(uneven) / len(uneven))] * len(uneven)}",
+            f"{first} to {first + layout.expert - 1} have equal sizes, met {listed(uneven)}; "
+            f"nearest: {listed([round(sum(uneven) / len(uneven))] * len(uneven))}",
         )
 
 

@@ -10,7 +10,7 @@ from strategies.problem import Problem
 from strategies.schedule import OrderError, rule_of, schedule
 from strategies.schedules.rule import ScheduleRule
 from strategies.schedules.written import WrittenRule
-from strategies.violation import Violation
+from strategies.violation import Violation, listed
 
 
 def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
@@ -33,7 +33,7 @@ def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
             yield Violation(
                 "stages",
                 f"stages are {number} counts that add to "
-                f"layers({layers}), met {list(layout.stages)} = {sum(layout.stages)}",
+                f"layers({layers}), met {listed(layout.stages)} = {sum(layout.stages)}",
             )
     elif layout.stages not in ("even", "balanced"):
         yield Violation("stages", f"stages is even, balanced or a list of layers a stage, met {layout.stages}")

@@ -1,6 +1,10 @@
 """Why a layout is illegal."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+_MOST = 16
+"""Numbers that a message names one by one."""
 
 
 class Violation(NamedTuple):
@@ -11,3 +15,16 @@ class Violation(NamedTuple):
 
     field: str
     message: str
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers as a message names them: of many the first ones and the last.
+
+    >>> listed((3, 3, 1))
+    '[3, 3, 1]'
+    >>> listed(range(400_000))
+    '[0, 1, 2, 3, 4, 5, 6, 7, ..., 399999]'
+    """
+    if len(numbers) <= _MOST:
+        return str(list(numbers))
+    return f"[{', '.join(map(str, numbers[: _MOST // 2]))}, ..., {numbers[-1]}]"

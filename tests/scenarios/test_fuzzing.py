@@ -45,6 +45,7 @@ FOUND: list[tuple[str, bytes]] = [
         b'"accel_mem_gb": 1, "host_mem_GiB": 1, "cores": 1, "dtype": "bf16", "time_us": 1e-320, "kernel": "gemm", '
         b'"m": 24, "n": 46, "k": 92}',
     ),
+    ("plan", b'{"data": 400000, "microbatch": [1], "schedule": "interleaved", "chunks": 2, "recompute": {"full": 1}}'),
     ("schedule", b"\x17v"),
     ("question", b"tensor=\xb3"),
     ("graph", json.dumps({"version": 1, "name": "\x1b[31m"}).encode()),

@@ -261,6 +261,8 @@ def test_the_size_of_a_rank_is_that_of_its_data_rank(layout: Layout, expected: l
         (Layout(data=4, microbatch=(2, 1, 1)), "one size a data rank: data(4) sizes, met 3; nearest: [2, 1, 1, 1]"),
         (Layout(data=2, microbatch=(2, 1, 1)), "one size a data rank: data(2) sizes, met 3; nearest: [2, 1]"),
         (Layout(data=2, microbatch=()), "one size a data rank: data(2) sizes, met 0; nearest: [1, 1]"),
+        (Layout(data=400_000, microbatch=(2,)), "data(400000) sizes, met 1; nearest: [2, 2, 2, 2, 2, 2, 2, 2, ..., 2]"),
+        (Layout(data=20, microbatch=(0,) * 20), "every data rank, met [0, 0, 0, 0, 0, 0, 0, 0, ..., 0]; nearest: [1, "),
         (Layout(data=2, microbatch=(3, 0)), "at least 1 on every data rank, met [3, 0]; nearest: [3, 1]"),
         (
             Layout(data=2, microbatch=(4, 1)),
