@@ -79,6 +79,7 @@ def test_hostile_folders_are_folders(folder: str, tmp_path: Path) -> None:
 
 
 def test_script_runs_the_plan(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     # two tasks of one machine stand for two nodes; scontrol and srun are what a script needs of Slurm
     asked = request(2, 1)
     fakes = tmp_path / "bin"
