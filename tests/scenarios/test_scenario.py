@@ -215,6 +215,7 @@ def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
 
 
 def test_search_returns_a_proven_plan_and_compare_all_algorithms() -> None:
+    pytest.importorskip("torch", reason="one of all is reinforcement learning")
     from strategies.search import ALGORITHMS
 
     scenario = load("local/dp2")

@@ -138,6 +138,7 @@ def test_a_comparison_goes_on_where_it_was_ended(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_algorithm_and_problem(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("torch", reason="one algorithm is reinforcement learning")
     place = tmp_path / "search"
     assert write_page(str(place), 2, lambda text: None, TWO) == ()
     names = {path.name for path in place.iterdir()}

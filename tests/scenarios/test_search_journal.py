@@ -36,6 +36,8 @@ def without_clock(result: Any) -> tuple[Any, ...]:
 def test_a_search_goes_on_from_any_byte_to_the_uninterrupted_result(
     name: str, scenario: Scenario, tmp_path: Path
 ) -> None:
+    if name == "reinforcement":
+        pytest.importorskip("torch")
     whole = scenario.search(name, budget=BUDGET, resume=tmp_path / "whole.jsonl")
     written = (tmp_path / "whole.jsonl").read_bytes()
     head = written.index(b"\n") + 1
