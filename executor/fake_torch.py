@@ -21,7 +21,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
-from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining import _utils
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -248,7 +248,9 @@ def alone(runtime: Any) -> None:
 
 def _no_warmup(stages: Sequence[Any], *_: Any) -> None:
     for stage in stages:
-        stage._inference_mode = InferenceMode.STATIC
+        mode: Any = getattr(_utils, "InferenceMode", None)  # new in torch 2.13
+        if mode is not None:
+            stage._inference_mode = mode.STATIC
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -1,4 +1,6 @@
-"""Every private interface of torch that the executor uses, in one place (checked with torch 2.13).
+"""Every private interface of torch that the executor uses, and what its versions name otherwise, in one place.
+
+Checked with torch 2.11 and 2.13.
 
 ``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
 order of actions, and the actions themselves, are private.
@@ -29,6 +31,10 @@ from executor import attention_by_products
 from executor.measured_memory import Allocation
 from executor.trace import TraceEvent
 from strategies.schedule import Schedule
+
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Collectives of one tensor, by their names of torch 2.13 or else of those before."""
 
 _COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
 _ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from executor.data_parallel import Finish, Unit, fill, flatten, local
+from executor.private_torch import all_gather, reduce_scatter
 from executor.split_optimizer import Kind, Piece, SplitOptimizer, States
 from strategies.mesh import REPLICA
 
@@ -47,7 +48,7 @@ def average_own(unit: Unit) -> Finish:
     group, count, each = sharing.shards.get_group(), sharing.shards.size(), share(unit)
     flat = _padded(unit.gradients, count * each)
     part = flat.new_empty(each)
-    work: Any = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
+    work: Any = reduce_scatter(part, flat, group=group, async_op=True)
 
     def finish() -> None:
         work.wait()
@@ -69,7 +70,7 @@ def gather(unit: Unit, tensors: Sequence[Tensor]) -> None:
     parts = zip(tensors, own_pieces(unit), strict=True)
     own = _padded([tensor.flatten()[piece.start : piece.stop] for tensor, piece in parts], each)
     whole = own.new_empty(each * group.size())
-    dist.all_gather_single(whole, own, group=group)
+    all_gather(whole, own, group=group)
     fill(tensors, whole)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -221,6 +222,7 @@ class Trainer:
         length = held // (plan.tensor if plan.sequence_parallel else 1)
         tokens = torch.empty(self.microbatch, held, dtype=torch.int64, device="meta")
         between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty(self.microbatch, held, self.job.spec.vocab, dtype=dtype, device="meta")
         stage = MeasuredStage(
             self.modules[index],
             index,
@@ -229,7 +231,7 @@ class Trainer:
             # shapes are stated because torch's own inference of them runs a backward pass that
             # DistributedDataParallel counts: "rebuilt parameter indices size is not same"
             input_args=tokens if index == 0 else between,
-            output_args=between,
+            output_args=logits if index == len(plan.stages) - 1 else between,
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
@@ -305,7 +307,8 @@ class Trainer:
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         own, device = self._own_tokens(), self.accelerator.device
-        tokens, targets = (torch.from_numpy(array[:, own]).to(device) for array in arrays)
+        # without gaps: torch's pipeline compares strides with those of the stage's example input
+        tokens, targets = (torch.from_numpy(np.ascontiguousarray(array[:, own])).to(device) for array in arrays)
         self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
