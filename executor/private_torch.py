@@ -1,6 +1,6 @@
 """Every private interface of torch that the executor uses, and what its versions name otherwise, in one place.
 
-Checked with torch 2.11 and 2.13.
+Checked with torch 2.13; with 2.11 as far as the README says.
 
 ``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
 order of actions, and the actions themselves, are private.
@@ -78,7 +78,10 @@ def reduce_shards(module: nn.Module, *, last: bool) -> None:
     module.set_is_last_backward(True)  # of this pass: torch's pipeline says so at the end of a step
     state: Any = module._get_fsdp_state()
     for each in state._state_ctx.all_states:
-        for group in each._fsdp_param_groups:
+        groups = (
+            [each._fsdp_param_group] if hasattr(each, "_fsdp_param_group") else each._fsdp_param_groups
+        )  # one to 2.11
+        for group in filter(None, groups):
             group.post_backward()
     state._root_post_backward_final_callback()  # without it what was reduced last is kept to the next reduction
 
