@@ -78,9 +78,7 @@ def reduce_shards(module: nn.Module, *, last: bool) -> None:
     module.set_is_last_backward(True)  # of this pass: torch's pipeline says so at the end of a step
     state: Any = module._get_fsdp_state()
     for each in state._state_ctx.all_states:
-        groups = (
-            [each._fsdp_param_group] if hasattr(each, "_fsdp_param_group") else each._fsdp_param_groups
-        )  # one to 2.11
+        groups = each._fsdp_param_groups if hasattr(each, "_fsdp_param_groups") else [each._fsdp_param_group]
         for group in filter(None, groups):
             group.post_backward()
     state._root_post_backward_final_callback()  # without it what was reduced last is kept to the next reduction
