@@ -45,7 +45,7 @@ class _Norm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         gradient = gradients[0].to(scale.dtype)
         normal = x.to(scale.dtype) * scale
-        of_weight = (gradient * normal).flatten(0, -2).sum(0)
+        of_weight = (gradient * normal).sum(tuple(range(x.dim() - 1)))
         inner = gradient * weight
         inner -= normal.mul_((inner * normal).mean(-1, keepdim=True))
         return inner.mul_(scale).to(x.dtype), of_weight.to(weight.dtype), None

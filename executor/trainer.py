@@ -6,7 +6,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -307,8 +306,8 @@ class Trainer:
         training = self.job.training
         arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
         own, device = self._own_tokens(), self.accelerator.device
-        # without gaps: torch's pipeline compares strides with those of the stage's example input
-        tokens, targets = (torch.from_numpy(np.ascontiguousarray(array[:, own])).to(device) for array in arrays)
+        # copied, so without gaps: torch's pipeline compares strides with those of the stage's example input
+        tokens, targets = (torch.from_numpy(array[:, own].copy()).to(device) for array in arrays)
         self.zero_gradients()
         losses: list[Tensor] = []
         with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
