@@ -54,7 +54,7 @@ class _Run:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], context: Any) -> None:
         self.function, self.context = function, context
         seed = torch.empty((0,), requires_grad=True)
-        self.inputs: Any = _Inputs.apply(seed, *inputs).grad_fn  # type: ignore[no-untyped-call]
+        self.inputs: Any = _Inputs.apply(seed, *inputs)  # type: ignore[no-untyped-call]  # its node lives as long as it
         self.places: list[weakref.ref[_Kept]] = []
 
     def keep(self, tensor: Tensor) -> _Kept:
@@ -65,7 +65,7 @@ class _Run:
 
     def again(self) -> None:
         """Run the function again as far as it makes what was kept, and fill the places of what is still needed."""
-        inputs = [each.detach().requires_grad_(each.requires_grad) for each in self.inputs.saved_tensors]
+        inputs = [each.detach().requires_grad_(each.requires_grad) for each in self.inputs.grad_fn.saved_tensors]
         places = iter(self.places)
         left = len(self.places)
 

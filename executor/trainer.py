@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +21,7 @@ from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network, cross_entropy, initialize
-from executor.private_torch import reduce_shards, runtime
+from executor.private_torch import QuietStage, reduce_shards, runtime
 from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
@@ -43,7 +42,7 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 _TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
-class MeasuredStage(PipelineStage):
+class MeasuredStage(QuietStage):
     """A pipeline stage whose passes are recorded."""
 
     recorder: Recorder

@@ -3,8 +3,8 @@
 ``python -m reports.plan_matrix FOLDER`` draws the rows that ``python -m executor.plan_matrix`` left in a folder.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from math import log10
 from pathlib import Path
@@ -123,5 +123,7 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("reports/executor")
+    parser = argparse.ArgumentParser(prog="python -m reports.plan_matrix")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     draw_plan_matrix(*read_rows(folder / ROWS), folder / PICTURE)

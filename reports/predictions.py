@@ -4,7 +4,7 @@
 ``python -m executor.prediction_trials`` writes them.
 """
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -159,7 +159,9 @@ def read_files(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("reports/executor")
+    parser = argparse.ArgumentParser(prog="python -m reports.predictions")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     files = read_files(folder)
     draw_predictions(files, folder / PICTURE)
     (folder / PAGE).write_text(page(files))

@@ -3,7 +3,7 @@
 Run ``python -m scenarios.operator_walk docs`` to write ``docs/operator_parallelism.md`` and its picture.
 """
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -369,4 +369,6 @@ def write(walk: Walk, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Walk(), Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+    parser = argparse.ArgumentParser(prog="python -m scenarios.operator_walk")
+    parser.add_argument("folder", type=Path)
+    write(Walk(), parser.parse_args().folder)

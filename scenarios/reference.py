@@ -4,9 +4,9 @@ Run ``python -m scenarios.reference docs/reference`` to write them. Modules are 
 are the same with every version of Python and without torch.
 """
 
+import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -28,12 +28,11 @@ class Section:
     lines: tuple[str, ...]
 
 
-def main(folder: str) -> None:
+def write(folder: Path) -> None:
     """Write all pages into a folder."""
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
-        (target / name).write_text(text, encoding="utf-8", newline="\n")
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def pages() -> dict[str, str]:
@@ -223,4 +222,6 @@ def _inline(line: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m scenarios.reference")
+    parser.add_argument("folder", type=Path)
+    write(parser.parse_args().folder)

@@ -308,7 +308,7 @@ def main(arguments: Sequence[str]) -> int:
     cases = WIDE_CASES if WIDE in arguments else CASES
     rest = [each for each in arguments if each != WIDE]
     rounds, place = (rest[0], rest[-1]) if len(rest) == 2 else (str(ROUNDS), "".join(rest))
-    if len(rest) not in (1, 2) or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
+    if len(rest) not in (1, 2) or place.startswith("-") or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
         note(f"usage: python -m scenarios.search_comparison [{WIDE}] [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER")
         return BAD_INPUT
     ticker = Ticker()
