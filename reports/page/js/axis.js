@@ -85,6 +85,8 @@ function paintLabel(app, pen, lane, box) {
   };
   const like = lane.step.ranksOf[lane.step.classOf[lane.rank]].length;
   const rank = `rank ${lane.rank}${lane.big && like > 1 ? ` of ${formatCount(like)} alike` : ""}${step}`;
+  const below = lane.big && lane.height >= 52 ? profiledText(app.report, lane.step) : "";
+  if (below) write(below, lane.top + (lane.head ? 38 : 26), "11px", colours.quiet);
   if (!lane.head) return write(rank, lane.big ? box.top + Math.min(10, box.height / 2) : box.top + box.height / 2, "11px", lane.rank === state.rank ? colours.ink : colours.quiet);
   const mark = lane.opens ? (state.open.has(lane.index) ? "▾ " : "▸ ") : "";
   const title = `${mark}${stagesText(lane.group.stages)}`;
@@ -97,6 +99,12 @@ function paintLabel(app, pen, lane, box) {
   pen.font = "11px Helvetica, Arial, sans-serif";
   pen.fillStyle = colours.quiet;
   pen.fillText(step ? lane.step.name : lane.rank === state.rank ? `rank ${lane.rank}` : plural(many, "rank"), GUTTER - 8, lane.top + lane.height / 2 - 1);
+}
+
+// How much longer a measured step took under the profiler, of which its spans are, than a timed one.
+function profiledText(report, step) {
+  if (step.name !== "measured" || !report.difference) return "";
+  return `profiled: ${(step.step_time / report.difference.timed).toPrecision(2)} times a step`;
 }
 
 // The chosen moment as a full line, the pointer's as a thin one.
