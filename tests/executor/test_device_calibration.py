@@ -19,6 +19,7 @@ from executor.device_machine import known_name, this_machine  # noqa: E402
 from executor.device_measures import kernel_rows, reason  # noqa: E402
 from executor.device_rows import append, count  # noqa: E402
 from executor.device_sizes import SMALL, in_a_row  # noqa: E402
+from executor.device_sizes import kernels as timed_kernels  # noqa: E402
 from executor.device_timer import HostTimer  # noqa: E402
 from scenarios.command_line import run  # noqa: E402
 from simulator.calibration.rows import DEVICES, read_rows  # noqa: E402
@@ -42,7 +43,7 @@ def test_kernels_and_collectives_are_measured_on_a_cpu(tmp_path: Path) -> None:
         assert row["time_us"] > 0
     used, skipped = read_rows(out.read_bytes().splitlines())  # raises where a line is no row
     assert not used and len(skipped) == len(rows)  # for the catalogue has no such accelerator
-    sizes = len([*kernels(SMALL, "cpu"), *in_a_row(SMALL)])  # 42 with products in fp8, which not every torch has
+    sizes = len([*timed_kernels(SMALL, "cpu"), *in_a_row(SMALL)])  # 42 with products in fp8, which not every torch has
     assert any(f" of {sizes}: " in text for text in told) and any("2 ranks" in text for text in told)
 
 
