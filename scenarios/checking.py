@@ -101,6 +101,10 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
     if kind in ("too_long", "too_short"):
         bound = f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
         return f"has {bound} items, met {context['actual_length']}"
+    if kind == "string_too_short":
+        return f"has at least {context['min_length']} character, met {len(met) or 'none'}"
+    if kind == "string_too_long":
+        return f"has at most {context['max_length']} characters, met {len(met)}"
     if kind == "value_error":
         return str(context["error"])
     return f"{detail['msg']}, met {shown(met)}"

@@ -37,7 +37,7 @@ class Count:
         return core_schema.no_info_before_validator_function(_whole, bounds)
 
 
-Text = Annotated[str, Field(max_length=1000)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -45,6 +45,13 @@ FOUND: list[tuple[str, bytes]] = [
         b'"accel_mem_gb": 1, "host_mem_GiB": 1, "cores": 1, "dtype": "bf16", "time_us": 1e-320, "kernel": "gemm", '
         b'"m": 24, "n": 46, "k": 92}',
     ),
+    (
+        "cluster",
+        b'{"name": "box", "nodes": 1, "devices_per_node": 2, "accelerator": {"name": "", "peak": {"bf16": "1 TFLOP/s"}, '
+        b'"memory": "8 GiB", "memory_bandwidth": "1 TB/s"}, "host": {"name": "host", "memory": "64 GiB"}, '
+        b'"intra_node": {"bandwidth": "10 GB/s", "latency": "2 us"}, '
+        b'"inter_node": {"bandwidth": "10 GB/s", "latency": "2 us"}}',
+    ),
     ("plan", b'{"data": 400000, "microbatch": [1], "schedule": "interleaved", "chunks": 2, "recompute": {"full": 1}}'),
     ("schedule", b"\x17v"),
     ("question", b"tensor=\xb3"),
