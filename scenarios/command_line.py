@@ -8,6 +8,7 @@ from signal import SIG_DFL, SIGINT, signal
 from typing import TYPE_CHECKING
 
 from scenarios.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from scenarios.loading import PatientInterrupt
 
 if TYPE_CHECKING:
     import typer
@@ -61,10 +62,11 @@ def application() -> "typer.Typer":
     return app
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt | None = None) -> int:
     """Return the exit code of a command line (that of the process: None).
 
-    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted.
+    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted: after an ``interrupt`` errors but
+    those of files are made of it, as matplotlib's "Invalid affine transformation matrix".
     """
     try:
         code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
@@ -75,7 +77,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        code = _failed(error)
+        of_it = interrupt is not None and interrupt.raised and not isinstance(error, OSError)
+        code = INTERRUPTED if of_it else _failed(error)
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
@@ -83,8 +86,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Print what went wrong in one message and return the exit code."""
-    if _cut_short(error):
-        return INTERRUPTED
     import traceback
 
     from typer import Abort
@@ -114,17 +115,12 @@ def _failed(error: Exception) -> int:
     return FAILED
 
 
-def _cut_short(error: BaseException | None) -> bool:
-    """Return whether an import failed because an interrupt came in it: extension modules say so in their own words."""
-    if not isinstance(error, ImportError | SystemError):
-        return isinstance(error, KeyboardInterrupt)
-    return _cut_short(error.__cause__ or error.__context__)
-
-
 def main() -> None:
     """Run the command line of this process, which an interrupt ends without a traceback while modules load too."""
+    interrupt = PatientInterrupt()
+    interrupt.install()
     try:
-        code = run()
+        code = run(interrupt=interrupt)
     except KeyboardInterrupt:  # while a message was on its way
         code = INTERRUPTED
     signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt

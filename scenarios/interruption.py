@@ -93,11 +93,14 @@ def interrupt(arguments: Sequence[str], folder: Path, moment: float) -> Interrup
     process = _start(arguments, folder, mark)
     with suppress(subprocess.TimeoutExpired):
         process.wait(moment)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGSTOP)  # else it might end before the signal comes
     ended_before = process.poll() is not None
     before = 0.0 if ended_before else sum(map(_cpu_time, [process.pid, *children(process.pid)]))
     sent = time.monotonic()
     if not ended_before:
         os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGCONT)
     try:
         _, errors = process.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -124,13 +127,14 @@ def _met_program(errors: str) -> bool:
     """Return whether an interrupt met the program, by what was written to stderr.
 
     An environment may lie in the program's own folder, and an editable install has a module there that Python loads as
-    it begins.
+    it begins. ``scenarios/__main__.py`` only imports the first module.
 
     >>> _met_program("Fatal Python error: init_import_site: Failed to import the site module")
     False
     """
     begins = "init_import_site" in errors
-    return not begins and (str(_ROOT) in errors or "Traceback" not in errors or "ignored" in errors)
+    own = [line for line in errors.splitlines() if str(_ROOT) in line and "scenarios/__main__.py" not in line]
+    return not begins and (bool(own) or "Traceback" not in errors or "ignored" in errors)
 
 
 def _start(arguments: Sequence[str], folder: Path, mark: str) -> "subprocess.Popen[str]":

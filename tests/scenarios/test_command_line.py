@@ -330,12 +330,11 @@ def test_help_of_simulate_names_the_page(capsys) -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan"])
-@pytest.mark.parametrize("words", ["raise KeyboardInterrupt", "raise ImportError('half') from KeyboardInterrupt()"])
-def test_an_interrupt_while_modules_load_is_one_word(module: str, words: str) -> None:
+def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
     code = (
         "import sys\n"
         "class Stop:\n"
-        f"    def find_spec(self, name, *_):\n        if name == {module!r}: {words}\n"
+        f"    def find_spec(self, name, *_):\n        if name == {module!r}: raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Stop())\n"
         "sys.argv = ['meshwise', 'simulate', 'local/dp2']\n"
         "from scenarios.__main__ import main\n"
@@ -344,6 +343,28 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str, words: str) ->
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, lines(done.stderr)) == (130, ["interrupted"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        ("ValueError('Invalid affine transformation matrix')", 130, "interrupted"),
+        ("OSError(28, 'no space')", 1, "failed: OSError: [Errno 28] no space (MESHWISE_DEBUG=1 shows where)"),
+    ],
+)
+def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: str, code: int, told: str) -> None:
+    program = (
+        "import os, signal\n"
+        "from scenarios import command_line\n"
+        "def command(**_):\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        f"    except KeyboardInterrupt:\n        raise {error} from None\n"
+        "command_line.application = lambda: command\n"
+        "command_line.main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, lines(done.stderr)) == (code, [told])
 
 
 def test_validate_imports_what_it_reads_and_no_algorithm() -> None:

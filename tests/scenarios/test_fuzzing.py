@@ -47,8 +47,9 @@ FOUND: list[tuple[str, bytes]] = [
     ),
     (
         "cluster",
-        b'{"name": "box", "nodes": 1, "devices_per_node": 2, "accelerator": {"name": "", "peak": {"bf16": "1 TFLOP/s"}, '
-        b'"memory": "8 GiB", "memory_bandwidth": "1 TB/s"}, "host": {"name": "host", "memory": "64 GiB"}, '
+        b'{"name": "box", "nodes": 1, "devices_per_node": 2, "accelerator": {"name": "", '
+        b'"peak": {"bf16": "1 TFLOP/s"}, "memory": "8 GiB", "memory_bandwidth": "1 TB/s"}, '
+        b'"host": {"name": "host", "memory": "64 GiB"}, '
         b'"intra_node": {"bandwidth": "10 GB/s", "latency": "2 us"}, '
         b'"inter_node": {"bandwidth": "10 GB/s", "latency": "2 us"}}',
     ),
