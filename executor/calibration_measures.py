@@ -20,18 +20,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import LayerNorm, Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
-from executor.calibration_sizes import (
-    ATTENTIONS,
-    BATCH,
-    BETWEEN,
-    COPY,
-    GRADIENTS,
-    MATMULS,
-    MEASURED,
-    MESSAGES,
-    SEQUENCE,
-    TINY,
-)
+from executor.calibration_sizes import BATCH, BETWEEN, COPY, GRADIENTS, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
 from executor.model import Layer, cross_entropy, flash_attention
 from executor.optimizer import kind_of
 from executor.tensor_parallel import layer_plan
@@ -46,7 +35,7 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
-    figures = 2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 3 + 4 * len(sizes) * len(MESSAGES)
+    figures = 2 * len(MATMULS) + 2 * len(GRADIENTS) + len(KINDS) + 3 + 4 * len(sizes) * len(MESSAGES)
     measure = partial(_median_time, share=seconds / figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
@@ -54,8 +43,6 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
         result["matmul"][name] = [(m, n, k, measure(_product(m, n, k, dtype))) for m, n, k in MATMULS]
     note("gradients of products")
     result["gradient"] = [_gradient_rate(m, n, k, measure) for m, n, k in GRADIENTS]
-    note("attention")
-    result["attention"] = [(*shape, *_attention_times(*shape, measure)) for shape in ATTENTIONS]
     note("memory")
     result["copy"] = _copy_rate(measure)
     note("dispatch")
@@ -116,14 +103,6 @@ def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
     forward = measure(partial(layer, source))
     both = measure(_both_passes(layer, source, *layer.parameters()))
     return 2 * forward / max(both - forward, forward / 10)
-
-
-def _attention_times(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
-    """Return the seconds of fused attention, and of its gradients."""
-    query, key, value = (_random(1, heads, tokens, head_dim) for _ in range(3))
-    forward = measure(lambda: flash_attention(query, key, value))
-    both = measure(_both_passes(lambda q: flash_attention(q, key, value), query, key, value))
-    return forward, max(both - forward, forward / 10)
 
 
 def _copy_rate(measure: Measure) -> float:
@@ -196,6 +175,11 @@ def _softmax() -> Run:
     return _both_passes(lambda s: torch.softmax((s / 8.0).masked_fill(future, float("-inf")), -1), scores)
 
 
+def _attention() -> Run:
+    query, key, value = (_random(BATCH, MEASURED.heads, SEQUENCE, MEASURED.head_dim) for _ in range(3))
+    return _both_passes(lambda q: flash_attention(q, key, value), query, key, value)
+
+
 def _embedding() -> Run:
     tokens = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
     return _both_passes(lambda table: embedding(tokens, table), _random(MEASURED.vocab, MEASURED.hidden))
@@ -219,6 +203,7 @@ KINDS: dict[str, Callable[[], Run]] = {
     "elementwise": _elementwise,
     "dropout": _dropout,
     "softmax": _softmax,
+    "attention": _attention,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
     "optimizer": _optimizer,
