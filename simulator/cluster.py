@@ -4,7 +4,7 @@ A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data;
 `simulator.interconnect` turns it into links and routes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -210,8 +210,10 @@ class Cluster:
         return dict(self.speeds)
 
     @cached_property
-    def free_devices(self) -> tuple[int, ...]:
-        """The devices that no tenant uses."""
+    def free_devices(self) -> Sequence[int]:
+        """The devices that no tenant uses, in order."""
+        if not self.tenants:
+            return range(self.num_devices)
         taken = {device for tenant in self.tenants for device in tenant.devices}
         return tuple(device for device in range(self.num_devices) if device not in taken)
 

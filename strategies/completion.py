@@ -48,7 +48,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         overlap_gradients=layout.overlap_gradients,
         attention=by.attention,
         scatter_gather=layout.scatter_gather,
-        placement=placement,
+        placement=tuple(placement),
         offload=layout.offload,
         reshard_after_forward=layout.reshard_after_forward,
         gradient_reduction=layout.gradient_reduction,

@@ -133,7 +133,7 @@ class GroupBounds:
             pipeline=1,
             schedule="gpipe",
             zero_shards=0,
-            placement=() if ranks == len(free) else free[:ranks],
+            placement=() if ranks == len(free) else tuple(free[:ranks]),
         )
         return complete(self.problem, layout)
 

@@ -75,6 +75,8 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
     if layout.order != AXES:
         yield from _order_violations(layout)
     different = set(layout.placement)
+    if not different:
+        return
     if len(different) < len(layout.placement) or not different <= set(free):
         wrong = next((d for d in layout.placement if d not in set(free)), None)
         met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"

@@ -74,7 +74,7 @@ def operator_plan(
         sequence_parallel=False,
         recompute=Recompute.NONE,
         overlap_gradients=True,
-        placement=() if len(free) == problem.cluster.num_devices else free,
+        placement=tuple(() if len(free) == problem.cluster.num_devices else free),
     )
 
 

@@ -149,7 +149,7 @@ class Choices:
 
     def placement(self, devices: int) -> tuple[int, ...]:
         """Return the placement on the first free devices; empty for all of them."""
-        return () if devices == len(self.free) else self.free[:devices]
+        return () if devices == len(self.free) else tuple(self.free[:devices])
 
     def group_of(self, layout: Layout) -> Group:
         """Return the group of a layout of the space."""

@@ -116,3 +116,10 @@ def test_hosts_and_links_reject_nonsense() -> None:
         Host("host", 1e12, numa_nodes=0)
     with pytest.raises(ValueError, match="bandwidth > 0"):
         Link(0.0, 0.0)
+
+
+def test_free_devices_are_those_without_a_tenant() -> None:
+    whole = homogeneous("c", FAST, HOST, 2, 2, LINK, LINK)
+    assert whole.free_devices == range(4)  # and no list of a million, however many rows of a file ask for it
+    shared = Cluster("c", whole.nodes, tenants=(Tenant("t", (0, 3), Collective.ALL_REDUCE, 1.0, 1.0),))
+    assert shared.free_devices == (1, 2)
