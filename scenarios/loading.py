@@ -4,7 +4,7 @@ One that comes while a module is imported waits until it has loaded, and whoever
 interrupt was there before.
 """
 
-from signal import ITIMER_REAL, SIGALRM, SIGINT, setitimer, signal
+from signal import ITIMER_REAL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
 from time import process_time
 from types import FrameType
 
@@ -31,7 +31,9 @@ class PatientInterrupt:
         self._came: float | None = None
 
     def install(self) -> None:
-        """Handle SIGINT from now on; SIGALRM is used for looking again."""
+        """Handle SIGINT from now on, where it is not ignored, as of a job of a script; SIGALRM is for looking again."""
+        if getsignal(SIGINT) is not default_int_handler:
+            return
         for number in (SIGINT, SIGALRM):
             signal(number, self)
 

@@ -59,3 +59,10 @@ def test_an_import_that_loses_interrupts_is_waited_for(tmp_path: Path, install: 
 
 def test_an_import_that_does_not_end_is_interrupted(tmp_path: Path) -> None:
     assert run(tmp_path, NEVER_ENDS, INSTALL) == ["interrupted", "not there"]
+
+
+def test_a_job_that_ignores_interrupts_still_does(tmp_path: Path) -> None:
+    program = f"import os, signal\n{INSTALL}\nos.kill(os.getpid(), signal.SIGINT)\nprint('goes on')"
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", program]
+    found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "goes on\n"), found.stderr
