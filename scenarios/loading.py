@@ -4,6 +4,7 @@ One that comes while a module is imported waits until it has loaded, and whoever
 interrupt was there before.
 """
 
+import sys
 from signal import ITIMER_REAL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
 from time import process_time
 from types import FrameType
@@ -36,6 +37,7 @@ class PatientInterrupt:
             return
         for number in (SIGINT, SIGALRM):
             signal(number, self)
+        sys.unraisablehook = self._ignored
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise ``KeyboardInterrupt``, now or when what is being imported has loaded."""
@@ -47,6 +49,14 @@ class PatientInterrupt:
             return
         self._came, self.raised = None, True
         raise KeyboardInterrupt
+
+    def _ignored(self, what: "sys.UnraisableHookArgs") -> None:
+        """Raise an interrupt again that Python ignored, as it does where a generator is closed that nobody uses."""
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+            return
+        self._came = process_time()
+        setitimer(ITIMER_REAL, _AGAIN)
 
 
 def _imports(frame: FrameType | None) -> bool:

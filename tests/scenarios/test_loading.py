@@ -66,3 +66,25 @@ def test_a_job_that_ignores_interrupts_still_does(tmp_path: Path) -> None:
     command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", program]
     found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "goes on\n"), found.stderr
+
+
+def test_an_interrupt_that_python_ignores_comes_again(tmp_path: Path) -> None:
+    program = f"""
+import os, signal, time
+{INSTALL}
+def lines():
+    try:
+        yield
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+try:
+    next(lines())  # dropped, so closed where exceptions are ignored
+    time.sleep(2)
+    print("goes on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("interrupted\n", "")
