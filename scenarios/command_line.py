@@ -4,11 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from signal import SIG_DFL, SIGINT, signal
+from signal import SIG_DFL, SIGINT, getsignal, signal
 from typing import TYPE_CHECKING
 
 from scenarios.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
-from scenarios.loading import PatientInterrupt
+from scenarios.patient_interrupt import PatientInterrupt
 
 if TYPE_CHECKING:
     import typer
@@ -123,7 +123,8 @@ def main() -> None:
         code = run(interrupt=interrupt)
     except KeyboardInterrupt:  # while a message was on its way
         code = INTERRUPTED
-    signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
+    if getsignal(SIGINT) is interrupt:
+        signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
     if code == INTERRUPTED:
         with suppress(OSError):  # nobody reads any more
             sys.stdout.flush()

@@ -12,7 +12,7 @@ from types import FrameType
 _IMPORT = "<frozen importlib._bootstrap>"
 _AGAIN = 0.01
 """Seconds after which an interrupt that waits looks again."""
-PATIENCE = 1.0
+_PATIENCE = 1.0
 """Seconds of CPU time that an interrupt waits at most."""
 
 
@@ -21,7 +21,7 @@ class PatientInterrupt:
 
     Met before: matplotlib without one of its modules, schemas without a function, and the command went on.
 
-    Parameters
+    Attributes
     ----------
     raised
         Whether ``KeyboardInterrupt`` was raised once.
@@ -44,7 +44,7 @@ class PatientInterrupt:
         if number == SIGALRM and self._came is None:
             return
         self._came = process_time() if self._came is None else self._came
-        if _imports(frame) and process_time() - self._came < PATIENCE:
+        if _imports(frame) and process_time() - self._came < _PATIENCE:
             setitimer(ITIMER_REAL, _AGAIN)
             return
         self._came, self.raised = None, True
