@@ -23,6 +23,7 @@ from torch.nn.functional import dropout, embedding, gelu, linear
 from executor.calibration_sizes import BATCH, BETWEEN, COPY, GRADIENTS, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
 from executor.model import Layer, cross_entropy, flash_attention
 from executor.optimizer import kind_of
+from executor.private_torch import all_gather, reduce_scatter
 from executor.tensor_parallel import layer_plan
 from simulator.models.transformer import Transformer
 
@@ -236,8 +237,8 @@ def _messages(group: dist.ProcessGroup, size: int, nbytes: int) -> dict[str, Run
     whole, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // size)
     return {
         "all_reduce": partial(dist.all_reduce, whole, group=group),
-        "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
-        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        "all_gather": partial(all_gather, whole, part, group=group),
+        "reduce_scatter": partial(reduce_scatter, part, whole, group=group),
         "send": partial(_ping_pong, whole, group),
     }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from executor.device_machine import Machine
 from executor.device_timer import Run, Timer
 from executor.network_interface import loopback
+from executor.private_torch import all_gather, reduce_scatter
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
 """The device's clock around many runs, which is what `simulator.calibration` takes from these words."""
@@ -118,8 +119,8 @@ def _runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> di
     part = torch.zeros(elements // size, device=device)
     runs: dict[str, Run] = {
         "all_reduce": partial(dist.all_reduce, whole, group=group),
-        "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
-        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        "all_gather": partial(all_gather, whole, part, group=group),
+        "reduce_scatter": partial(reduce_scatter, part, whole, group=group),
         "all_to_all": partial(dist.all_to_all_single, other, whole, group=group),
     }
     return runs | ({"p2p": partial(_ping_pong, whole, group)} if size == 2 else {})

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from executor.private_torch import all_gather, reduce_scatter
 from executor.trace import MOVING
 
 
@@ -71,7 +72,7 @@ class Gather(torch.autograd.Function):
         ctx.group, ctx.axis = group, axis
         whole = part.new_empty((group.size(), *part.shape))
         with moving(axis, "all_gather"):
-            dist.all_gather_into_tensor(whole.flatten(0, 1), part.contiguous(), group=group)
+            all_gather(whole.flatten(0, 1), part.contiguous(), group=group)
         return whole
 
     @staticmethod
@@ -80,7 +81,7 @@ class Gather(torch.autograd.Function):
         whole = gradients[0].contiguous()
         part = whole.new_empty(whole.shape[1:])
         with moving(ctx.axis, "reduce_scatter"):
-            dist.reduce_scatter_tensor(part, whole.flatten(0, 1), group=ctx.group)
+            reduce_scatter(part, whole.flatten(0, 1), group=ctx.group)
         return part, None, None
 
 

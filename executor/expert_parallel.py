@@ -25,6 +25,7 @@ from executor.exchange import Exchange, moving
 from executor.mixture import Compute, Experts, here
 from executor.model import Network
 from executor.operators.movement import Share
+from executor.private_torch import all_gather
 from strategies.mesh import EXPERT, TENSOR
 
 
@@ -125,7 +126,7 @@ def gathered(group: dist.ProcessGroup, experts: Compute, rows: Tensor, counts: S
     ranks, own = group.size(), torch.tensor(counts, device=rows.device)
     every = own.new_empty(ranks * len(own))
     with moving(TENSOR, "all_gather counts"):
-        dist.all_gather_into_tensor(every, own, group=group)
+        all_gather(every, own, group=group)
     every = every.view(ranks, -1)
     mine, theirs = [len(rows)] * ranks, every.sum(1).tolist()
     arrived = Exchange.apply(rows.repeat(ranks, 1), group, TENSOR, mine, theirs)  # type: ignore[no-untyped-call]

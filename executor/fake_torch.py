@@ -247,10 +247,9 @@ def alone(runtime: Any) -> None:
 
 
 def _no_warmup(stages: Sequence[Any], *_: Any) -> None:
-    for stage in stages:
-        mode: Any = getattr(_utils, "InferenceMode", None)  # new in torch 2.13
-        if mode is not None:
-            stage._inference_mode = mode.STATIC
+    modes: Any = getattr(_utils, "InferenceMode", None)  # new in torch 2.13
+    for stage in stages if modes is not None else ():
+        stage._inference_mode = modes.STATIC
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from executor.private_torch import all_gather, reduce_scatter
 from simulator.collective_kinds import Collective
 from strategies.sharding import Redistribution, ShardingSpec, after, redistribute
 
@@ -102,14 +103,14 @@ class Ranks:
         first = local.movedim(index, 0).contiguous()
         whole = first.new_empty((self.size[axis] * first.shape[0], *first.shape[1:]))
         with self._noted(Collective.ALL_GATHER, axis, whole):
-            dist.all_gather_into_tensor(whole, first, group=self.mesh.get_group(axis))
+            all_gather(whole, first, group=self.mesh.get_group(axis))
         return whole.movedim(0, index)
 
     def _reduce_scatter(self, local: Tensor, index: int, axis: str) -> Tensor:
         first = local.movedim(index, 0).contiguous()
         part = first.new_empty((first.shape[0] // self.size[axis], *first.shape[1:]))
         with self._noted(Collective.REDUCE_SCATTER, axis, first):
-            dist.reduce_scatter_tensor(part, first, group=self.mesh.get_group(axis))
+            reduce_scatter(part, first, group=self.mesh.get_group(axis))
         return part.movedim(0, index)
 
     def _all_to_all(self, local: Tensor, cut: int, to: int, axis: str) -> Tensor:
