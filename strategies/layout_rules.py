@@ -74,11 +74,11 @@ def _device_violations(cluster: Cluster, layout: Layout) -> Iterator[Violation]:
         )
     if layout.order != AXES:
         yield from _order_violations(layout)
-    different = set(layout.placement)
-    if not different:
+    if not layout.placement:
         return
-    if len(different) < len(layout.placement) or not different <= set(free):
-        wrong = next((d for d in layout.placement if d not in set(free)), None)
+    different, known = set(layout.placement), set(free)
+    if len(different) < len(layout.placement) or not different <= known:
+        wrong = next((device for device in layout.placement if device not in known), None)
         met = f"met {wrong}" if wrong is not None else f"met {len(layout.placement)} devices, some twice"
         yield Violation("placement", f"placement names some of the {len(free)} free devices, each once, {met}")
 

@@ -104,7 +104,6 @@ def execute(
     the end once with --collect.
     """
     from executor.device import CPU, require_device
-    from reports.difference import difference
     from scenarios.cluster_file import load_cluster
     from scenarios.commands import hosts
     from scenarios.commands.execute_top import execute_top
@@ -155,16 +154,7 @@ def execute(
         if ranks > cores and device == CPU:
             note(f"{ranks} ranks share {cores} cores: the prediction, for a core a rank, will be too fast")
         run = _run(value, target, module=module, **how)
-    document = to_json(run, predicted)
-    if target is not None:
-        write_run(target, document, predicted, run)
-    if report is not None:
-        write_page(report, value, predicted, run=document, measured=run.timeline)
-    if as_json:
-        emit(document)
-    else:
-        _print(value.name, predicted, document)
-        print_difference(difference(predicted.timeline, run.timeline), run.step_time)
+    _tell(value, predicted, run, target, report, as_json=as_json)
     if run.verification is not None and not run.verification.equal:  # of several hosts, whose run has begun
         note("the ranks did not compute what one process computes")
         raise typer.Exit(FAILED)
@@ -229,6 +219,22 @@ def _run(value: Any, target: Path | None, **options: Any) -> Any:
 def follow(ticker: Ticker) -> Any:
     """Return a callback that shows how far a run is: step, loss and seconds."""
     return lambda step, loss, seconds: ticker(f"step {step}, loss {loss:.4f}, {seconds * 1000:.1f} ms")
+
+
+def _tell(value: Any, predicted: Any, run: Any, target: Path | None, report: str | None, *, as_json: bool) -> None:
+    """Write and print a run beside its prediction."""
+    from reports.difference import difference
+
+    document = to_json(run, predicted)
+    if target is not None:
+        write_run(target, document, predicted, run)
+    if report is not None:
+        write_page(report, value, predicted, run=document, measured=run.timeline)
+    if as_json:
+        emit(document)
+    else:
+        _print(value.name, predicted, document)
+        print_difference(difference(predicted.timeline, run.timeline), run.step_time)
 
 
 def to_json(run: Any, predicted: Any) -> dict[str, Any]:
