@@ -65,11 +65,14 @@ class Contents:
             return self._communication(communicator, kind, stage, 0, what, name)
         communicator = self.machine.communicator(slot.site.kind, instance)
         stage, leg, what, name = self.volumes.at_the_end(slot)
-        besides = self._units(slot, instance) if leg == 0 else 0
+        besides = self._units(slot, instance, communicator, what[0]) if leg == 0 else 0
         return self._communication(communicator, TaskKind.DATA_COMMUNICATION, stage, leg, what, name, besides=besides)
 
-    def _units(self, slot: Slot, group: int) -> int:
-        """Return the ticks that the framework takes besides for the units that a communication gathers or reduces."""
+    def _units(self, slot: Slot, group: int, communicator: Communicator, collective: Collective) -> int:
+        """Return the ticks that the framework takes besides for the units that a communication gathers or reduces.
+
+        Where it takes any each is a message of its own.
+        """
         if not self.cuts.sharing.gradients or slot.site.kind == REPLICA:
             return 0
         if slot.what == "unshard":
@@ -82,7 +85,8 @@ class Contents:
         else:
             return 0
         rank = self.machine.rank(self.table.tables[slot.site.kind].classes[group][0])
-        return to_ticks(count * rank.accelerator.unit_launch)
+        launch = rank.accelerator.unit_launch
+        return to_ticks(count * launch) + (count - 1) * communicator.ticks(collective, 1) if launch else 0
 
     def _own(self, what: str, stage: int, variant: int, rank_class: int) -> tuple[Content, ...]:
         """Return what the parts of a pass do, or what is launched before each of them, or in the meantime."""
