@@ -78,6 +78,7 @@ def _accelerator(device: Accelerator) -> Data:
         "kernel_bandwidth_default": device.kernel_bandwidth_default,
         "sharded_launch": exact(device.sharded_launch, Dimension.TIME),
         "unit_launch": exact(device.unit_launch, Dimension.TIME),
+        "recompute_launch": exact(device.recompute_launch, Dimension.TIME),
         "optimizer_launch": exact(device.optimizer_launch, Dimension.TIME),
         "computes_collectives": device.computes_collectives,
     }

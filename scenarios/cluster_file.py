@@ -187,6 +187,7 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
         reserved=table.reserved,
         sharded_launch=table.sharded_launch,
         unit_launch=table.unit_launch,
+        recompute_launch=table.recompute_launch,
         optimizer_launch=table.optimizer_launch,
         computes_collectives=table.computes_collectives,
     )

@@ -108,6 +108,7 @@ class AcceleratorTable(Table):
     kernel_bandwidth_default: BandwidthShare = 1.0
     sharded_launch: Delay = 0.0
     unit_launch: Delay = 0.0
+    recompute_launch: Delay = 0.0
     optimizer_launch: Delay = 0.0
     computes_collectives: bool = False
 

@@ -52,6 +52,9 @@ class Accelerator:
     unit_launch
         Seconds that the framework takes to gather a unit of fully sharded parameters, and to reduce its gradients,
         besides the message, where that is not hidden (torch's ``fully_shard`` on a CPU).
+    recompute_launch
+        Seconds that the framework takes besides kernels to run a layer, or a part of one, again in backward, where
+        that is not hidden (torch's ``checkpoint`` on a CPU); what its operators keep takes launches besides.
     optimizer_launch
         Seconds that the optimizer takes for one parameter tensor besides its memory traffic;
         0 for fused optimizers.
@@ -73,6 +76,7 @@ class Accelerator:
     reserved: float = 0.0
     sharded_launch: float = 0.0
     unit_launch: float = 0.0
+    recompute_launch: float = 0.0
     optimizer_launch: float = 0.0
     computes_collectives: bool = False
 
@@ -81,7 +85,8 @@ class Accelerator:
             raise ValueError(f"accelerator {self.name}: peak_flops are positive, met {self.peak_flops}")
         if min(self.memory, self.memory_bandwidth) <= 0:
             raise ValueError(f"accelerator {self.name}: memory and bandwidth are positive, met {self}")
-        if min(self.launch, self.reserved, self.sharded_launch, self.unit_launch, self.optimizer_launch) < 0:
+        launches = self.launch, self.sharded_launch, self.unit_launch, self.recompute_launch, self.optimizer_launch
+        if min(*launches, self.reserved) < 0:
             raise ValueError(f"accelerator {self.name}: launch and reserved are not negative, met {self}")
         if self.sustained < 1:
             raise ValueError(f"accelerator {self.name}: sustained is at least 1, met {self.sustained}")
@@ -119,6 +124,7 @@ class Accelerator:
             launch=self.launch / factor,
             sharded_launch=self.sharded_launch / factor,
             unit_launch=self.unit_launch / factor,
+            recompute_launch=self.recompute_launch / factor,
             optimizer_launch=self.optimizer_launch / factor,
             matmul=replace(self.matmul, product_launch=self.matmul.product_launch / factor),
             attention=replace(self.attention, launch=self.attention.launch / factor),

@@ -176,7 +176,8 @@ class BlockCosts:
         key = (name, self._numbers(plan)[2], how, rank.key)
         if key not in self._costs:
             unread = self.problem.training.conventions.recomputes_unread
-            steps = with_recompute(self.block(plan, name), self.plain_steps(plan, name, rank), how, unread=unread)
+            steps = self.plain_steps(plan, name, rank)
+            steps = with_recompute(self.block(plan, name), steps, how, rank.accelerator, unread=unread)
             chunks = plan.overlap_tensor and self.block(plan, name).layer
             if chunks or self.hides_gradients(plan):
                 steps = with_overlap(self.layout(plan, name), rank.accelerator, steps, chunks=chunks)

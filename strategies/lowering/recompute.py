@@ -21,10 +21,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import Block, Operator, OperatorKind
 from simulator.program import TaskKind
+from simulator.units import to_ticks
 from strategies.lowering.liveness import Held, Liveness
 from strategies.lowering.operator import BlockSteps
 from strategies.lowering.redistribution import defers
@@ -35,6 +37,10 @@ from strategies.schedule import ActionKind
 
 _HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
 """Operators whose results stay for those that are not recomputed."""
+
+HOOKS = 2
+"""Launches whose time goes by where the framework handles in Python what an operator keeps that is run again: torch's
+checkpoint hooks it forward and backward, 28 us an operator where a launch takes 14 (core, torch 2.13)."""
 
 
 class BlockMemory(NamedTuple):
@@ -155,7 +161,9 @@ def read_again(block: Block) -> frozenset[str]:
     return frozenset(found)
 
 
-def with_recompute(block: Block, steps: BlockSteps, how: OfLayer, *, unread: bool = True) -> BlockSteps:
+def with_recompute(
+    block: Block, steps: BlockSteps, how: OfLayer, accelerator: Accelerator, *, unread: bool = True
+) -> BlockSteps:
     """Return the steps with the recomputed part of forward put before backward.
 
     ``unread`` says that operators run again too whose results backward does not read.
@@ -177,6 +185,10 @@ def with_recompute(block: Block, steps: BlockSteps, how: OfLayer, *, unread: boo
         if step.operators in names:
             repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
         waiting = []
+    if accelerator.recompute_launch:
+        regions = len(again) if isinstance(how, SomeOperators) else 1
+        seconds = regions * accelerator.recompute_launch + HOOKS * len(names) * accelerator.launch
+        repeated.insert(0, Step(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
     return BlockSteps(steps.forward, (*repeated, *steps.backward))
 
 

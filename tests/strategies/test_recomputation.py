@@ -55,6 +55,34 @@ def test_layers_that_are_alike_lie_evenly_between_none_and_all(count: int, how: 
     assert ticks[2] > ticks[0] and kept[2] < kept[0]
 
 
+@pytest.mark.parametrize(
+    ("how", "times", "operators"),
+    [
+        (Recompute.NONE, 0, 0),
+        (Recompute.FULL, LAYERS, 10 * LAYERS),
+        (Recompute.SELECTIVE, LAYERS, LAYERS),
+        (FirstLayers(Recompute.FULL, 3), 3, 10 * 3),
+        (SomeOperators(("activation", "input_norm")), 2 * LAYERS, 2 * LAYERS),
+    ],
+)
+def test_what_runs_again_takes_the_framework_time_where_nothing_is_hidden(
+    how: Recomputation, times: int, operators: int
+) -> None:
+    # a layer of 10 operators, or its attention, runs again together, and operators by name each alone; for each of 2
+    # microbatches. What an operator keeps takes two launches of 10 us
+    small = problem(devices=1, batch=2, layers=LAYERS)
+    ((node, _),) = small.cluster.nodes
+    took = []
+    for launch in (0.0, 1e-3):
+        there = replace(node, accelerator=replace(node.accelerator, launch=1e-5, recompute_launch=launch))
+        machine = replace(small, cluster=replace(small.cluster, nodes=((there, 1),)))
+        took.append(simulate(lower(machine, plan_of(machine, Layout(microbatch=1), how))))
+    more = 2 * (times * 1e-3 + operators * 2 * 1e-5)
+    assert took[1].step_time - took[0].step_time == pytest.approx(more)
+    again = [each.busy(0, [TaskKind.RECOMPUTE]) for each in took]
+    assert again[1] - again[0] == pytest.approx(more)
+
+
 @given(st.integers(1, 4), KINDS, st.sampled_from(["1f1b", "gpipe"]))
 @settings(max_examples=20, deadline=None)
 def test_every_stage_recomputes_its_own_first_layers(count: int, how: Recompute, schedule: str) -> None:
