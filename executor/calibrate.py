@@ -1,6 +1,7 @@
 """Measure this machine into a Cluster that the simulator can predict its own runs with."""
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -11,6 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibration_file
 from executor.heartbeat import teller
@@ -18,14 +20,17 @@ from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
 from executor.pace import at_pace, pace
 from simulator.accelerator import Accelerator
+from simulator.calibration.least_squares import least_squares
 from simulator.cluster import Cluster, homogeneous
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.compute import Pass, operator_launches, operator_time
 from simulator.host import Host
+from simulator.kernels.attention import AttentionModel, AttentionShape, attention_compute_time
 from simulator.kernels.matmul import MatmulModel
 from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from strategies.lowering.recompute import HOOKS
 from strategies.training import Training
 
 _OPERATORS = {
@@ -33,11 +38,12 @@ _OPERATORS = {
     "elementwise": ("layers.attention_residual", "layers.activation", "layers.feed_forward_residual"),
     "dropout": ("layers.attention_residual",),
     "softmax": ("layers.softmax",),
-    "attention": ("layers.attention",),
     "embedding": ("embedding.token",),
     "cross_entropy": ("head.cross_entropy",),
 }
 Row = tuple[int, int, int, float]
+AttentionRow = tuple[int, int, int, float, float]
+"""Heads of all sequences, tokens, head dim, and seconds of forward and of backward."""
 
 
 def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None) -> Cluster:
@@ -78,9 +84,15 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
     bandwidth = median(rank["copy"] for rank in ranks)
     kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
     gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
+    matmul = fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient)
+    attended = [
+        (*same[0][:3], median(row[3] for row in same), median(row[4] for row in same))
+        for same in zip(*(rank["attention"] for rank in ranks), strict=True)
+    ]
     layer = _layer(TINY)
     sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
     unit = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
+    again = median(rank["recomputed_layer"] - rank["layer"] for rank in ranks) - (1 + HOOKS) * launch_time
     stepping = median(rank["tiny_optimizer"] for rank in ranks)
     return Accelerator(
         name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
@@ -88,13 +100,15 @@ def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerat
         memory=memory,
         memory_bandwidth=bandwidth,
         launch=launch_time,
-        matmul=fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient),
+        matmul=replace(matmul, sharpness=1.0),  # alone its operands are in caches; in a step it waits for them first
+        attention=fit_attention(peak["fp32"] * matmul.fraction, launch_time, attended),
         kernel_bandwidth=tuple(
             (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
             for kind, seconds in kinds.items()
         ),
         sharded_launch=max(sharded, 0.0),
         unit_launch=max(unit, 0.0),
+        recompute_launch=max(again, 0.0),
         optimizer_launch=stepping / len(layer.parameters),
         computes_collectives=True,
     )
@@ -137,6 +151,30 @@ def fit_matmul(peak: float, rows: Sequence[Row]) -> MatmulModel:
         base, slope = float(np.sum(1 / slowness) / np.sum(1 / slowness**2)), 0.0
     fraction = min(1.0, 1.0 / float(base))
     return MatmulModel(fraction=fraction, half_k=float(slope) * fraction)
+
+
+def fit_attention(rate: float, launch_time: float, rows: Sequence[AttentionRow]) -> AttentionModel:
+    """Return the parts of ``rate`` FLOP/s, the ``half_head`` and the launches that fit measured causal attention.
+
+    Errors are those of logarithms.
+    """
+
+    def model_of(logarithms: NDArray[np.float64]) -> AttentionModel:
+        forward, backward, half_head, launches = np.exp(logarithms).tolist()
+        return AttentionModel(forward=forward, backward=backward, half_head=half_head, launch=launches * launch_time)
+
+    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+        model = model_of(logarithms)
+        found = []
+        for heads, tokens, head_dim, *seconds in rows:
+            shape = AttentionShape(heads, tokens, tokens, head_dim, tokens / 2, head_dim)
+            for is_backward, measured in zip((False, True), seconds, strict=True):
+                work = attention_compute_time(model, rate, 0, shape, backward=is_backward)
+                found.append(math.log((launch_time + model.launch + work) / measured))
+        return np.array(found)
+
+    start, low, high = np.log([[0.75, 0.75, 16.0, 4.0], [1e-4, 1e-4, 1e-3, 1e-2], [1.0, 1.0, 1e3, 1e2]])
+    return model_of(least_squares(residuals, start, (low, high), np.ones(2 * len(rows)), outlier=0.5)[0])
 
 
 def _rate(kind: str, seconds: float, launch_time: float) -> float:

@@ -5,6 +5,7 @@ cores) is shared as in training. Every figure is the median of its repetitions.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
 from time import perf_counter
@@ -20,8 +21,19 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import LayerNorm, Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
-from executor.calibration_sizes import BATCH, BETWEEN, COPY, GRADIENTS, MATMULS, MEASURED, MESSAGES, SEQUENCE, TINY
-from executor.model import Layer, cross_entropy, flash_attention
+from executor.calibration_sizes import (
+    ATTENTIONS,
+    BATCH,
+    BETWEEN,
+    COPY,
+    GRADIENTS,
+    MATMULS,
+    MEASURED,
+    MESSAGES,
+    SEQUENCE,
+    TINY,
+)
+from executor.model import Layer, checkpointed, cross_entropy, no_contexts
 from executor.optimizer import kind_of
 from executor.private_torch import all_gather, reduce_scatter
 from executor.tensor_parallel import layer_plan
@@ -36,7 +48,7 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     """Return this rank's figures after about ``seconds``; ``note`` is told what comes next."""
     torch.manual_seed(0)
     sizes = [size for size in (2, 4, 8) if size <= dist.get_world_size()]
-    figures = 2 * len(MATMULS) + 2 * len(GRADIENTS) + len(KINDS) + 3 + 4 * len(sizes) * len(MESSAGES)
+    figures = 2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 4 + 4 * len(sizes) * len(MESSAGES)
     measure = partial(_median_time, share=seconds / figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
@@ -44,10 +56,13 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
         result["matmul"][name] = [(m, n, k, measure(_product(m, n, k, dtype))) for m, n, k in MATMULS]
     note("gradients of products")
     result["gradient"] = [_gradient_rate(m, n, k, measure) for m, n, k in GRADIENTS]
+    note("attention")
+    result["attention"] = [(*shape, *_attention_times(*shape, measure)) for shape in ATTENTIONS]
     note("memory")
     result["copy"] = _copy_rate(measure)
     note("dispatch")
     result["layer"] = measure(_tiny_layer())
+    result["recomputed_layer"] = measure(_tiny_recomputed_layer())
     result["sharded_layer"] = measure(_tiny_sharded_layer())
     result["sharded_unit"] = measure(_tiny_sharded_unit())
     result["tiny_optimizer"] = measure(_optimizer(TINY))
@@ -106,6 +121,16 @@ def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
     return 2 * forward / max(both - forward, forward / 10)
 
 
+def _attention_times(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
+    """Return the seconds of fused attention as a layer runs it, heads taken apart and put together, and backward."""
+    width = MEASURED.heads * head_dim
+    layer = Layer(replace(MEASURED, hidden=width))
+    qkv = _random(heads // MEASURED.heads, tokens, 3 * width)
+    forward = measure(partial(layer.attention, qkv))
+    both = measure(_both_passes(layer.attention, qkv))
+    return forward, max(both - forward, forward / 10)
+
+
 def _copy_rate(measure: Measure) -> float:
     """Return byte/s of a large copy, which reads and writes every byte."""
     source = torch.ones(COPY, dtype=torch.uint8)
@@ -114,6 +139,13 @@ def _copy_rate(measure: Measure) -> float:
 
 def _tiny_layer() -> Run:
     layer = Layer(TINY)
+    return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
+
+
+def _tiny_recomputed_layer() -> Run:
+    """Return the tiny layer, of which attention is run again in backward."""
+    layer = Layer(TINY)
+    layer.run = partial(checkpointed, no_contexts)
     return _both_passes(layer, _random(1, 2, TINY.hidden), *layer.parameters())
 
 
@@ -176,11 +208,6 @@ def _softmax() -> Run:
     return _both_passes(lambda s: torch.softmax((s / 8.0).masked_fill(future, float("-inf")), -1), scores)
 
 
-def _attention() -> Run:
-    query, key, value = (_random(BATCH, MEASURED.heads, SEQUENCE, MEASURED.head_dim) for _ in range(3))
-    return _both_passes(lambda q: flash_attention(q, key, value), query, key, value)
-
-
 def _embedding() -> Run:
     tokens = torch.randint(MEASURED.vocab, (BATCH, SEQUENCE))
     return _both_passes(lambda table: embedding(tokens, table), _random(MEASURED.vocab, MEASURED.hidden))
@@ -204,7 +231,6 @@ KINDS: dict[str, Callable[[], Run]] = {
     "elementwise": _elementwise,
     "dropout": _dropout,
     "softmax": _softmax,
-    "attention": _attention,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
     "optimizer": _optimizer,

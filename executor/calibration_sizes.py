@@ -15,6 +15,9 @@ MESSAGES = tuple(4**exponent * 1024 for exponent in range(8))
 MATMULS = (*((m, n, k) for m in (128, 512) for n in (256, 1024) for k in (64, 256, 1024)), (1024, 1024, 1024))
 GRADIENTS = ((512, 256, 256), (512, 1024, 256), (512, 256, 1024), (1024, 512, 128), (1024, 128, 512))
 """Products whose gradients are measured."""
+ATTENTIONS = ((4, 8, 16), (16, 128, 8), (16, 64, 32), (16, 128, 64))
+"""Heads of all sequences, tokens and head dim of measured attention: the first is almost all launches, and in the
+second exponentials take most of the time."""
 BETWEEN = 400
 """Size of the square product before each collective: about a millisecond, as between those of a small layer."""
 COPY = 64 * 2**20

@@ -203,7 +203,13 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return what ``function`` makes of ``inputs``, of which backward keeps nothing but the inputs."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+def no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return contexts that change nothing."""
     return nullcontext(), nullcontext()
 
 
@@ -234,9 +240,8 @@ class Network(nn.Module):
         splits_backward: bool = False,
     ) -> None:
         super().__init__()
-        contexts = contexts or _no_contexts
-        whole: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-        self.again: Callable[..., Any] = partial(remade_once, contexts) if splits_backward else whole
+        contexts = contexts or no_contexts
+        self.again: Callable[..., Any] = partial(remade_once if splits_backward else checkpointed, contexts)
         self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
         dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
         indices = [layer_index(name, spec) for name in blocks if "layers" in name]

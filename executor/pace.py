@@ -1,11 +1,12 @@
 """How long training steps take on a calibrated machine over what its kernels and messages alone say.
 
-Kernels that a calibration repeats find their inputs in caches and their memory mapped; in a step others have been
-there in between, and Python walks through modules and the schedule of a pipeline; and ranks that have computed come to
-a message at different moments, so that each costs more, whatever its size. So plans of two reference models are run on
-all devices, one so small that launches count and one whose products do, and five factors are fitted to their step
-times. And a machine of which others share the processors has fast and slow minutes: the same step took 1.5 times as
-long half an hour later, which one such plan tells (`drift`).
+Kernels and messages that a calibration repeats find their data in caches; in a step other data have been there in
+between, so that products wait for memory before they multiply, and Python walks through modules and the schedule of a
+pipeline; and ranks that have computed come to a message at different moments, so that each costs more, whatever its
+size. So plans of three reference models are run on all devices, from one whose steps are almost all launches and
+messages to one whose products count, and eight factors are fitted to their step times. And a machine of which others
+share the processors has fast and slow minutes: the same step took 1.5 times as long half an hour later, which one such
+plan tells (`drift`).
 """
 
 import math
@@ -23,6 +24,7 @@ from executor.run import WARM_UP, run_jobs, step_times, typical
 from simulator.accelerator import Accelerator
 from simulator.calibration.least_squares import least_squares
 from simulator.cluster import Cluster
+from simulator.collective_kinds import CollectiveCurve
 from simulator.engine import simulate
 from simulator.models.transformer import Transformer, build
 from strategies.completion import complete
@@ -30,10 +32,15 @@ from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import Recompute
 from strategies.training import Training
 
-SMALL = replace(MEASURED, hidden=32, ffn=64, name="")
-"""A model whose steps are almost all launches."""
+MODELS = (
+    MEASURED,
+    replace(MEASURED, hidden=96, ffn=384, name=""),
+    replace(MEASURED, hidden=32, ffn=64, name=""),
+)
+"""Steps of the first are almost all products; of the last, almost all launches and attention."""
 STEPS = 12
 """Steps of a plan of which the median counts, after some to warm up."""
 _MOST = 16.0
@@ -45,14 +52,18 @@ _PRIOR = 0.001
 class Pace:
     """How many times as long as a calibration says the figures of these names take.
 
-    ``work`` is that of kernels, ``latency`` that of the fastest message of a collective, which all its messages have.
+    ``compute`` is arithmetic and ``memory`` what kernels read and write; ``latency`` is that of the fastest message of
+    a collective, which all its messages have, and ``transfer`` what larger ones take besides.
     """
 
-    work: float = 1.0
+    compute: float = 1.0
+    memory: float = 1.0
     launch: float = 1.0
     sharded_launch: float = 1.0
     unit_launch: float = 1.0
+    recompute_launch: float = 1.0
     latency: float = 1.0
+    transfer: float = 1.0
 
 
 def pace(machine: Cluster) -> Pace:
@@ -63,7 +74,7 @@ def pace(machine: Cluster) -> Pace:
     ExecutionError
         Where a rank fails.
     """
-    problems = {spec: _problem(spec, machine) for spec in (SMALL, MEASURED)}
+    problems = {spec: _problem(spec, machine) for spec in MODELS}
     chosen = [(spec, plan) for spec, problem in problems.items() for plan in _plans(problem)]
     measured = _measured([_job(problems[spec], spec, plan) for spec, plan in chosen])
 
@@ -98,15 +109,12 @@ def at_pace(machine: Cluster, pace: Pace) -> Cluster:
 
     >>> from simulator.catalog import cluster
     >>> machine = cluster("dgx-h100")
-    >>> slow = at_pace(machine, Pace(work=2.0))
+    >>> slow = at_pace(machine, Pace(memory=2.0))
     >>> machine.accelerator.memory_bandwidth / slow.accelerator.memory_bandwidth
     2.0
     """
-    curves = []
-    for curve in machine.collectives:
-        more = (pace.latency - 1) * min(seconds for _, seconds in curve.points)
-        curves.append(replace(curve, points=tuple((size, seconds + more) for size, seconds in curve.points)))
-    return replace(machine.with_accelerators(lambda each: _slowed(each, pace)), collectives=tuple(curves))
+    curves = tuple(_slowed_curve(curve, pace) for curve in machine.collectives)
+    return replace(machine.with_accelerators(lambda each: _slowed(each, pace)), collectives=curves)
 
 
 def slower(machine: Cluster, factor: float) -> Cluster:
@@ -117,12 +125,22 @@ def slower(machine: Cluster, factor: float) -> Cluster:
 
 def _slowed(device: Accelerator, pace: Pace) -> Accelerator:
     return replace(
-        device.at_speed(1 / pace.work),
+        device,
+        peak_flops=tuple((dtype, rate / pace.compute) for dtype, rate in device.peak_flops),
+        memory_bandwidth=device.memory_bandwidth / pace.memory,
+        attention=replace(device.attention, launch=device.attention.launch * pace.launch),
         launch=device.launch * pace.launch,
         optimizer_launch=device.optimizer_launch * pace.launch,
         sharded_launch=device.sharded_launch * pace.sharded_launch,
         unit_launch=device.unit_launch * pace.unit_launch,
+        recompute_launch=device.recompute_launch * pace.recompute_launch,
     )
+
+
+def _slowed_curve(curve: CollectiveCurve, pace: Pace) -> CollectiveCurve:
+    fastest = min(seconds for _, seconds in curve.points)
+    slowed = ((size, pace.latency * fastest + pace.transfer * (took - fastest)) for size, took in curve.points)
+    return replace(curve, points=tuple(slowed))
 
 
 def _problem(spec: Transformer, machine: Cluster) -> Problem:
@@ -140,6 +158,7 @@ def _plans(problem: Problem) -> Iterator[Plan]:
         yield complete(problem, Layout(tensor=ranks, microbatch=BATCH))
     if 1 < ranks <= MEASURED.layers:
         yield complete(problem, Layout(pipeline=ranks, microbatch=BATCH, schedule="1f1b"))
+    yield complete(problem, Layout(data=ranks, microbatch=BATCH, recompute=Recompute.FULL))
 
 
 def _job(problem: Problem, spec: Transformer, plan: Plan) -> Job:

@@ -100,6 +100,7 @@ def _slowed(device: Accelerator, products: float, memory: float, launch: float, 
         launch=device.launch * launch,
         sharded_launch=device.sharded_launch * launch,
         unit_launch=device.unit_launch * launch,
+        recompute_launch=device.recompute_launch * launch,
         optimizer_launch=device.optimizer_launch * optimizer,
         kernel_bandwidth=tuple((fractions | {"optimizer": updating * memory / optimizer}).items()),
     )

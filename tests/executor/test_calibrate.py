@@ -1,14 +1,18 @@
 """A calibration turns measurements into the figures that reproduce them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from executor.calibrate import best_rate, calibrate, fit_matmul, launches, traffic
-from executor.calibration_sizes import MATMULS, TINY
+from executor.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
+from executor.calibration_sizes import ATTENTIONS, MATMULS, TINY
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
-from simulator.compute import matmul_time
-from simulator.kernels.matmul import Matmul
-from simulator.models.transformer import build
+from simulator.compute import Pass, matmul_time, operator_time
+from simulator.kernels.attention import AttentionModel
+from simulator.kernels.matmul import Matmul, MatmulModel
+from simulator.models.transformer import Transformer, build
+from simulator.operator_graph import Block
 
 PEAK = 1e11
 
@@ -29,6 +33,32 @@ def test_fit_has_no_gain_from_a_short_k() -> None:
     found = fit_matmul(PEAK, rows)
     assert found.half_k == 0.0
     assert 1 / 1.5 < found.fraction < 1
+
+
+@given(st.floats(0.1, 1.0), st.floats(0.1, 1.0), st.floats(1.0, 200.0), st.floats(1.0, 20.0))
+def test_fit_finds_the_attention_that_was_measured(
+    forward: float, backward: float, half_head: float, launches: float
+) -> None:
+    # seconds are the simulator's own for the attention of a model of these sizes, launches of 1 us among them
+    model = AttentionModel(forward=forward, backward=backward, half_head=half_head, launch=launches * 1e-6)
+    ideal = MatmulModel(fraction=1.0)
+    machine = Accelerator("measured", (("fp32", PEAK),), 1e9, 1e15, launch=1e-6, matmul=ideal, attention=model)
+    rows = []
+    for heads, tokens, head_dim in ATTENTIONS:
+        layer = _layer(heads, tokens, head_dim)
+        (operator,) = (each for each in layer.operators if each.name == "attention")
+        sizes = dict(operator.dims) | {"batch": 1}
+        seconds = (operator_time(machine, layer, operator, sizes, direction) for direction in Pass)
+        rows.append((heads, tokens, head_dim, *seconds))
+    found = fit_attention(PEAK, 1e-6, rows)
+    meant = forward, backward, half_head, launches * 1e-6
+    assert (found.forward, found.backward, found.half_head, found.launch) == pytest.approx(meant, rel=1e-3)
+
+
+def _layer(heads: int, tokens: int, head_dim: int) -> Block:
+    width = heads * head_dim
+    spec = Transformer(1, width, heads, heads, width, 256, tied_embeddings=False)
+    return next(block for block in build(spec, tokens, "fp32").blocks if block.layer)
 
 
 def test_best_rate_bounds_every_measured_product() -> None:

@@ -15,6 +15,7 @@ from executor.pace import Pace, at_pace, drift, pace, slower
 from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective, CollectiveCurve
 from simulator.engine import simulate
+from simulator.kernels.attention import AttentionModel
 from simulator.models.transformer import build
 from strategies.lowering import lower
 from strategies.problem import Problem
@@ -26,7 +27,16 @@ def machine() -> Cluster:
     points = ((2.0**10, 1e-3), (2.0**24, 2e-2))
     curves = tuple(CollectiveCurve(each, 2, points) for each in Collective if each is not Collective.PUSH_PULL)
     node, count = found.nodes[0]
-    device = replace(node.accelerator, launch=1e-5, optimizer_launch=5e-5, sharded_launch=2e-4, unit_launch=4e-4)
+    device = replace(
+        node.accelerator,
+        launch=1e-5,
+        optimizer_launch=5e-5,
+        sharded_launch=2e-4,
+        unit_launch=4e-4,
+        recompute_launch=6e-4,
+        matmul=replace(node.accelerator.matmul, sharpness=1.0),
+        attention=AttentionModel(launch=3e-5),
+    )
     return replace(found, nodes=((replace(node, accelerator=device), count),), collectives=curves)
 
 
@@ -44,7 +54,16 @@ def steps_of(there: Cluster) -> object:
 
 
 def test_the_pace_of_the_machine_that_ran_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    meant = Pace(work=1.2, launch=2.0, sharded_launch=1.5, unit_launch=3.0, latency=1.7)
+    meant = Pace(
+        compute=1.2,
+        memory=2.0,
+        launch=1.4,
+        sharded_launch=1.5,
+        unit_launch=3.0,
+        recompute_launch=1.3,
+        latency=1.7,
+        transfer=2.5,
+    )
     monkeypatch.setattr(module, "_measured", steps_of(at_pace(machine(), meant)))
     # a factor of 1 has a small weight beside the plans, which draws every figure a little towards it
     assert astuple(pace(machine())) == pytest.approx(astuple(meant), rel=0.05)
@@ -56,16 +75,19 @@ def test_drift_is_what_the_minute_takes_longer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_machine_at_pace_takes_as_much_longer() -> None:
-    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0, 6.0))
+    before, after = machine(), at_pace(machine(), Pace(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
     device, slow = before.accelerator, after.accelerator
     assert device.peak("fp32") / slow.peak("fp32") == pytest.approx(2)
-    assert slow.launch / device.launch == pytest.approx(3)
-    assert slow.optimizer_launch / device.optimizer_launch == pytest.approx(3)
-    assert slow.sharded_launch / device.sharded_launch == pytest.approx(4)
-    assert slow.unit_launch / device.unit_launch == pytest.approx(5)
-    # messages of 1 KiB take 1 ms, and those of 16 MiB 20 ms: five times 1 ms more each
+    assert device.memory_bandwidth / slow.memory_bandwidth == pytest.approx(3)
+    assert slow.launch / device.launch == pytest.approx(4)
+    assert slow.optimizer_launch / device.optimizer_launch == pytest.approx(4)
+    assert slow.attention.launch / device.attention.launch == pytest.approx(4)
+    assert slow.sharded_launch / device.sharded_launch == pytest.approx(5)
+    assert slow.unit_launch / device.unit_launch == pytest.approx(6)
+    assert slow.recompute_launch / device.recompute_launch == pytest.approx(7)
+    # messages of 1 KiB take 1 ms, and those of 16 MiB 20 ms: 8 times 1 ms, and 9 times the 19 ms besides
     times = [(curve.time(2**10), curve.time(2**24)) for curve in (before.collectives[0], after.collectives[0])]
-    assert times == [pytest.approx((1e-3, 2e-2)), pytest.approx((6e-3, 2.5e-2))]
+    assert times == [pytest.approx((1e-3, 2e-2)), pytest.approx((8e-3, 8e-3 + 9 * 19e-3))]
 
 
 def test_on_a_slower_machine_everything_takes_as_much_longer() -> None:
