@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from executor.device import CPU, CUDA, DEVICES, require_device
+from executor.exit_codes import INTERRUPTED
 from executor.job import Job
 from executor.launcher import require_torch
 from executor.techniques import machine
@@ -35,7 +36,6 @@ WARM_UP, STEPS, FEWEST = 3, 20, 5
 LONGEST = 12.0
 """Seconds of timed steps of a trial, about, where they are not the fewest."""
 MICROBATCHES = 2
-INTERRUPTED = 130
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:

@@ -16,6 +16,7 @@ from signal import SIGKILL, SIGSTOP
 from statistics import median
 
 from executor.circumstances import circumstances, today
+from executor.exit_codes import INTERRUPTED
 from executor.fault import LIMIT, Fault, Outcome, suffer
 from executor.job import Job
 from simulator.accelerator import Accelerator
@@ -79,7 +80,10 @@ def to_json(outcomes: Sequence[Outcome], ranks: int, seed: int) -> dict[str, obj
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print a line for each and write JSON after each; return 0 where all held, else 1."""
+    """Run the trials, print a line for each and write JSON after each; return 0 where all held, else 1.
+
+    An interrupt ends them with what is done.
+    """
     parser = argparse.ArgumentParser(prog="python -m executor.fault_trials", description=__doc__)
     parser.add_argument("--trials", type=int, default=20, help="ranks to kill with SIGKILL, one a run")
     parser.add_argument("--stops", type=int, default=0, help="ranks to stop with SIGSTOP, one a run")
@@ -95,12 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--out is in a folder that exists, met {given.out}")
     print(_COLUMNS.format(*_HEAD))
     outcomes = []
-    for index, outcome in enumerate(trials(given.trials, given.stops, given.ranks, given.seed)):
-        outcomes.append(outcome)
-        print(_line(index, outcome), flush=True)
-        if given.out is not None:
-            given.out.write_text(json.dumps(to_json(outcomes, given.ranks, given.seed), indent=1) + "\n")
+    interrupted = False
+    try:
+        for index, outcome in enumerate(trials(given.trials, given.stops, given.ranks, given.seed)):
+            outcomes.append(outcome)
+            print(_line(index, outcome), flush=True)
+            if given.out is not None:
+                given.out.write_text(json.dumps(to_json(outcomes, given.ranks, given.seed), indent=1) + "\n")
+    except KeyboardInterrupt:
+        interrupted = True
     print(_summary(outcomes))
+    if interrupted:
+        return INTERRUPTED
     return 0 if all(outcome.holds(limit_of(outcome)) for outcome in outcomes) else 1
 
 

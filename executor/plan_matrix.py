@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.circumstances import circumstances, today
+from executor.exit_codes import INTERRUPTED
 from executor.job import Job
 from executor.launcher import ExecutionError, require_torch
 from executor.run import compare, run_jobs
@@ -239,8 +240,16 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     require_torch()
     chosen = tuple(plans())
-    equal = write(asked.out, asked.ranks, chosen, lambda text: print(text, file=sys.stderr, flush=True), asked.seconds)
+    try:
+        equal = write(asked.out, asked.ranks, chosen, _say, asked.seconds)
+    except KeyboardInterrupt:
+        _say("interrupted; run again to go on")
+        return INTERRUPTED
     return 0 if equal else 1
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

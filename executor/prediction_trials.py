@@ -28,6 +28,7 @@ from typing import Any
 from executor.busy import busy_by_kind
 from executor.calibrate import calibrate
 from executor.circumstances import circumstances, today
+from executor.exit_codes import INTERRUPTED
 from executor.launcher import ExecutionError
 from executor.oracle_check import check
 from executor.pace import drift, slower
@@ -49,7 +50,6 @@ from strategies.training import Training
 SPEC = Transformer(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, tied_embeddings=False)
 """The byte-level GPT of the scenarios for one machine."""
 TRAINING = Training(16, 64, "fp32", framework="torch")
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)

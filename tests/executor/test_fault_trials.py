@@ -1,6 +1,7 @@
 """Ranks that are killed at drawn moments: the whole of what `executor.fault_trials` looks at, in few trials."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +26,19 @@ def test_killed_ranks_are_named_and_nothing_is_left(tmp_path: Path, capsys) -> N
     for row in rows:
         assert row["message"].startswith(f"rank {row['rank']} was killed by SIGKILL (at ")
         assert row["seconds"] < LIMIT
+
+
+def test_an_interrupt_ends_trials_with_those_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: int) -> Iterator[Outcome]:
+        yield Outcome(Fault(0, SIGKILL, "build", -1, 0.0), "build", 0.1, True, True, (), (), (), "")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("executor.fault_trials.trials", interrupted)
+    assert main(["--out", str(tmp_path / "faults.json")]) == 130
+    assert "1 of 1 hold" in capsys.readouterr().out
+    assert json.loads((tmp_path / "faults.json").read_text())["held"] == 1
 
 
 def test_fault_that_never_came_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from executor import plan_matrix
-from executor.plan_matrix import PAGE, ROWS, key_of, known_rows, page, table, trials, write
+from executor.plan_matrix import PAGE, ROWS, key_of, known_rows, main, page, table, trials, write
 from executor.techniques import Combination, combine, techniques
 
 ALL = {technique.name: technique for technique in techniques()}
@@ -80,3 +80,12 @@ def test_an_unequal_plan_is_seen() -> None:
     head, _ = known_rows(Path("nowhere"))
     text = page(head, table(asked, [2], {key_of(job): row}))
     assert "0 of 1 plans equal" in text and "| 1.0e-01 | 0.0e+00 | **no** |" in text
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("executor.plan_matrix.write", interrupted)
+    assert main([]) == 130
+    assert capsys.readouterr().err == "interrupted; run again to go on\n"
