@@ -115,20 +115,15 @@ def _product(m: int, n: int, k: int, dtype: torch.dtype) -> Run:
 def _gradient_rate(m: int, n: int, k: int, measure: Measure) -> float:
     """Return how fast both gradients of a product with a bias are made, over the rate of the product."""
     layer = Linear(k, n)
-    source = _random(m, k)
-    forward = measure(partial(layer, source))
-    both = measure(_both_passes(layer, source, *layer.parameters()))
-    return 2 * forward / max(both - forward, forward / 10)
+    forward, backward = _each_pass(measure, layer, _random(m, k), *layer.parameters())
+    return 2 * forward / backward
 
 
 def _attention_times(heads: int, tokens: int, head_dim: int, measure: Measure) -> tuple[float, float]:
     """Return the seconds of fused attention as a layer runs it, heads taken apart and put together, and backward."""
     width = MEASURED.heads * head_dim
     layer = Layer(replace(MEASURED, hidden=width))
-    qkv = _random(heads // MEASURED.heads, tokens, 3 * width)
-    forward = measure(partial(layer.attention, qkv))
-    both = measure(_both_passes(layer.attention, qkv))
-    return forward, max(both - forward, forward / 10)
+    return _each_pass(measure, layer.attention, _random(heads // MEASURED.heads, tokens, 3 * width))
 
 
 def _copy_rate(measure: Measure) -> float:
@@ -172,6 +167,12 @@ def _tiny_sharded_unit() -> Run:
 def _own_mesh() -> DeviceMesh:
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
+
+
+def _each_pass(measure: Measure, function: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[float, float]:
+    """Return the seconds of ``function(inputs[0])``, and those of its gradients, at least a tenth of them."""
+    forward = measure(partial(function, inputs[0]))
+    return forward, max(measure(_both_passes(function, *inputs)) - forward, forward / 10)
 
 
 def _both_passes(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Run:
