@@ -1,4 +1,4 @@
 """Exit codes of commands that measure."""
 
 INTERRUPTED = 130
-"""Stopped by Ctrl-C; what was measured until then is written."""
+"""As a shell says of a process that SIGINT ended: 128 + 2. What was measured until then is written."""
