@@ -51,7 +51,8 @@ class Accelerator:
         parameter, where the framework's dispatch is not hidden (torch's DTensor on a CPU).
     unit_launch
         Seconds that the framework takes to gather a unit of fully sharded parameters, and to reduce its gradients,
-        besides the message, where that is not hidden (torch's ``fully_shard`` on a CPU).
+        besides the message, where that is not hidden (torch's ``fully_shard`` on a CPU); each is a message of its own
+        then.
     recompute_launch
         Seconds that the framework takes besides kernels to run a layer, or a part of one, again in backward, where
         that is not hidden (torch's ``checkpoint`` on a CPU); what its operators keep takes launches besides.
