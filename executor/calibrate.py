@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.calibration_sizes import BATCH, MEASURED, SEQUENCE, TINY, calibration_file
+from executor.calibration_sizes import BATCH, GATED, MEASURED, SEQUENCE, TINY, calibration_file
 from executor.heartbeat import teller
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
 from executor.pace import at_pace, pace
-from simulator.accelerator import Accelerator
+from simulator.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
 from simulator.calibration.least_squares import least_squares
 from simulator.cluster import Cluster, homogeneous
 from simulator.collective_kinds import Collective, CollectiveCurve
@@ -40,6 +40,9 @@ _OPERATORS = {
     "softmax": ("layers.softmax",),
     "embedding": ("embedding.token",),
     "cross_entropy": ("head.cross_entropy",),
+    GATED_ACTIVATION: ("layers.activation",),
+    ROTARY: ("layers.rotary",),
+    RMS_NORM: ("layers.input_norm",),
 }
 Row = tuple[int, int, int, float]
 AttentionRow = tuple[int, int, int, float, float]
@@ -193,7 +196,8 @@ def _rate(kind: str, seconds: float, launch_time: float) -> float:
 def traffic(kind: str) -> float:
     """Return the bytes that the simulator counts for forward and backward of the measured operators of ``kind``."""
     attention = "unfused" if kind == "softmax" else "flash"
-    spec = replace(MEASURED, attention=attention, dropout=kind == "dropout")
+    model = GATED if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
+    spec = replace(model, attention=attention, dropout=kind == "dropout")
     unit = Accelerator("unit", (("fp32", 1e30),), memory=1.0, memory_bandwidth=1.0)  # seconds are bytes
     total = 0.0
     for block in build(spec, SEQUENCE, "fp32").blocks:

@@ -18,14 +18,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn import LayerNorm, Linear
+from torch.nn import Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
+from executor.activation import activation, width
 from executor.calibration_sizes import (
     ATTENTIONS,
     BATCH,
     BETWEEN,
     COPY,
+    GATED,
     GRADIENTS,
     MATMULS,
     MEASURED,
@@ -33,10 +35,12 @@ from executor.calibration_sizes import (
     SEQUENCE,
     TINY,
 )
-from executor.model import Layer, checkpointed, cross_entropy, no_contexts
+from executor.model import Layer, checkpointed, cross_entropy, no_contexts, norm_of
 from executor.optimizer import kind_of
 from executor.private_torch import all_gather, reduce_scatter
+from executor.rotary import rotated, rotation
 from executor.tensor_parallel import layer_plan
+from simulator.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 from simulator.models.transformer import Transformer
 
 REPETITIONS = (5, 100)
@@ -185,9 +189,9 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def _norm() -> Run:
-    norm = LayerNorm(MEASURED.hidden)
-    return _both_passes(norm, _random(BATCH, SEQUENCE, MEASURED.hidden), norm.weight, norm.bias)
+def _norm(spec: Transformer = MEASURED) -> Run:
+    norm = norm_of(spec)
+    return _both_passes(norm, _random(BATCH, SEQUENCE, spec.hidden), *norm.parameters())
 
 
 def _elementwise() -> Run:
@@ -195,6 +199,25 @@ def _elementwise() -> Run:
     source = x.detach()
     add, activate = _both_passes(lambda a: a + source, x), _both_passes(gelu, wide)
     return lambda: (add(), activate(), add())
+
+
+def _gated_activation() -> Run:
+    wide = _random(BATCH, SEQUENCE, width(GATED.ffn_kind, GATED.ffn))
+    return _both_passes(activation(GATED.ffn_kind), wide)
+
+
+def _rotary() -> Run:
+    """Return the turns of queries and keys, and the copy of values, which a view of all three would keep."""
+    query, key, value = (_random(BATCH, SEQUENCE, GATED.heads, 1, GATED.head_dim) for _ in range(3))
+    gradient = torch.ones_like(query)
+
+    def run() -> None:
+        turn = rotation(torch.arange(SEQUENCE), query)
+        for each in (query, key):
+            torch.autograd.grad(rotated(each, turn), each, gradient)
+        value.detach().clone()
+
+    return run
 
 
 def _dropout() -> Run:
@@ -234,6 +257,9 @@ KINDS: dict[str, Callable[[], Run]] = {
     "softmax": _softmax,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    GATED_ACTIVATION: _gated_activation,
+    ROTARY: _rotary,
+    RMS_NORM: partial(_norm, GATED),
     "optimizer": _optimizer,
 }
 

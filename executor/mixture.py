@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn.functional import linear
 
-from executor.activation import activated, width
+from executor.activation import activation, width
 from executor.data_parallel import local
 from simulator.models.transformer import Transformer
 
@@ -36,8 +36,8 @@ class Experts(nn.Module):
 
     def __init__(self, spec: Transformer, count: int, ffn: int) -> None:
         super().__init__()
-        self.kind = spec.ffn_kind
-        self.up = nn.Parameter(torch.empty(count, width(self.kind, ffn), spec.hidden))
+        self.activation = activation(spec.ffn_kind)
+        self.up = nn.Parameter(torch.empty(count, width(spec.ffn_kind, ffn), spec.hidden))
         self.down = nn.Parameter(torch.empty(count, spec.hidden, ffn))
         self.own: Callable[[Tensor], Tensor] = local
 
@@ -45,7 +45,7 @@ class Experts(nn.Module):
         """Return what every expert makes of its ``counts`` rows, ``(rows, hidden)``."""
         up, down = self.own(self.up), self.own(self.down)
         parts = zip(rows.split(list(counts)), up.unbind(), down.unbind(), strict=True)  # type: ignore[no-untyped-call]
-        return torch.cat([activated(self.kind, part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
+        return torch.cat([self.activation(part @ wide.t()) @ narrow.t() for part, wide, narrow in parts])
 
 
 class Router(nn.Linear):
@@ -72,12 +72,12 @@ class Mixture(nn.Module):
         experts = spec.experts
         if experts is None:
             raise ValueError("a mixture of experts needs a model with experts, met none")
-        self.top_k, self.kind = experts.top_k, spec.ffn_kind
+        self.top_k, self.activation = experts.top_k, activation(spec.ffn_kind)
         self.router = Router(spec.hidden, experts.count, bias=False)
         self.experts = Experts(spec, experts.count, experts.ffn)
         self.spread: Callable[[Compute, Tensor, Tensor], Tensor] = here
         shared = experts.shared * experts.ffn
-        self.shared_up = nn.Linear(spec.hidden, width(self.kind, shared), bias=False) if shared else None
+        self.shared_up = nn.Linear(spec.hidden, width(spec.ffn_kind, shared), bias=False) if shared else None
         self.shared_down = nn.Linear(shared, spec.hidden, bias=False) if shared else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Mixture(nn.Module):
         mixed = (weights.to(x.dtype).unsqueeze(-1) * returned).sum(1).view(x.shape)
         if self.shared_up is None or self.shared_down is None:
             return mixed
-        result: Tensor = mixed + self.shared_down(activated(self.kind, self.shared_up(x)))
+        result: Tensor = mixed + self.shared_down(self.activation(self.shared_up(x)))
         return result
 
 

@@ -18,10 +18,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor import operator_recompute
-from executor.activation import activated, width
+from executor.activation import activation, width
 from executor.mixture import Mixture
 from executor.remade import remade_once
 from executor.rms_norm import RMSNorm
+from executor.rotary import rotated, rotation
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer
 from strategies.recomputation import OfStage, Recompute, SomeOperators
@@ -29,10 +30,6 @@ from strategies.recomputation import OfStage, Recompute, SomeOperators
 ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Core = Callable[..., Tensor]
 """Attention of queries to keys and values; a fourth argument says which keys a query sees, in the place of causal."""
-
-
-ROTATION_BASE = 10000.0
-"""Base of the wavelengths of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2)."""
 
 
 _NORM = 1e-5
@@ -79,7 +76,7 @@ class Layer(nn.Module):
         self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
         self.run: Callable[..., Tensor] = self.run_once
         self.rotary = spec.positions == "rotary"
-        self.activation: Callable[[Tensor], Tensor] = partial(activated, spec.ffn_kind)
+        self.activation = activation(spec.ffn_kind)
         self.input_norm = norm_of(spec)
         self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
         self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
@@ -136,28 +133,6 @@ def norm_of(spec: Transformer) -> nn.Module:
 
 def _head_norm(spec: Transformer) -> nn.Module:
     return RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
-
-
-def rotation(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines that turn ``values``, ``(..., head_dim)``, at some positions: each (positions, half).
-
-    Angles are reckoned in fp64 for values of fp64, else in fp32.
-    """
-    half, device = values.shape[-1] // 2, values.device
-    exact = torch.float64 if values.dtype is torch.float64 else torch.float32
-    turns = ROTATION_BASE ** (-torch.arange(half, dtype=exact, device=device) / half)
-    angles = positions.to(device, exact)[:, None] * turns
-    return angles.cos().to(values.dtype), angles.sin().to(values.dtype)
-
-
-def rotated(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Return ``(batch, sequence, ..., head_dim)`` turned by position (Su et al. 2021): value i with i + half of them.
-
-    Tokens come before heads, so that what attention puts out lies as the next product reads it.
-    """
-    cosine, sine = (part.view(part.shape[0], *(1,) * (heads.dim() - 3), -1) for part in turn)
-    one, other = heads.chunk(2, dim=-1)
-    return torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
 
 
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:

@@ -49,6 +49,10 @@ from strategies.training import Training
 
 SPEC = Transformer(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, tied_embeddings=False)
 """The byte-level GPT of the scenarios for one machine."""
+MODELS = {
+    "gpt": SPEC,
+    "llama": replace(SPEC, heads=8, ffn=352, ffn_kind="swiglu", positions="rotary"),  # two heads of queries a key
+}
 TRAINING = Training(16, 64, "fp32", framework="torch")
 
 
@@ -207,20 +211,21 @@ def summary(trials: Sequence[Trial]) -> list[str]:
     return result
 
 
-def run(most: int, ranks: int, steps: int, seconds: float, out: Path) -> list[Trial]:
-    """Calibrate, then run plans and write a row each; an interrupt ends it with what is done."""
+def run(most: int, ranks: int, steps: int, seconds: float, out: Path, model: str = "gpt") -> list[Trial]:
+    """Calibrate, then run plans of a model and write a row each; an interrupt ends it with what is done."""
     _note(f"calibrating {ranks} processes for about {seconds:.0f} s")
     machine = calibrate(processes=ranks, seconds=seconds)
-    problem = Problem(build(SPEC, TRAINING.sequence, TRAINING.precision), machine, TRAINING)
+    spec = MODELS[model]
+    problem = Problem(build(spec, TRAINING.sequence, TRAINING.precision), machine, TRAINING)
     done: list[Trial] = []
     before, calm = 1.0, drift(machine)
-    chosen = plans(problem, ranks, most)
+    chosen = plans(problem, ranks, most, spec)
     with out.open("w") as file:
-        file.write(json.dumps({"date": today(), **circumstances(), "ranks": ranks, "steps": steps}) + "\n")
+        file.write(json.dumps({"date": today(), **circumstances(), "model": model, "ranks": ranks, "steps": steps}) + "\n")
         for number, plan in enumerate(chosen, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
-                    found = trial(problem, plan, steps, Path(folder), before, calm)
+                    found = trial(problem, plan, steps, Path(folder), before, calm, spec)
                 except ExecutionError as error:
                     _note(f"{number}/{len(chosen)} {plan.describe()}: {error}")
                     continue
@@ -246,6 +251,7 @@ def _note(words: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m executor.prediction_trials", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="gpt", help="of which model (gpt)")
     parser.add_argument("--plans", type=int, default=24, help="different plans (24)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of a plan (2)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a plan, after two to warm up (20)")
@@ -255,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(given.plans, given.ranks, given.steps) < 1 or given.seconds <= 0:
         parser.error("plans, ranks and steps are at least 1 and seconds above 0")
     try:
-        run(given.plans, given.ranks, given.steps, given.seconds, given.out)
+        run(given.plans, given.ranks, given.steps, given.seconds, given.out, given.model)
     except KeyboardInterrupt:
         _note("interrupted")
         code = INTERRUPTED

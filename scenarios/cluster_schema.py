@@ -28,7 +28,7 @@ from scenarios.fields import (
     Text,
     Time,
 )
-from simulator.accelerator import ACTIVATION
+from simulator.accelerator import REFINED
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.operator_graph import ITEMSIZE, OperatorKind
 
@@ -43,7 +43,7 @@ def _accelerator_names() -> list[str]:
 
 
 DtypeName = Annotated[str, OneOf(lambda: ITEMSIZE)]
-_STREAMED = (*OperatorKind, ACTIVATION)
+_STREAMED = (*OperatorKind, *REFINED)
 KindName = Annotated[str, OneOf(lambda: [*_STREAMED, *(f"{kind}_backward" for kind in _STREAMED), "optimizer"])]
 CollectiveName = Annotated[str, OneOf(lambda: list(Collective))]
 AlgorithmName = Annotated[str, OneOf(lambda: [name for name in Algorithm if name is not Algorithm.MEASURED])]

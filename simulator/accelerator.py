@@ -12,8 +12,24 @@ less of it for the same rate."""
 ACTIVATION = "activation"
 """Kind of elementwise operators that compute: of the memory bandwidth GELU reaches 0.74 and additions 0.89 on the A100,
 0.51 and 0.97 on Hopper (published kernels, ``docs/kernel_accuracy.md``)."""
+GATED_ACTIVATION = "gated_activation"
+"""Kind of activations of which half of the input gates the other half."""
+ROTARY = "rotary"
+"""Kind of elementwise operators that make several tensors of as many: rotary positions of queries and keys."""
+RMS_NORM = "rms_norm"
+"""Kind of norms that take one statistic."""
+REFINED = (ACTIVATION, GATED_ACTIVATION, ROTARY, RMS_NORM)
+"""Kinds of memory-bound kernels besides those of operators: a framework without fused kernels composes each of several,
+and reaches a bandwidth of its own (`simulator.compute.streaming_kind` says which operators they are)."""
 
-_RELATIVES = {ACTIVATION: "elementwise", "elementwise": ACTIVATION}
+_RELATIVES = {
+    ACTIVATION: ("elementwise",),
+    GATED_ACTIVATION: (ACTIVATION, "elementwise"),
+    ROTARY: ("elementwise", ACTIVATION),
+    RMS_NORM: ("norm",),
+    "elementwise": (ACTIVATION,),
+}
+"""Whose bandwidth holds for a kind that is not named, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,8 @@ class Accelerator:
         ``(("norm", 0.4), ...)``; kinds that are not named reach ``kernel_bandwidth_default``.
         ``"norm_backward"`` is that of a norm's backward pass where it differs. ``"activation"`` is that of elementwise
         operators whose backward reads what forward kept; where one of it and ``"elementwise"`` is named, it holds
-        for both.
+        for both. ``"gated_activation"``, ``"rotary"`` and ``"rms_norm"`` are, where they are not named, those of
+        activations, elementwise operators and norms.
     reserved
         Bytes of memory that the framework takes before the first tensor.
     sharded_launch
@@ -109,8 +126,7 @@ class Accelerator:
     def bandwidth(self, kind: str, *, backward: bool = False) -> float:
         """Return the memory bandwidth in byte/s that operators of ``kind`` reach."""
         known = dict(self.kernel_bandwidth)
-        if kind not in known:
-            kind = _RELATIVES.get(kind, kind)
+        kind = next((each for each in (kind, *_RELATIVES.get(kind, ())) if each in known), kind)
         fraction = known.get(kind, self.kernel_bandwidth_default)
         if backward:
             fraction = known.get(f"{kind}_backward", fraction)

@@ -12,11 +12,11 @@ from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
-from simulator.accelerator import ACTIVATION, Accelerator
+from simulator.accelerator import ACTIVATION, GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
 from simulator.kernels.attention import AttentionShape, attention_compute_time
 from simulator.kernels.matmul import Matmul, compute_time, soft_roofline
 from simulator.kernels.memory_bound import streaming_time
-from simulator.operator_graph import ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from simulator.operator_graph import GATES, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 
 PRODUCTS = frozenset(
     {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
@@ -150,9 +150,15 @@ def streaming_kind(operator: Operator) -> str:
     """Return the kind whose part of the memory bandwidth an operator reaches that is no product.
 
     Elementwise operators whose backward reads what forward kept are nonlinear: they compute. Sums and copies keep
-    nothing.
+    nothing; of those, rotary positions alone make several tensors. A norm of root mean squares takes one statistic.
     """
-    return ACTIVATION if operator.kind is OperatorKind.ELEMENTWISE and operator.saved else operator.kind
+    if operator.kind is OperatorKind.NORM and sum(number for _, number in operator.statistics) == 1:
+        return RMS_NORM
+    if operator.kind is not OperatorKind.ELEMENTWISE:
+        return operator.kind
+    if operator.saved:
+        return GATED_ACTIVATION if GATES in dict(operator.dims) else ACTIVATION
+    return ROTARY if len(operator.outputs) > 1 else operator.kind
 
 
 def optimizer_time(accelerator: Accelerator, traffic: float, num_tensors: int = 0) -> float:

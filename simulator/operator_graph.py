@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 SEQUENCE = "sequence"
+GATES = "gate"
+"""The dim of what a gated activation reads: of values and what gates them."""
 
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mask": 1, "int64": 8}
 """Bytes of one element by dtype; a dropout mask keeps one byte (Korthikanti et al. 2022, section 4)."""

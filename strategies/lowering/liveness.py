@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simulator.collective_kinds import Collective
 from simulator.compute import PRODUCTS
-from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
 from strategies.lowering.redistribution import read_again
@@ -19,8 +19,6 @@ from strategies.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
 """The dim that only tokens sent to experts have."""
-_GATES = "gate"
-"""The dim of what a gated activation reads: of values and what gates them."""
 
 
 class Held(NamedTuple):
@@ -97,7 +95,7 @@ class Liveness:
 
     def unnamed(self, operator: Operator) -> dict[str, int]:
         """Return what an operator keeps beside the graph's tensors."""
-        if self.framework.keeps_gates and any(_GATES in self.block.tensor[name].dims for name in operator.inputs):
+        if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):
             return {f"{operator.name} gate": self.made(operator.outputs[0])}
         each = self.framework.routing_bytes
         if not each or operator.kind is not OperatorKind.TOP_K:

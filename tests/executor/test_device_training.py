@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 from executor.device_machine import Machine  # noqa: E402
 from executor.device_timer import HostTimer  # noqa: E402
 from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
-from executor.model import initialize, rotated, rotation  # noqa: E402
+from executor.model import initialize  # noqa: E402
+from executor.rotary import rotated, rotation  # noqa: E402
 from scenarios.published import run_of  # noqa: E402
 from simulator.models.presets import PRESETS  # noqa: E402
 

@@ -14,6 +14,7 @@ from simulator.compute import (
     operator_launches,
     operator_time,
     optimizer_time,
+    streaming_kind,
     weight_gradient_time,
 )
 from simulator.kernels.matmul import Matmul, MatmulModel
@@ -77,6 +78,32 @@ def test_where_one_of_activations_and_sums_was_measured_it_holds_for_both(known:
     for name, moved in (("activation", (0.065536, 0.098304)), ("attention_residual", (0.024576, 0.024576))):
         assert time(name, Pass.FORWARD, device) == pytest.approx(moved[0] / 0.5)
         assert time(name, Pass.BACKWARD, device) == pytest.approx(moved[1] / 0.25)
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind", "relative"),
+    [
+        ("activation", "gated_activation", "activation"),
+        ("activation", "gated_activation", "elementwise"),
+        ("rotary", "rotary", "elementwise"),
+        ("input_norm", "rms_norm", "norm"),
+    ],
+)
+def test_kernels_of_a_llama_have_their_own_bandwidth_and_without_it_that_of_the_nearest_kind(
+    operator: str, kind: str, relative: str
+) -> None:
+    spec = Transformer(1, 64, 4, 4, 256, 100, ffn_kind="swiglu", positions="rotary")
+    block = next(block for block in build(spec, 32, "fp32").blocks if block.layer)
+    found = next(each for each in block.operators if each.name == operator)
+    assert streaming_kind(found) == kind
+
+    def seconds(**shares: float) -> float:
+        device = replace(IDEAL, launch=0.0, kernel_bandwidth=tuple(shares.items()))
+        return operator_time(device, block, found, dict(found.dims), Pass.FORWARD)
+
+    # at a quarter of the memory bandwidth it takes four times as long, whatever else is known
+    assert seconds(**{kind: 0.25, relative: 0.5}) == pytest.approx(4 * seconds())
+    assert seconds(**{relative: 0.5}) == pytest.approx(2 * seconds())
 
 
 def test_waves_round_up() -> None:
