@@ -221,7 +221,8 @@ def run(most: int, ranks: int, steps: int, seconds: float, out: Path, model: str
     before, calm = 1.0, drift(machine)
     chosen = plans(problem, ranks, most, spec)
     with out.open("w") as file:
-        file.write(json.dumps({"date": today(), **circumstances(), "model": model, "ranks": ranks, "steps": steps}) + "\n")
+        head = {"date": today(), **circumstances(), "model": model, "ranks": ranks, "steps": steps}
+        file.write(json.dumps(head) + "\n")
         for number, plan in enumerate(chosen, 1):
             with tempfile.TemporaryDirectory(prefix="meshwise-") as folder:
                 try:
