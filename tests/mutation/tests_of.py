@@ -1,7 +1,12 @@
 """The tests that should notice a change in a file of cost formulas: fast ones, those nearest to it first."""
 
 _COLLECTIVES = "tests/simulator/collectives"
-_LEVELS = (f"{_COLLECTIVES}/test_levels.py", f"{_COLLECTIVES}/test_steps.py", "tests/simulator/test_collective.py")
+_LEVELS = (
+    f"{_COLLECTIVES}/test_levels.py",
+    "tests/simulator/test_library.py",
+    f"{_COLLECTIVES}/test_steps.py",
+    "tests/simulator/test_collective.py",
+)
 _COMPUTE = ("tests/simulator/test_compute.py", "tests/simulator/kernels")
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -10,6 +15,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/kernels/attention.py": (
         "tests/simulator/kernels/test_attention.py",
         "tests/simulator/models/test_attention_kernels.py",
+        "tests/simulator/test_compute.py",
     ),
     "simulator/collective.py": _LEVELS,
     "simulator/collectives/ring.py": (f"{_COLLECTIVES}/test_ring.py", *_LEVELS),

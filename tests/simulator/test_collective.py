@@ -133,6 +133,16 @@ def test_equal_leaves_and_nodes_may_change_places(
             assert time(cluster, collective, algorithm, shuffled, 64.0) == pytest.approx(same, rel=1e-12)
 
 
+@given(calls(num_groups=3), st.integers(0, 2))
+@settings(max_examples=100, deadline=None)
+def test_a_group_among_others_takes_as_long_as_alone(
+    call: tuple[Cluster, Collective, Algorithm, list[list[int]]], index: int
+) -> None:
+    cluster, collective, algorithm, groups = call
+    among = idle_time(cluster, run(cluster, collective, algorithm, groups), index, 64.0)
+    assert among == pytest.approx(time(cluster, collective, algorithm, groups[index], 64.0), rel=1e-12)
+
+
 def test_one_rank_moves_nothing() -> None:
     assert run(machine(), REDUCE, Algorithm.RING, [[3], [4]]) == ()
     assert choose(machine(), REDUCE, np.array([3]), 8.0) is Algorithm.RING

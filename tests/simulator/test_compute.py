@@ -62,6 +62,15 @@ def test_a_norm_moves_its_tensors_once() -> None:
     assert time("input_norm", Pass.BACKWARD) == pytest.approx(0.5 + 3 * 8192 / 1e6)
 
 
+@pytest.mark.parametrize("direction", Pass)
+def test_a_dropout_writes_its_mask_forward_and_reads_it_backward(direction: Pass) -> None:
+    # 32 x 64 elements: forward reads two of 4 bytes each, writes one and a mask of 1; backward reads the mask and a
+    # gradient and writes two: 3 * 8192 + 2048 bytes either way
+    block = build(replace(SPEC, dropout=True), 32, "fp32").blocks[1]
+    found = next(each for each in block.operators if each.name == "attention_residual")
+    assert operator_time(IDEAL, block, found, dict(found.dims), direction) == pytest.approx(0.5 + 26_624 / 1e6)
+
+
 def test_an_activation_reaches_its_own_bandwidth_and_a_sum_that_of_elementwise() -> None:
     # activation: 32 x 256 in and out, 4 bytes: 65,536 bytes, backward 98,304; a residual reads two of 32 x 64: 24,576
     kinds = (("elementwise", 0.8), ("activation", 0.5), ("activation_backward", 0.25))

@@ -154,7 +154,9 @@ def test_a_library_may_copy_a_byte_twice_and_lose_nothing() -> None:
     assert Library(own=2.0, reduction=1.0, reduction_launch=0.0).own == 2.0
 
 
-@pytest.mark.parametrize("values", [{"own": -1.0}, {"own": 3.0}, {"reduction": 0.0}, {"reduction_launch": -1.0}])
+@pytest.mark.parametrize(
+    "values", [{"own": -1.0}, {"own": 3.0}, {"reduction": 0.0}, {"reduction": 1.5}, {"reduction_launch": -1.0}]
+)
 def test_a_library_loses_no_more_than_there_is(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"own lies in \[0, 2\]"):
         Library(**values)

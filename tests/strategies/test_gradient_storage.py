@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.models.experts import Experts
 from strategies.completion import complete
 from strategies.layout import Layout
 from strategies.lowering.gradient_storage import begin_in_step, in_ddp_buckets
@@ -16,9 +17,9 @@ TORCH = Training(32, 32, "fp32", framework="torch")
 DDP = Layout(data=2)
 
 
-def storage(layout: Layout, training: Training = TORCH) -> tuple[bool, bool]:
+def storage(layout: Layout, training: Training = TORCH, **model: object) -> tuple[bool, bool]:
     """Return whether gradients are in DistributedDataParallel's buckets, and whether they begin in a step."""
-    small = replace(problem(devices=layout.data * layout.tensor * layout.pipeline), training=training)
+    small = replace(problem(devices=layout.data * layout.tensor * layout.pipeline, **model), training=training)  # type: ignore[arg-type]
     plan = complete(small, layout)
     return in_ddp_buckets(training, plan), begin_in_step(training, plan)
 
@@ -41,6 +42,12 @@ def test_buckets_are_there_all_the_time() -> None:
 )
 def test_without_buckets_gradients_begin_with_the_first_backward_of_a_step(layout: Layout) -> None:
     assert storage(layout) == (False, True)
+
+
+def test_experts_of_their_own_are_cut_parameters() -> None:
+    model = {"ffn_kind": "swiglu", "positions": "rotary", "experts": Experts(4, 2, 64)}
+    assert storage(Layout(data=4, expert=2), **model) == (False, True)
+    assert storage(Layout(data=4), **model) == (True, False)
 
 
 @pytest.mark.parametrize(("precision", "buckets"), [("fp64", True), ("tf32", True), ("bf16", False), ("fp16", False)])

@@ -58,6 +58,15 @@ def test_each_stage_of_zero_shares_one_thing_more(zero: int, expected: list[int]
     assert held(Layout(data=4, zero=zero)) == [*expected, 7 + 5]
 
 
+def test_fully_sharded_weights_of_16_bits_are_the_main_ones() -> None:
+    # torch, 1000 parameters over 4 ranks: main weights and two moments of 4 bytes, 250 of each; beside them ZeRO 1
+    # keeps all 1000 in bf16, of 2 bytes, and ZeRO 3 none
+    training = replace(TRAINING, precision="bf16", framework="torch")
+    sizes = {zero: held(Layout(data=4, zero=zero), training) for zero in (1, 3)}
+    assert (sizes[1][0], sizes[1][2]) == (2000, 3000)
+    assert (sizes[3][0], sizes[3][2]) == (0, 3000)
+
+
 def test_weights_that_layers_multiply_by_in_fp8_are_kept_twice_more() -> None:
     # bf16: 2 bytes, gradients of 4; of 100 weights an fp8 copy and its transpose besides
     fp8 = replace(TRAINING, precision="fp8")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import phases
+from simulator.collective import algorithms, phases
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.interconnect.kinds import FatTree, LeafSpine, Mesh, Switch
 from simulator.link import Link
@@ -113,3 +113,10 @@ def test_a_group_refuses_what_it_cannot_run(algorithm: Algorithm, group: list[in
     for network in (Switch(PORT), Mesh(PORT)):
         with pytest.raises(ValueError, match=f"all_reduce by {known}, met {algorithm}"):
             phases(machine(network=network), REDUCE, algorithm, np.array([group]))
+
+
+def test_the_fabric_reduces_for_groups_of_as_many_ranks_on_every_node() -> None:
+    cluster = machine(4, 4, network=NVLS, fabric=LeafSpine(2, reduces=True))
+    assert SWITCHED in algorithms(cluster, REDUCE, np.array([0, 1, 4, 5]))
+    assert SWITCHED in algorithms(cluster, REDUCE, np.array([0, 4]))
+    assert SWITCHED not in algorithms(cluster, REDUCE, np.array([0, 1, 4]))

@@ -63,6 +63,42 @@ def test_an_even_choice_of_steps_stands_for_all_in_huge_groups(monkeypatch: pyte
     assert chosen.load[nics] == pytest.approx(exact.load[nics])
 
 
+@pytest.mark.parametrize(
+    ("ranks", "most", "count", "second"),
+    [
+        (64, 64 * 63, 63, 2),  # all of them: 1, 2, 3, ...
+        (64, 64 * 21, 21, 4),  # every third: 1, 4, 7, ..., 61
+        (64, 1, 1, None),  # one at least
+        (8192, 1 << 24, 2048, 4),  # 2**24 messages, as the module has it; 8191 / 2048 = 3.9995, so that 1, 4, 8, ...
+    ],
+)
+def test_steps_are_looked_at_up_to_a_number_of_messages(
+    ranks: int, most: int, count: int, second: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[list[int]] = []
+
+    def noted(_groups: object, steps: np.ndarray) -> list[object]:
+        looked_at.append(steps.tolist())
+        raise KeyboardInterrupt
+
+    if ranks == 64:
+        monkeypatch.setattr(point_to_point, "_MOST", most)
+    monkeypatch.setattr(point_to_point, "_exchange", noted)
+    with pytest.raises(KeyboardInterrupt):
+        phases(machine(ranks, 1), *EXCHANGE, np.arange(ranks)[None, :])
+    [steps] = looked_at
+    assert (len(steps), steps[0], steps[1] if second else None) == (count, 1, second)
+    assert len(set(steps)) == count and max(steps) < ranks
+
+
+def test_a_chosen_step_stands_for_as_many_as_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 64 bytes: 63 of them leave every port, whether 63 or 21 messages or one carry them
+    for most in (64 * 63, 64 * 21, 1):
+        monkeypatch.setattr(point_to_point, "_MOST", most)
+        [bytes_over] = loads(machine(64, 1), *EXCHANGE, [*range(64)], 64.0)
+        assert [*bytes_over.values()] == pytest.approx([63.0] * len(bytes_over))
+
+
 def test_the_server_is_the_first_rank() -> None:
     # 3 workers send 8 bytes to rank 5 and get 8 back: 16 over its NIC, the longest latency is 0.5 s each way
     there, back = loads(machine(), *SERVER, [5, 0, 4, 12], 8.0)

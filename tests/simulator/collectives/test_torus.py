@@ -46,6 +46,11 @@ def test_a_plane_in_two_phases() -> None:
     assert latencies(torus(4, 4), SCATTER, RING, [*range(16)]) == [1.0 + 1.5, 1.5]
 
 
+def test_a_phase_waits_for_its_longest_axis() -> None:
+    # 2 x 4: a step of 0.5 s on the one axis, three on the other, in either phase; the launch of 1 s once
+    assert latencies(torus(2, 4), SCATTER, RING, [*range(8)]) == [1.0 + 1.5, 1.5]
+
+
 @pytest.mark.parametrize("size", [3, 4, 8])
 def test_a_cube_is_six_times_as_fast_as_one_wire(size: int) -> None:
     # (n - 1) / n of the bytes leave every device over 6 wires
@@ -76,10 +81,14 @@ def test_other_groups_are_one_ring_in_order() -> None:
     assert bytes_over["torus 0 y+"] == 2.0  # 0 > 1
     assert bytes_over["torus 1 y-"] == 4.0  # 1 > 0, and 5 > 0 by way of 1
     assert sum(bytes_over.values()) == 2.0 * (2 * (1 + 1 + 2))
+    # an all-reduce goes round twice
+    assert loads(cluster, REDUCE, RING, [0, 1, 5], 6.0)[0] == {name: 2 * load for name, load in bytes_over.items()}
 
 
 def test_devices_on_a_torus_have_no_nodes() -> None:
     assert algorithms(torus(4, 4), REDUCE, np.arange(16)) == (RING, Algorithm.PARAMETER_SERVER)
+    fours = machine(4, 4, fabric=Torus((4, 2, 2), WIRE))  # a host for every four devices: their wires are the torus's
+    assert algorithms(fours, REDUCE, np.arange(16)) == (RING, Algorithm.PARAMETER_SERVER)
 
 
 @st.composite

@@ -54,6 +54,13 @@ def test_few_tiles_are_cut_into_parts_which_begin_and_end_twice() -> None:
     assert seconds(model, 50, 10, 30) == pytest.approx(2 * 2 * 4 * 100 * (30 + 5) / PEAK)
 
 
+def test_a_batch_fills_processors_with_the_tiles_of_all_its_products() -> None:
+    # products of one tile of 10 x 10 on 4 processors, with nothing to split (k of 1): 4 in a round, 5 in two
+    model = MatmulModel(tiles=((10, 10),), units=4)
+    one = 2 * 4 * 100 * 1 / PEAK
+    assert [seconds(model, 10, 10, 1, count) for count in (1, 4, 5)] == pytest.approx([one, one, 2 * one])
+
+
 def test_halves_win_where_quarters_need_a_second_round() -> None:
     # 2 tiles on 4 processors: whole 30 + 5, halves in one round 15 + 2 * 5 = 25, quarters in two 2 * (8 + 10) = 36
     model = MatmulModel(tiles=((10, 10),), units=4, half_k=5)
