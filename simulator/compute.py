@@ -150,7 +150,8 @@ def streaming_kind(operator: Operator) -> str:
     """Return the kind whose part of the memory bandwidth an operator reaches that is no product.
 
     Elementwise operators whose backward reads what forward kept are nonlinear: they compute. Sums and copies keep
-    nothing; of those, rotary positions alone make several tensors. A norm of root mean squares takes one statistic.
+    nothing; of those, rotary positions alone make several tensors of as many. A norm of root mean squares takes one
+    statistic.
     """
     if operator.kind is OperatorKind.NORM and sum(number for _, number in operator.statistics) == 1:
         return RMS_NORM
@@ -158,7 +159,7 @@ def streaming_kind(operator: Operator) -> str:
         return operator.kind
     if operator.saved:
         return GATED_ACTIVATION if GATES in dict(operator.dims) else ACTIVATION
-    return ROTARY if len(operator.outputs) > 1 else operator.kind
+    return ROTARY if len(operator.inputs) >= len(operator.outputs) > 1 else operator.kind
 
 
 def optimizer_time(accelerator: Accelerator, traffic: float, num_tensors: int = 0) -> float:

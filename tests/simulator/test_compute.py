@@ -115,6 +115,12 @@ def test_kernels_of_a_llama_have_their_own_bandwidth_and_without_it_that_of_the_
     assert seconds(**{relative: 0.5}) == pytest.approx(2 * seconds())
 
 
+def test_a_tensor_cut_into_several_is_a_copy_and_no_rotary_positions() -> None:
+    halves = Operator("chunk", OperatorKind.ELEMENTWISE, (("sequence", 8),), ("x",), ("left", "right"))
+    assert streaming_kind(halves) == "elementwise"
+    assert streaming_kind(replace(halves, inputs=("x", "y"))) == "rotary"
+
+
 def test_waves_round_up() -> None:
     waves = Accelerator("waves", (("fp32", 1e9),), 1e9, 1e15, matmul=MatmulModel(tiles=((10, 10),), units=4))
     # 4 tiles of 10 x 10 are one wave, 5 tiles are two
