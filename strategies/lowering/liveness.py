@@ -137,7 +137,7 @@ class Liveness:
         for index, operator in enumerate(self.operators):
             for name in operator.inputs:
                 last[name] = index
-                size[name] = min(size.get(name, self.share(operator, name)), self.share(operator, name))
+                size[name] = max(size.get(name, 0), self.share(operator, name))
             for name in operator.outputs:
                 born[name] = index
         return max((self._running(index, held, born, last, size) for index in range(len(self.operators))), default=0)
@@ -237,17 +237,17 @@ class Liveness:
         group = self._sums
         size: dict[str, int] = {}
         begin: dict[str, int] = {}
-        end = dict.fromkeys((group[name] for name in self.block.inputs if name in group), -1)
+        end = dict.fromkeys((group[name] for name in self.block.inputs if name in group), 0)
         for index, operator in enumerate(self.operators):
             for name in filter(self._flows, operator.inputs):
-                begin[group[name]] = max(begin.get(group[name], -1), index - 1)
+                begin[group[name]] = index - 1
                 size[group[name]] = max(size.get(group[name], 0), self.share(operator, name))
             for name in operator.outputs:
                 end[group[name]] = min(end.get(group[name], index), index)
         for name in filter(self._flows, self.block.outputs):
-            begin[group[name]] = len(self.operators) - 1
+            begin[group[name]] = len(self.operators)
             size.setdefault(group[name], self.made(name))
-        return [(name, most, max(end.get(name, 0), 0), begin[name]) for name, most in size.items()]
+        return [(name, most, end.get(name, 0), begin[name]) for name, most in size.items()]
 
     @cached_property
     def _sums(self) -> dict[str, str]:
@@ -262,7 +262,7 @@ class Liveness:
 
     def _flows(self, name: str) -> bool:
         """Return whether a tensor has a gradient."""
-        return name in self.layout.produced and self.block.tensor[name].has_gradient
+        return self.block.tensor[name].has_gradient
 
     def _made_backward(self, operator: Operator) -> int:
         """Return the bytes that an operator's backward makes: gradients of inputs, and what it gathers for them."""

@@ -87,13 +87,14 @@ def kept_cut(layout: "BlockLayout", groups: Groups, operator: Operator, inputs: 
     """
     names = [name for name in operator.parameters if layout.gathers_again(operator, name)]
     statistics, late = _statistics(layout, groups, operator), defers(operator)
+    of_gradients = [step._replace(tensor="") for step in statistics]  # they move nothing that another operator makes
     parameters = {name: _gather(layout, groups, operator, name) for name in names}
     again = chain.from_iterable(_gather(layout, groups, operator, name) for name in inputs)
     weights = chain.from_iterable(parameters[name] for name in read_again(operator) if name in parameters)
     gradients = chain.from_iterable(_scatter(layout, groups, operator, name) for name in names)
     return Around(
         [*chain.from_iterable(parameters.values()), *statistics],
-        [*(step._replace(deferred=late) for step in again), *weights, *statistics],
+        [*(step._replace(deferred=late) for step in again), *weights, *of_gradients],
         [step._replace(deferred=late) for step in gradients],
     )
 

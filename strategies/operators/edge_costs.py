@@ -52,10 +52,11 @@ class EdgeCosts:
         ``options`` are the choices of every operator of every occurrence of a block, in execution order.
         """
         result = []
-        crossing: list[_Source] = []
+        crossing: list[_Source | None] = []  # by place; what nobody has read yet has no layout
         number = 0
         for _, block in self.setting.problem.graph.occurrences:
-            sources = {name: each.into(block.tensor[name]) for name, each in zip(block.inputs, crossing, strict=False)}
+            met = zip(block.inputs, crossing, strict=False)
+            sources = {name: each.into(block.tensor[name]) for name, each in met if each is not None}
             for operator in block.operators:
                 for name in dict.fromkeys(operator.inputs):
                     if name in sources:
@@ -67,7 +68,7 @@ class EdgeCosts:
                 for name in operator.outputs:
                     sources[name] = _Source(number, block, operator, name, block.tensor[name].dims)
                 number += 1
-            crossing = [sources[name] for name in block.outputs if name in sources]
+            crossing = [sources.get(name) for name in block.outputs]
         return result
 
     def _between(
@@ -114,12 +115,12 @@ class EdgeCosts:
         arriving = arriving_steps(layout, groups, name, have, read.wanted, whole=whole)
         returning = returning_steps(layout, groups, name, read.gradient, have)
         ticks = chain_ticks((*arriving, *returning))
-        hides = bool(read.hidden and returning) and sums(returning[0], (name,))
+        hides = bool(returning) and sums(returning[0], (name,))
         if hides:
             ticks -= min(returning[0].ticks, read.hidden)
         if read.again is None:
             return ticks
-        gathered = max((step.ticks for step in arriving if gathers(step)), default=0)
+        gathered = sum(step.ticks for step in arriving if gathers(step))
         return ticks + max(gathered - read.again + hides * read.hidden, 0)
 
 

@@ -10,6 +10,7 @@ from simulator.collective_kinds import Collective
 from simulator.operator_graph import Block, Operator
 from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.clipping import SQUARES, norm_ticks
+from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.liveness import Liveness
 from strategies.lowering.machine import Rank
 from strategies.lowering.memory import resident
@@ -43,7 +44,7 @@ class NodeCosts:
         key = (f"{block.name}.{operator.name}", options)
         if key not in self._columns:
             rows = [self._of_choice(block, operator, each) for each in options]
-            ticks, kept, transient = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+            ticks, kept, transient = np.array(rows, dtype=np.int64).T.copy()
             self._columns[key] = ticks, kept, transient
         return self._columns[key]
 
@@ -63,13 +64,13 @@ class NodeCosts:
         return with_accumulation(layout, accelerator, BlockSteps((), (backward,)), size).backward
 
     def _held(self, layout: BlockLayout) -> Parameters:
-        training, seconds = self.setting.training, {second for _, second in self.setting.problem.graph.tied}
+        seconds = {second for _, second in self.setting.problem.graph.tied}
         once = [each for each in layout.block.parameters if (layout.block.name, each.name) not in seconds]
         return Parameters(
             sum(map(layout.parameter_share, once)),
             len(layout.block.parameters),
-            factored_elements(layout, once) if training.factored_bytes else 0,
-            quantised_elements(layout) if training.quantised_bytes else 0,
+            factored_elements(layout, once),
+            quantised_elements(layout),
         )
 
     def _ending(self, layout: BlockLayout) -> int:
@@ -77,7 +78,8 @@ class NodeCosts:
         ticks = self._update(self._held(layout)) - self._update(Parameters(0, 0))
         parts = replicated_elements(layout, self.setting.training.conventions)
         for axis, elements in zip(OPERATOR_AXES, parts, strict=True):
-            ticks += round(elements * self.setting.training.gradient_bytes * self._rates.get(axis, 0.0))
+            if elements:
+                ticks += round(elements * self.setting.training.gradient_bytes * self._rates[axis])
         return ticks
 
     def _update(self, held: Parameters) -> int:
@@ -105,25 +107,27 @@ class NodeCosts:
         training, plan = self.setting.training, self.setting.plan
         held, bare = self._held(layout), _bare(self.setting.rank)
         states = sum(change.size for change in resident(bare, training, plan, held, 0, 0))
+        if begin_in_step(training, plan):
+            states += held.elements * training.gradient_bytes  # all are there as the last microbatch begins
         live = Liveness(layout, training.conventions)
         found = moments(live, Recompute.NONE).memory()
-        operator = layout.block.operators[0]
+        (operator,) = layout.block.operators
         first = [name for name in live.saved(operator) if _first_to_save(block, name) == operator.name]
         saved = sum(dict(live.kept(operator, name) for name in first).values())
         saved += sum(live.unnamed(operator).values())
-        besides = found.kept - saved + max(found.forward, found.backward, 0)
-        return states + saved, max(besides, 0) + self._around(layout)
+        besides = found.kept - saved + max(found.forward, found.backward)
+        return states + saved, besides + self._around(layout)
 
     def _around(self, layout: BlockLayout) -> int:
         """Return the bytes of what an operator reads and makes, which others hold for it or wait for."""
-        operator = layout.block.operators[0]
+        (operator,) = layout.block.operators
         names = dict.fromkeys((*operator.inputs, *operator.outputs))
         return sum(layout.tensor_bytes(name, layout.produced[name].complete) for name in names)
 
     @property
     def resident(self) -> int:
         """Bytes on a device whatever is chosen: what the runtime reserves, and buffers."""
-        buffers = self.setting.costs.buffers(self.setting.plan)[0]
+        (buffers,) = self.setting.costs.buffers(self.setting.plan)
         return int(self.setting.rank.accelerator.reserved) + buffers
 
 

@@ -40,7 +40,7 @@ def test_gradients_are_read_states_read_and_written_and_parameters_written() -> 
 def test_ranks_that_share_states_update_a_share_of_elements_and_of_tensors() -> None:
     # 1001 elements over 4 ranks are at most 251, 10 tensors 3
     shared = plan(data=4, zero=1)
-    assert updated_parameters(shared, 1001) == 251
+    assert [updated_parameters(shared, elements) for elements in (1000, 1001)] == [250, 251]
     assert seconds(shared) == pytest.approx(0.5 + 3 * 1e-3 + 24 * 251e-6)
 
 
@@ -78,9 +78,12 @@ def test_experts_are_shared_among_the_ranks_that_hold_the_same() -> None:
     assert updated_parameters(shared, 1001, 601) == 400 // 4 + 301
 
 
-def test_ranks_that_share_parameters_have_a_part_of_every_tensor() -> None:
+@pytest.mark.parametrize("zero", [2, 3])
+def test_ranks_that_share_gradients_or_parameters_have_a_part_of_every_tensor(zero: int) -> None:
     # of 1001 elements over 4 ranks at most 251, in parts of all 10 tensors, each cut
-    shared, slower = plan(data=4, zero=3), replace(SLOW, sharded_launch=0.25)
+    shared, slower = plan(data=4, zero=zero), replace(SLOW, sharded_launch=0.25)
     assert seconds(shared) == pytest.approx(0.5 + 10 * 1e-3 + 24 * 251e-6)
-    more = optimizer_ticks(slower, TRAINING, shared, HELD) - optimizer_ticks(SLOW, TRAINING, shared, HELD)
-    assert more == pytest.approx(to_ticks(10 * 0.25))
+    for data, tensors in ((4, 10), (2, 10), (1, 0)):  # one rank has all of each, and cuts none
+        each = plan(data=data, zero=zero)
+        more = optimizer_ticks(slower, TRAINING, each, HELD) - optimizer_ticks(SLOW, TRAINING, each, HELD)
+        assert more == pytest.approx(to_ticks(tensors * 0.25))

@@ -105,6 +105,18 @@ def test_the_costs_of_any_choice_are_the_step_but_for_what_is_shared(degrees: di
     assert peak <= costs.graph.memory(choice) + costs.resident
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("microbatch", [6, 12])
+def test_a_step_holds_no_more_than_its_choices_where_gradients_come_and_go_too(framework: str, microbatch: int) -> None:
+    of, random = small(), Random(framework)
+    of = replace(of, training=replace(of.training, framework=framework))
+    costs = operator_costs(of, {TENSOR: 6}, microbatch)
+    whole = (0,) * len(costs.nodes)
+    for choice in (whole, *(tuple(random.randrange(size) for size in costs.graph.sizes) for _ in range(4))):
+        peak = SimulatedCost(of).peak_memory(costs.plan(choice))
+        assert peak <= costs.graph.memory(choice) + costs.resident
+
+
 def test_an_operators_choices_and_a_chain_of_them_by_hand() -> None:
     # Megatron's feed-forward layer on 2 ranks: up by columns, down by rows; one all-reduce of 12 x 32 tokens x 72
     # values of 4 bytes forward, after down, and one backward, of the gradient of what up reads

@@ -1,0 +1,59 @@
+"""A tiny layer on a slow machine, whose seconds and bytes can be reckoned on paper."""
+
+from simulator.accelerator import Accelerator
+from simulator.cluster import homogeneous
+from simulator.host import Host
+from simulator.link import Link
+from simulator.models.builder import BlockBuilder
+from simulator.models.layers import linear
+from simulator.operator_graph import Block, OperatorGraph
+from strategies.lowering import StageCosts
+from strategies.mesh import TENSOR
+from strategies.operators.complete import operator_plan
+from strategies.operators.setting import Setting
+from strategies.problem import Problem
+from strategies.training import Training
+
+PEAKS = (("fp32", 1024.0), ("bf16", 1024.0), ("fp8", 1024.0))
+SLOW = Accelerator("slow", PEAKS, 1e12, 1024.0, launch=0.5, optimizer_launch=0.25, reserved=1000.0)
+"""1024 FLOP/s and byte/s, half a second a kernel, and a quarter for each tensor that is updated."""
+
+X, WIDE = 256, 512
+"""Bytes of x and of wide tensors in fp32: 2 sequences of 4 tokens, hidden 8 and wide 16."""
+UP, SIDE, DOWN = 128 + 16, 128, 128
+"""Parameters of the products: weights of 8 * 16, and the bias of up."""
+
+
+def layer(precision: str = "fp32", name: str = "layer") -> Block:
+    """Two products of x, their activation, which keeps both, and the product back."""
+    builder = BlockBuilder(precision, {"sequence": 4, "hidden": 8, "ffn": 16})
+    x, out = (builder.tensor(each, "batch sequence hidden") for each in ("x", "out"))
+    wide, other, active = (builder.tensor(each, "batch sequence ffn") for each in ("wide", "other", "active"))
+    dims, weight = "batch sequence ffn hidden", "hidden ffn"
+    linear(builder, "up", x, (wide,), dims, weight=weight, reduced="hidden", bias="ffn")
+    linear(builder, "side", x, (other,), dims, weight=weight, reduced="hidden")
+    builder.elementwise("activation", "batch sequence ffn", (wide, other), (active,), saved=(wide, other))
+    linear(builder, "down", active, (out,), "batch sequence hidden ffn", weight="ffn hidden", reduced="ffn")
+    return builder.block(name, (x,), (out,), layer=True)
+
+
+def tiny_problem(
+    *blocks: Block,
+    devices: int = 1,
+    bandwidth: float = 64.0,
+    latency: float = 0.25,
+    tied: tuple[str, ...] = (),
+    **training: object,
+) -> Problem:
+    """Return some blocks for 6 sequences a step; parameters of the first and the last block that are tied are one."""
+    link = Link(latency, bandwidth)
+    cluster = homogeneous("tiny", SLOW, Host("host", 1e12), 1, devices, link, link, devices)
+    ends = tuple(((blocks[0].name, each), (blocks[-1].name, each)) for each in tied)
+    changes = {"precision": "fp32"} | training
+    return Problem(OperatorGraph("tiny", blocks, 4, ends), cluster, Training(6, 4, **changes))  # type: ignore[arg-type]
+
+
+def setting(of: Problem, degrees: dict[str, int] | None = None) -> Setting:
+    """Return a problem in 3 microbatches of 2 sequences, on one axis where nothing else is said."""
+    degrees = degrees or {TENSOR: of.cluster.num_devices}
+    return Setting(of, operator_plan(of, degrees, 2), StageCosts(of))
