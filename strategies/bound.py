@@ -65,7 +65,7 @@ class Bounds:
         if plan.schedule_name == "naive" and sends is not None:  # one microbatch after another, there and back
             there, back = sum(loads.forward) + sum(sends.forward), sum(loads.backward) + sum(sends.backward)
             best = max(best, plan.num_microbatches * (there + back) + tails[0])
-        return max(best, self._reducing(plan, machine) if plan.zero >= 2 and plan.shards > 1 else 0)
+        return max(best, self._reducing(plan, machine)) if plan.zero >= 2 else best
 
     def _unflushed(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks in which the busiest rank does the work of one step, with its updates."""
@@ -123,7 +123,7 @@ class Bounds:
         The last bucket is reduced when all is computed, and the next pass waits for it; where nothing runs beneath
         passes, all buckets are.
         """
-        if plan.overlaps_passes or plan.shards == 1 or plan.zero < 2:
+        if plan.overlaps_passes or plan.zero < 2:
             return [0] * plan.pipeline
         leaving = self.durations.ending(plan, machine).leaving
         ahead = overlaps(self.costs.problem.cluster, plan)
@@ -174,7 +174,7 @@ def _last(plan: Plan, leaving: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, 
 
 def _regathers(plan: Plan) -> bool:
     """Return whether every pass gathers the parameters of its units."""
-    return plan.zero >= 3 and plan.shards > 1 and plan.reshard_after_forward
+    return plan.zero >= 3 and plan.reshard_after_forward
 
 
 def _forward(ticks: int, gathers: tuple[int, ...]) -> int:

@@ -89,25 +89,18 @@ class GroupBounds:
 
         Then some position works at least its share of all blocks for every microbatch, collectives included.
         """
-        stages = "balanced" if num_layers(self.problem.graph) % family.pipeline else "even"
-        zero = int(family.zero_shards > 0)
-        alone = complete(self.problem, replace(family, schedule="gpipe", stages=stages, zero=zero))
-        overlaps = (False, True) if family.sequence_parallel and family.tensor > 1 else (False,)
-        shared = replace(alone, zero=2)  # gradients leave whole: kernels that add them do not run
-        plans = (alone, shared) if self._leaves(shared) else (alone,)
-        least = min(self._work(plan, overlap) for plan in plans for overlap in overlaps)
-        return to_seconds(alone.num_microbatches * ceil(least / family.pipeline))
-
-    def _leaves(self, plan: Plan) -> bool:
-        return plan.shards > 1 and self.problem.training.conventions.adds_gradients
+        # gradients that leave whole: no kernels of their own add them
+        plan = complete(self.problem, replace(family, schedule="gpipe", stages="balanced", zero=2))
+        least = min(self._work(plan, overlap) for overlap in {False, family.sequence_parallel})
+        return to_seconds(plan.num_microbatches * ceil(least / family.pipeline))
 
     def _work(self, plan: Plan, overlap: bool) -> int:
-        """Return the ticks that the ranks of all positions work at least for one microbatch."""
-        machine, made = self.costs.machine(plan), self.costs.division(plan)
-        ranks = {rank.key: rank for row in machine.ranks for rank in row}.values()
+        """Return the ticks of all blocks for one microbatch, each on the rank that works least on it."""
+        ranks = {rank.key: rank for row in self.costs.machine(plan).ranks for rank in row}.values()
+        made, blocks = self.costs.division(plan), self.costs.blocks
         plan = replace(plan, recompute=Recompute.NONE, overlap_tensor=overlap)
-        of_rank = [[each.work for each in self._stages(plan, rank)] for rank in ranks]
-        return sum(min(works[kind] for works in of_rank) for kind in made.kind_of)
+        ticks = {name: min(_worked(blocks.cost(plan, name, rank)) for rank in ranks) for name in made.blocks}
+        return sum(ticks[name] * count for kind in made.kind_of for name, count in made.kinds[kind])
 
     def _computed(self, family: Layout) -> tuple[int, int]:
         """Return the ticks that all blocks compute for one microbatch, and those of the fastest layer."""
@@ -133,7 +126,7 @@ class GroupBounds:
             pipeline=1,
             schedule="gpipe",
             zero_shards=0,
-            placement=() if ranks == len(free) else tuple(free[:ranks]),
+            placement=tuple(free[:ranks]),
         )
         return complete(self.problem, layout)
 
@@ -206,7 +199,7 @@ class GroupBounds:
     def _sent(self, plan: Plan, forward: IntArray, backward: IntArray) -> tuple[IntArray, IntArray]:
         """Return the ticks in which a microbatch reaches every position, and its gradients come back from there."""
         fill, drain, machine = np.zeros_like(forward), np.zeros_like(backward), self.costs.machine(plan)
-        if plan.pipeline > 1 and plan.rule.placement is not Placement.WRITTEN:
+        if plan.rule.placement is not Placement.WRITTEN:
             sends, inner = self.durations.sends(plan, machine), plan.pipeline - 1
             ahead, back = np.array(sends.forward[:inner]), np.array(sends.backward[1 : inner + 1])
             np.cumsum(forward[:, :inner] + ahead, axis=1, out=fill[:, 1:])
@@ -325,7 +318,7 @@ class GroupBounds:
         """Yield what the blocks of a stage hold, each with how often: its first layers again or away."""
         blocks = self.costs.blocks
         layers = sum(count for name, count in runs if blocks.block(plan, name).layer)
-        first, gone = layers if again is None else again, fraction_of(layers, fraction) if fraction else 0
+        first, gone = layers if again is None else again, fraction_of(layers, fraction)
         for name, count in runs:
             if not blocks.block(plan, name).layer:
                 yield blocks.memory(plan, name), count
@@ -356,13 +349,18 @@ def _passes_of(runs: Sequence[tuple[BlockCost, int]], layers: Sequence[bool], co
     """Return the ticks of blocks, of which some are layers; a rank that ``computing`` hides collectives works less."""
     forward = sum(cost.forward_ticks * count for cost, count in runs)
     backward = sum(cost.backward_ticks * count for cost, count in runs)
-    works = [_computed(cost) if computing else cost.forward_ticks + cost.backward_ticks for cost, _ in runs]
+    works = [_computed(cost) if computing else _worked(cost) for cost, _ in runs]
     work = sum(each * count for each, (_, count) in zip(works, runs, strict=True))
     sums = [(0, 0)]
     for (cost, count), each, layer in zip(runs, works, layers, strict=True):
         for _ in range(count if layer else 0):
             sums.append((sums[-1][0] + cost.backward_ticks, sums[-1][1] + each))
     return _Passes(forward, backward, work, tuple(sums))
+
+
+def _worked(cost: BlockCost) -> int:
+    """Return the ticks of a block's passes."""
+    return cost.forward_ticks + cost.backward_ticks
 
 
 def _computed(cost: BlockCost) -> int:
@@ -393,7 +391,8 @@ def _moments(name: str, ranks: int, microbatches: int, chunks: int) -> _Moments:
         held[np.arange(ranks), last] -= 1
         return _Moments(np.concatenate([held, held]), np.tile(last, 2), np.zeros(2 * ranks, np.int64))
     few = min(microbatches, FEW * ranks)
-    rows = actions(name, ranks, few if rule_of(name).violation(ranks, few, chunks) is None else microbatches, chunks)
+    exists = rule_of(name).violation(ranks, few, chunks) is None
+    rows = actions(name, ranks, few if exists else microbatches, chunks)
     change = np.array([_CHANGE[kind] for kind in KINDS])[rows.kind]
     total = np.cumsum(change)  # a rank ends with nothing
     held = np.zeros((2 * ranks, len(positions)), dtype=np.int64)
@@ -401,7 +400,7 @@ def _moments(name: str, ranks: int, microbatches: int, chunks: int) -> _Moments:
     for rank in range(ranks):
         first, end = rows.start[rank], rows.start[rank + 1]
         most = first + int(np.argmax(total[first:end]))
-        for moment, action in ((rank, most), (ranks + rank, min(most + 1, end - 1))):
+        for moment, action in ((rank, most), (ranks + rank, most + 1)):
             chosen[moment] = action
             held[moment] = np.bincount(rows.stage[first:action], change[first:action], len(positions))
     return _Moments(held, rows.stage[chosen], rows.kind[chosen])
