@@ -39,7 +39,7 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
 def between(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], FloatArray]:
     """Return what double binary trees put on the links between nodes in one round, and the latency of its steps."""
     num_groups = placement.num_groups
-    count = ceil(log2(max(int(placement.nodes.max()), 1)))
+    count = ceil(log2(int(placement.nodes.max())))
     alike = len(cluster.nodes) == 1 and isinstance(cluster.fabric, Crossbar) and not cluster.link_speeds
     if alike and count:  # the distance between nodes does not matter: one level stands for all
         levels = [traffic(cluster, num_groups, [_level(placement, 0, share=1.0)])]

@@ -31,12 +31,24 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/strategies/explanation/test_edge.py",
         "tests/strategies/explanation/test_sensitivity.py",
     ),
-    "strategies/group_bounds.py": ("tests/strategies/test_group_bounds.py",),
+    "strategies/group_bounds.py": (
+        "tests/strategies/test_group_bounds.py",
+        "tests/strategies/test_group_bounds_memory.py",
+    ),
     "strategies/lowering/gradient_storage.py": ("tests/strategies/test_gradient_storage.py",),
-    "strategies/lowering/liveness.py": ("tests/strategies/test_liveness.py",),
+    "strategies/lowering/liveness.py": (
+        "tests/strategies/test_live_tensors.py",
+        "tests/strategies/test_liveness.py",
+    ),
     "strategies/lowering/loads.py": ("tests/strategies/test_loads.py",),
     "strategies/lowering/memory.py": ("tests/strategies/test_memory.py",),
     "strategies/lowering/optimizer.py": ("tests/strategies/test_optimizer.py", "tests/strategies/test_training.py"),
-    "strategies/operators/edge_costs.py": ("tests/strategies/operators/test_costs.py",),
-    "strategies/operators/node_costs.py": ("tests/strategies/operators/test_costs.py",),
+    "strategies/operators/edge_costs.py": (
+        "tests/strategies/operators/test_edge_costs.py",
+        "tests/strategies/operators/test_costs.py",
+    ),
+    "strategies/operators/node_costs.py": (
+        "tests/strategies/operators/test_node_costs.py",
+        "tests/strategies/operators/test_costs.py",
+    ),
 }

@@ -88,10 +88,11 @@ def test_the_fabric_adds_in_the_order_of_its_leaves() -> None:
     assert {load for part in in_order for load in part.values()} == {8.0}
 
 
-def test_groups_of_both_kinds_at_once() -> None:
+@pytest.mark.parametrize("other", [[0, 1, 2, 3], [2, 6, 10, 14]])  # in one node, and one rank a node
+def test_groups_of_both_kinds_at_once(other: list[int]) -> None:
     cluster = machine(4, 4, network=NVLS, fabric=LeafSpine(2, reduces=True))
-    both = phases(cluster, REDUCE, SWITCHED, np.array([[0, 1, 2, 3], [0, 1, 4, 5]]))
-    for index, group in enumerate([[0, 1, 2, 3], [0, 1, 4, 5]]):
+    both = phases(cluster, REDUCE, SWITCHED, np.array([other, [0, 1, 4, 5]]))
+    for index, group in enumerate([other, [0, 1, 4, 5]]):
         alone = phases(cluster, REDUCE, SWITCHED, np.array([group]))
         for phase, part in zip(both, alone, strict=False):
             assert phase.latency[index] == part.latency[0]

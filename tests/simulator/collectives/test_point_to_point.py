@@ -22,6 +22,14 @@ def test_send(pair: list[int], seconds: float) -> None:
     assert time(machine(), Collective.SEND, Algorithm.DIRECT, pair, 16.0) == seconds
 
 
+def test_a_shift_goes_from_every_rank_to_the_next_and_from_the_last_to_the_first() -> None:
+    # 0 to 1 inside the node, 1 to 4 and 4 to 0 over NICs, 8 bytes each
+    [bytes_over] = loads(machine(), Collective.SHIFT, Algorithm.DIRECT, [0, 1, 4], 8.0)
+    nics = {name for name in bytes_over if "nic" in name}
+    assert nics == {"nic 1 out", "nic 4 in", "nic 4 out", "nic 0 in"}
+    assert set(bytes_over.values()) == {8.0}
+
+
 def test_a_send_has_two_ranks() -> None:
     with pytest.raises(ValueError, match="a send has 2 ranks, met 3"):
         phases(machine(), Collective.SEND, Algorithm.DIRECT, np.array([[0, 1, 2]]))

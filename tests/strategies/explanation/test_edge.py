@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.sensitivity import NEARER, OFF, Outcome, _edge
+from strategies.explanation.sensitivity import OFF, Outcome, _edge
 
 Curves = dict[str, Callable[[float], float]]
 """Seconds of plans, here names, by how fast a part of the machine is."""
@@ -36,14 +36,19 @@ def edge_of(curves: Curves, far: float) -> tuple[float, bool]:
         ({"a": lambda f: 1.0, "b": lambda f: (1.15 / f) ** 9, "c": lambda f: 1.08 / f}, 1.5, 1.08),
         # b is faster between 1.1 and 1.4 alone: the region ends where it begins, though a is the best again at the end
         ({"a": lambda f: 1.0, "b": lambda f: 0.9 if 1.1 < f < 1.4 else 1.1}, 1.5, 1.1),
+        # b takes half as long from some factor on, and more before
+        ({"a": lambda f: 1.0, "b": lambda f: 0.5 if f > 1.04 else 1.1}, 1.5, 1.04),
+        ({"a": lambda f: 1.0, "b": lambda f: 0.5 if f > 1.14 else 1.1}, 1.5, 1.14),
+        # exactly a millionth faster is as fast
+        ({"a": lambda f: 1.0, "b": lambda f: 0.5 if f > 1.3 else 1 - 1e-6}, 1.5, 1.3),
         # less than a millionth faster is as fast, up to 1.3, from where on b takes half
         ({"a": lambda f: 1.0, "b": lambda f: 0.5 if f > 1.3 else 1 - 5e-7}, 1.5, 1.3),
     ],
 )
 def test_the_edge_of_a_region_is_where_another_plan_is_as_fast(curves: Curves, far: float, edge: float) -> None:
     found, reached = edge_of(curves, far)
-    nearer = edge * exp(-NEARER if far > 1 else NEARER)
-    assert min(nearer, edge) <= found <= max(nearer, edge)  # never beyond the edge, and at most `NEARER` before it
+    nearer = edge * exp(-0.02 if far > 1 else 0.02)
+    assert min(nearer, edge) <= found <= max(nearer, edge)  # never beyond the edge, and at most 2 % before it
     assert not reached
 
 

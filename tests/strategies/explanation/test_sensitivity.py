@@ -17,12 +17,16 @@ def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
     best = RANKED_FAST.fastest(fits)
     assert best is not None
     found = sensitivity(RANKED_FAST, best.plan, part)
+    assert [outcome.factor for outcome in found.outcomes] == [0.8, 1.2]  # a fifth slower, and faster
     for outcome in found.outcomes:
         fastest = brute_force(replace(FAST, cluster=part.scaled(outcome.factor)), inf)[0][0]
         assert outcome.best is not None and outcome.best.evaluation.step_time == fastest
         assert outcome.stays == (outcome.step_time <= fastest * (1 + 2e-6))
         assert outcome.loses == pytest.approx(max(outcome.step_time / fastest - 1, 0), abs=2e-6)
-    for edge, further, ended in zip(found.region, (1 - 2 * NEARER, 1 + 2 * NEARER), found.reached, strict=True):
+    for edge, further, end, ended in zip(
+        found.region, (1 - 2 * NEARER, 1 + 2 * NEARER), (1 / 1.5, 1.5), found.reached, strict=True
+    ):
+        assert (edge == end) == ended
         machine = RANKED_FAST.on(part.scaled(edge), edge)
         inside = machine.fastest(fits)
         assert inside is not None and machine.step_time(best.plan) <= inside.evaluation.step_time * (1 + 2e-6)
@@ -47,6 +51,18 @@ def test_the_region_of_memory_is_from_what_a_plan_needs_to_what_a_faster_one_nee
     found = memory_sensitivity(RANKED, best, "")
     faster = [memory for time, memory in brute_force(CRAMPED, float("inf")) if time < best.evaluation.step_time]
     assert found.region == (best.evaluation.peak_memory / MEMORY, min(faster) / MEMORY)
+    assert found.reached == (False, False)
     less, more = found.outcomes
+    assert (less.factor, more.factor) == (0.8, 1.2)
+    assert more.step_time == best.evaluation.step_time
     assert less.step_time is None and less.loses is None and not less.stays
     assert more.best is not None and more.best.evaluation.step_time == brute_force(CRAMPED, MEMORY * 1.2)[0][0]
+
+
+def test_more_memory_is_looked_for_up_to_half_more_where_no_plan_is_faster() -> None:
+    best = RANKED_FAST.fastest(fits)  # which all plans do
+    assert best is not None
+    found = memory_sensitivity(RANKED_FAST, best, "")
+    assert found.region == (best.evaluation.peak_memory / FAST.cluster.accelerator.memory, 1.5)
+    assert found.reached == (False, True)
+    assert [(outcome.factor, outcome.stays) for outcome in found.outcomes] == [(0.8, True), (1.2, True)]
