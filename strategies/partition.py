@@ -1,6 +1,7 @@
 """How the layers of a network are divided among pipeline stages."""
 
 from functools import lru_cache
+from math import inf
 
 from simulator.operator_graph import OperatorGraph
 from strategies.plan import Stage
@@ -34,7 +35,10 @@ def _counts(graph: OperatorGraph, stages: int, layers: list[str], how: str | tup
     flops = {name: block.flops for name, block in graph.occurrences}
     each = [flops[name] for name in layers]
     head = sum(size for name, size in flops.items() if name not in set(layers))
-    return _alike(stages, len(each), head / each[0]) if len(set(each)) == 1 else _different(stages, each, head)
+    if len(set(each)) > 1:
+        return _different(stages, each, head)
+    heavier = inf if head else 0.0  # than layers without products
+    return _alike(stages, len(each), head / each[0] if each[0] else heavier)
 
 
 def _alike(stages: int, layers: int, head: float) -> list[int]:
