@@ -67,6 +67,8 @@ def test_a_rank_copies_its_own_part() -> None:
     assert [*bytes_over.values()] == pytest.approx([16.0 * 3.5 / 4] * 8)
     # between nodes the copy does not keep a NIC
     assert loads(cluster, GATHER, RING, [0, 4], 16.0) == loads(machine(), GATHER, RING, [0, 4], 16.0)
+    exchange = Collective.ALL_TO_ALL, Algorithm.PAIRWISE, [0, 1, 4, 5]
+    assert loads(cluster, *exchange, 16.0) == loads(machine(), *exchange, 16.0)
 
 
 def test_switches_reach_a_part_of_the_ports_by_one_protocol() -> None:
