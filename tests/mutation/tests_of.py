@@ -26,6 +26,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/collectives/point_to_point.py": (f"{_COLLECTIVES}/test_point_to_point.py", *_LEVELS),
     "simulator/collectives/traffic.py": _LEVELS,
     "simulator/library.py": ("tests/simulator/test_library.py",),
+    "simulator/max_min.py": ("tests/simulator/test_max_min.py",),
+    "simulator/pace.py": ("tests/simulator/test_pace.py",),
     "strategies/bound.py": ("tests/strategies/test_bound.py",),
     "strategies/explanation/sensitivity.py": (
         "tests/strategies/explanation/test_edge.py",
@@ -35,6 +37,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/strategies/test_group_bounds.py",
         "tests/strategies/test_group_bounds_memory.py",
     ),
+    "strategies/lowering/accumulation.py": ("tests/strategies/test_accumulation.py",),
+    "strategies/lowering/clipping.py": ("tests/strategies/test_clipping.py",),
     "strategies/lowering/gradient_storage.py": ("tests/strategies/test_gradient_storage.py",),
     "strategies/lowering/liveness.py": (
         "tests/strategies/test_live_tensors.py",
@@ -43,6 +47,18 @@ TESTS: dict[str, tuple[str, ...]] = {
     "strategies/lowering/loads.py": ("tests/strategies/test_loads.py",),
     "strategies/lowering/memory.py": ("tests/strategies/test_memory.py",),
     "strategies/lowering/optimizer.py": ("tests/strategies/test_optimizer.py", "tests/strategies/test_training.py"),
+    "strategies/lowering/recompute.py": (
+        "tests/strategies/test_recomputation.py",
+        "tests/strategies/test_liveness.py",
+        "tests/strategies/test_live_tensors.py",
+        "tests/strategies/test_split_backward.py",
+        "tests/strategies/test_megatron_memory.py",
+    ),
+    "strategies/lowering/redistribution.py": (
+        "tests/strategies/test_steps_around.py",
+        "tests/strategies/operators/test_edge_costs.py",
+    ),
+    "strategies/lowering/tensor_overlap.py": ("tests/strategies/test_tensor_overlap.py",),
     "strategies/operators/edge_costs.py": (
         "tests/strategies/operators/test_edge_costs.py",
         "tests/strategies/operators/test_costs.py",
