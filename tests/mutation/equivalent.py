@@ -396,5 +396,20 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "each = zip(rows, ending.replicated, ending.gather, strict=True)",
         "each = zip(rows, ending.replicated, ending.gather, strict=(False))",
     ): "all have an entry a position or a kind",
+    (
+        "strategies/lowering/recompute.py",
+        "last = max((saved[name][1] for name in remade), default=-1)",
+        "last = max((saved[name][1] for name in remade), default=-(0))",
+    ): "where nothing is made again, when does not matter",
+    (
+        "strategies/lowering/recompute.py",
+        "last = max((saved[name][1] for name in remade), default=-1)",
+        "last = max((saved[name][1] for name in remade), default=-(2))",
+    ): "where nothing is made again, when does not matter",
+    (
+        "strategies/lowering/recompute.py",
+        "last = max((saved[name][1] for name in remade), default=-1)",
+        "last = max((saved[name][1] for name in remade), default=(1))",
+    ): "where nothing is made again, when does not matter",
 }
 """By file, what its line was and what it is now."""

@@ -47,13 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "strategies/lowering/loads.py": ("tests/strategies/test_loads.py",),
     "strategies/lowering/memory.py": ("tests/strategies/test_memory.py",),
     "strategies/lowering/optimizer.py": ("tests/strategies/test_optimizer.py", "tests/strategies/test_training.py"),
-    "strategies/lowering/recompute.py": (
-        "tests/strategies/test_recomputation.py",
-        "tests/strategies/test_liveness.py",
-        "tests/strategies/test_live_tensors.py",
-        "tests/strategies/test_split_backward.py",
-        "tests/strategies/test_megatron_memory.py",
-    ),
+    "strategies/lowering/recompute.py": ("tests/strategies/test_recompute_memory.py",),
     "strategies/lowering/redistribution.py": (
         "tests/strategies/test_steps_around.py",
         "tests/strategies/operators/test_edge_costs.py",
