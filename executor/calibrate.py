@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.calibration_sizes import BATCH, GATED, MEASURED, SEQUENCE, TINY, calibration_file
+from executor.calibration_sizes import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
 from executor.heartbeat import teller
 from executor.launcher import launch, require_torch
 from executor.measured_timeline import physical_memory
@@ -196,7 +196,7 @@ def _rate(kind: str, seconds: float, launch_time: float) -> float:
 def traffic(kind: str) -> float:
     """Return the bytes that the simulator counts for forward and backward of the measured operators of ``kind``."""
     attention = "unfused" if kind == "softmax" else "flash"
-    model = GATED if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
+    model = LLAMA if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
     spec = replace(model, attention=attention, dropout=kind == "dropout")
     unit = Accelerator("unit", (("fp32", 1e30),), memory=1.0, memory_bandwidth=1.0)  # seconds are bytes
     total = 0.0

@@ -27,8 +27,8 @@ from executor.calibration_sizes import (
     BATCH,
     BETWEEN,
     COPY,
-    GATED,
     GRADIENTS,
+    LLAMA,
     MATMULS,
     MEASURED,
     MESSAGES,
@@ -202,13 +202,13 @@ def _elementwise() -> Run:
 
 
 def _gated_activation() -> Run:
-    wide = _random(BATCH, SEQUENCE, width(GATED.ffn_kind, GATED.ffn))
-    return _both_passes(activation(GATED.ffn_kind), wide)
+    wide = _random(BATCH, SEQUENCE, width(LLAMA.ffn_kind, LLAMA.ffn))
+    return _both_passes(activation(LLAMA.ffn_kind), wide)
 
 
 def _rotary() -> Run:
     """Return the turns of queries and keys, and the copy of values, which a view of all three would keep."""
-    query, key, value = (_random(BATCH, SEQUENCE, GATED.heads, 1, GATED.head_dim) for _ in range(3))
+    query, key, value = (_random(BATCH, SEQUENCE, LLAMA.heads, 1, LLAMA.head_dim) for _ in range(3))
     gradient = torch.ones_like(query)
 
     def run() -> None:
@@ -259,7 +259,7 @@ KINDS: dict[str, Callable[[], Run]] = {
     "cross_entropy": _cross_entropy,
     GATED_ACTIVATION: _gated_activation,
     ROTARY: _rotary,
-    RMS_NORM: partial(_norm, GATED),
+    RMS_NORM: partial(_norm, LLAMA),
     "optimizer": _optimizer,
 }
 

@@ -8,7 +8,7 @@ from simulator.models.transformer import Transformer
 
 MEASURED = PRESETS["gpt-byte"]
 """The model at whose sizes kernels are measured."""
-GATED = replace(MEASURED, ffn_kind="swiglu", positions="rotary", biases="none")
+LLAMA = replace(MEASURED, ffn_kind="swiglu", positions="rotary", biases="none")
 """The same with the kernels of a Llama."""
 TINY = Transformer(layers=2, hidden=8, heads=1, kv_heads=1, ffn=16, vocab=256)
 """A model so small that only its launches count."""
