@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator import strict_json
+from simulator.brief import brief
 
 VERSION = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
@@ -133,6 +134,8 @@ class Checkpoint:
     dtypes: Mapping[str, str]
     pieces: Mapping[str, tuple[Stored, ...]]
     files: Mapping[str, tuple[int, str]]
+
+    __repr__ = brief()
 
     @property
     def step(self) -> int:

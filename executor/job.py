@@ -8,6 +8,7 @@ from typing import Any
 
 from executor.device import CPU
 from executor.learning_rate import CONSTANT, LearningRate
+from simulator.brief import brief
 from simulator.models.experts import Experts
 from simulator.models.transformer import Transformer
 from strategies.plan import Plan
@@ -54,6 +55,8 @@ class Job:
     resume: str | None = None
     first_step: int = 0
     device: str = CPU
+
+    __repr__ = brief()
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""

@@ -16,6 +16,7 @@ from typing import IO
 
 from executor.diagnosis import Ending, diagnose, log_file
 from executor.heartbeat import read
+from executor.matrix_tiles import avoid_broken_tiles
 from executor.processes import is_stopped
 from executor.worker import WATCH_PARENT
 
@@ -55,6 +56,7 @@ def launch(
     """
     folder.mkdir(parents=True, exist_ok=True)
     clear(folder)
+    avoid_broken_tiles()
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(ranks):

@@ -22,6 +22,7 @@ from executor.model import Network
 from executor.optimizer import states
 from executor.recorder import Recorder
 from executor.trainer import DTYPES, Trainer
+from simulator.brief import brief
 
 
 class _SilentHeart:
@@ -74,6 +75,8 @@ class RankOracle:
 
     memory: RankMemory
     messages: tuple[Message, ...]
+
+    __repr__ = brief()
 
 
 class FakeTrainer(Trainer):

@@ -12,6 +12,7 @@ from typing import Any
 
 from executor.job import Job
 from executor.supported import unsupported
+from simulator.brief import brief
 from simulator.collective_kinds import Collective
 from simulator.engine import simulate
 from simulator.memory import CATEGORIES, MemoryProfile
@@ -81,6 +82,8 @@ class RankCheck:
     memory: tuple[MemoryLine, ...]
     traffic: tuple[TrafficLine, ...]
 
+    __repr__ = brief()
+
     @property
     def equal(self) -> bool:
         """Whether every line is."""
@@ -102,6 +105,8 @@ class Check:
     """All kinds of ranks of a plan."""
 
     ranks: tuple[RankCheck, ...]
+
+    __repr__ = brief()
 
     @property
     def equal(self) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from executor.busy import busy_by_kind
 from simulator.accelerator import Accelerator
+from simulator.brief import brief
 from simulator.calibration.least_squares import least_squares
 from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective, CollectiveCurve
@@ -49,6 +50,8 @@ class PlanRun:
     timeline: Timeline
     step_time: float
 
+    __repr__ = brief()
+
     @property
     def scale(self) -> float:
         """What makes seconds under the profiler seconds without it."""
@@ -62,6 +65,8 @@ class Refit:
     cluster: Cluster
     device: tuple[tuple[str, float], ...]
     collectives: tuple[tuple[str, float], ...]
+
+    __repr__ = brief()
 
 
 def refitted(problem: Problem, runs: Sequence[PlanRun]) -> Refit:

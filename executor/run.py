@@ -15,6 +15,7 @@ from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress, logged
 from executor.supported import BYTES, unsupported
 from executor.verification import Verification, require_equal, verify
+from simulator.brief import brief
 from simulator.models.transformer import Transformer
 from simulator.timeline import Timeline
 from strategies.plan import Plan
@@ -63,6 +64,8 @@ class Run:
     first_step: int = 0
     host_memory: float = 0.0
     reserved_memory: float = 0.0
+
+    __repr__ = brief("steps", "step_time", "peak_memory", "verification")
 
 
 def execute(

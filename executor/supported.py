@@ -1,15 +1,21 @@
 """What the executor cannot run, said before anything starts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 from executor.recomputable import UNFUSED_CORE, recomputable
 from simulator.models.attention import UNFUSED
 from simulator.models.transformer import Transformer, build
+from strategies.completion import mesh_of
 from strategies.divisors import nearest_divisor
+from strategies.layout import Layout
 from strategies.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS
 from strategies.parallelism import Attention, Parallelism, shardings
 from strategies.plan import Plan
-from strategies.recomputation import SomeOperators, of_stage
+from strategies.plan_layout import layout_without_stages
+from strategies.recomputation import PerStage, SomeOperators
+from strategies.schedule import rule_of
 from strategies.training import Training
 
 PRECISIONS = ("fp32", "fp64", "bf16")
@@ -21,10 +27,36 @@ BYTES = 256
 """The smallest vocabulary for a corpus of bytes."""
 
 
+Rule = Callable[[Layout], Iterator[str]]
+"""Yields every reason why the executor cannot run a layout."""
+
+
+def rules(spec: Transformer, training: Training) -> tuple[Rule, ...]:
+    """Return what decides which layouts of a model the executor can run."""
+    of_model = (*lacking(spec, training.sequence), *_model(spec))
+    return (
+        lambda layout: iter(of_model),
+        partial(_training, training),
+        _placed,
+        _unlike_torch,
+        *(partial(rule, spec, training) for rule in (_unflushed, _operators, _expert, _context, _tensor)),
+    )
+
+
 def unsupported(spec: Transformer, training: Training, plan: Plan) -> tuple[str, ...]:
     """Return every reason why the executor cannot run ``plan``; empty where it can."""
-    model = (*lacking(spec, training.sequence), *_model(spec))
-    return (*model, *_training(training, plan), *_plan(spec, training, plan))
+    layout = layout_without_stages(plan)
+    if plan.attention is None:
+        layout = replace(layout, attention=Attention.ALL_GATHER)  # `_written` says that there is none
+    of_model, of_training, *others = rules(spec, training)
+    of_layout = (reason for rule in others for reason in rule(layout))
+    return (
+        *of_model(layout),
+        *of_training(layout),
+        *_batch(training, plan),
+        *_written(spec, training, plan),
+        *of_layout,
+    )
 
 
 def lacking(spec: Transformer, sequence: int) -> Iterator[str]:
@@ -47,12 +79,15 @@ def _model(spec: Transformer) -> Iterator[str]:
         yield f"vocab: the corpus is bytes, so vocab is at least {BYTES}, met {spec.vocab}"
 
 
-def _training(training: Training, plan: Plan) -> Iterator[str]:
-    yield from _precision(training, plan)
+def _training(training: Training, layout: Layout) -> Iterator[str]:
+    yield from _precision(training, layout)
     if training.optimizer not in OPTIMIZERS:
         yield f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}"
     if training.frozen:
         yield "frozen: the executor trains all weights, met true; nearest: false"
+
+
+def _batch(training: Training, plan: Plan) -> Iterator[str]:
     sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
     batch = sum(sizes) * plan.num_microbatches
     if training.global_batch != batch:
@@ -62,7 +97,7 @@ def _training(training: Training, plan: Plan) -> Iterator[str]:
         )
 
 
-def _precision(training: Training, plan: Plan) -> Iterator[str]:
+def _precision(training: Training, layout: Layout) -> Iterator[str]:
     met = training.gradient_precision
     if training.precision not in PRECISIONS:
         near = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
@@ -71,11 +106,12 @@ def _precision(training: Training, plan: Plan) -> Iterator[str]:
     elif training.precision != "bf16":
         if met and training.gradient_bytes != training.parameter_bytes:
             yield f"gradient_precision: the executor's gradients are as its parameters, met {met}; nearest: same"
-    elif met == "same" and (plan.zero >= 2 or any(plan.offload.parameters)):
+    elif met == "same" and (layout.zero >= 2 or any(layout.offload.parameters)):
         yield "gradient_precision: torch's shards have gradients as precise as main weights, met same; nearest: fp32"
 
 
-def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+def _written(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+    """Yield what is wrong with a plan that no layout means."""
     graph = build(spec, training.sequence, training.precision)
     blocks = [name for stage in plan.stages for name in stage.blocks]
     expected = [name for name, _ in graph.occurrences]
@@ -83,40 +119,8 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield f"stages: the stages hold the blocks {', '.join(expected)} in order, met {', '.join(blocks)}"
     if len(plan.stages) != plan.schedule.num_stages:
         yield f"stages: the schedule has {plan.schedule.num_stages} stages, met {len(plan.stages)}"
-    other = [axis.name for axis in plan.mesh.axes if axis.name not in _AXES and axis.size > 1]
-    if other:
-        yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other)}"
-    order = [axis.name for axis in plan.mesh.axes if axis.name in _AXES]
-    usual = [name for name in _AXES if name in order]
-    if order != usual:
-        yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
-    if plan.rule.asynchronous:
-        yield from _unflushed(spec, training, plan)
-    if plan.placement:
-        yield f"placement: the executor runs rank i on device i, met {len(plan.placement)} devices by name"
-    if plan.slices_boundaries:
-        yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
-    if any(plan.offload.parameters) and plan.splits_backward:
-        yield (
-            "offload.parameters: torch's pipeline runtime gathers a stage for the whole step where backward is split, "
-            f"met {plan.rule.name}; nearest: 1f1b"
-        )
-    if plan.overlap_tensor:
-        yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
-    if plan.zero == 3 and plan.shards > 1 and plan.splits_backward and plan.reshard_after_forward:
-        yield (
-            "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
-            f"split, met true with {plan.rule.name}; nearest: false"
-        )
-    yield from _operators(spec, plan)
-    if plan.expert > 1 and (spec.experts is None or spec.experts.count % plan.expert):
-        count = spec.experts.count if spec.experts is not None else 1
-        near = nearest_divisor(count, plan.expert)
-        yield f"expert: expert divides the experts({count}), met {plan.expert}; nearest: {near}"
-    if plan.context > 1:
-        yield from _context(spec, training, plan)
-    if plan.tensor > 1:
-        yield from _tensor(spec, training, plan)
+    if plan.context > 1 and plan.attention is None:
+        yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
     by = Parallelism(
         tensor=plan.tensor > 1,
         sequence_parallel=plan.sequence_parallel,
@@ -127,28 +131,72 @@ def _plan(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         yield "shardings: the executor runs the Megatron cut of every operator, met another one"
 
 
-def _context(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
-    parts = 2 * plan.context
+def _placed(layout: Layout) -> Iterator[str]:
+    if layout.order != AXES or layout.tensor_rows > 1:
+        axes = mesh_of(layout).axes
+        other = [axis.name for axis in axes if axis.name not in _AXES and axis.size > 1]
+        if other:
+            yield f"mesh: the executor has the axes {', '.join(_AXES)}, met {', '.join(other)}"
+        order = [axis.name for axis in axes if axis.name in _AXES]
+        usual = [name for name in _AXES if name in order]
+        if order != usual:
+            yield f"order: the executor's mesh is {', '.join(usual)}, met {', '.join(order)}"
+    if layout.placement:
+        yield f"placement: the executor runs rank i on device i, met {len(layout.placement)} devices by name"
+
+
+def _unlike_torch(layout: Layout) -> Iterator[str]:
+    if layout.scatter_gather and layout.tensor > 1 == layout.tensor_rows and not layout.sequence_parallel:
+        yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
+    splits = rule_of(layout.schedule).splits_backward
+    if splits and any(layout.offload.parameters):
+        yield (
+            "offload.parameters: torch's pipeline runtime gathers a stage for the whole step where backward is split, "
+            f"met {rule_of(layout.schedule).name}; nearest: 1f1b"
+        )
+    if layout.overlap_tensor:
+        yield "overlap_tensor: torch's tensor parallelism runs collectives before and after products; nearest: false"
+    if splits and layout.zero == 3 and layout.reshard_after_forward and _shards(layout) > 1:
+        yield (
+            "reshard_after_forward: torch's pipeline runtime gathers a stage for the whole step where backward is "
+            f"split, met true with {rule_of(layout.schedule).name}; nearest: false"
+        )
+
+
+def _shards(layout: Layout) -> int:
+    """Return the ranks that share states."""
+    return (layout.zero_shards or layout.data) * layout.context
+
+
+def _expert(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+    if layout.expert > 1 and (spec.experts is None or spec.experts.count % layout.expert):
+        count = spec.experts.count if spec.experts is not None else 1
+        near = nearest_divisor(count, layout.expert)
+        yield f"expert: expert divides the experts({count}), met {layout.expert}; nearest: {near}"
+
+
+def _context(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+    if layout.context == 1:
+        return
+    parts = 2 * layout.context
     if training.sequence % parts:
-        near = nearest_divisor(training.sequence // 2, plan.context) if training.sequence % 2 == 0 else 1
+        near = nearest_divisor(training.sequence // 2, layout.context) if training.sequence % 2 == 0 else 1
         yield (
             f"context: each rank has an early and a late part of a sequence, so that causal attention is equal work: "
-            f"2 * context({plan.context}) divides sequence({training.sequence}); nearest context: {near}"
+            f"2 * context({layout.context}) divides sequence({training.sequence}); nearest context: {near}"
         )
-    if plan.attention is None:
-        yield f"attention: context({plan.context}) needs ring, all_gather or ulysses, met none; nearest: ring"
-    if plan.attention is Attention.RING and spec.attention == UNFUSED:
+    if layout.attention is Attention.RING and spec.attention == UNFUSED:
         yield "attention: ring attention keeps no scores, the model's keeps them, met unfused; nearest: all_gather"
-    if plan.attention is Attention.ULYSSES and spec.kv_heads % (plan.tensor * plan.context):
+    if layout.attention is Attention.ULYSSES and spec.kv_heads % (layout.tensor * layout.context):
         yield (
-            f"attention: ulysses: tensor({plan.tensor}) * context({plan.context}) divides the heads of keys"
+            f"attention: ulysses: tensor({layout.tensor}) * context({layout.context}) divides the heads of keys"
             f"({spec.kv_heads}); nearest: all_gather"
         )
 
 
-def _operators(spec: Transformer, plan: Plan) -> Iterator[str]:
+def _operators(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
     """Yield what does not hold where single operators are recomputed."""
-    hows = (of_stage(plan.recompute, stage) for stage in range(len(plan.stages)))
+    hows = layout.recompute.stages if isinstance(layout.recompute, PerStage) else (layout.recompute,)
     how = next((how for how in hows if isinstance(how, SomeOperators)), None)
     if how is None:
         return
@@ -159,31 +207,36 @@ def _operators(spec: Transformer, plan: Plan) -> Iterator[str]:
     core = set(UNFUSED_CORE) & set(how.names)
     if core and len(core) < len(UNFUSED_CORE):
         yield f"recompute: {', '.join(UNFUSED_CORE)} run as one here, {met}; nearest: all three"
-    if plan.tensor > 1:
+    if layout.tensor > 1:
         yield f"recompute: operators that tensor ranks share run as torch's own, {met}; nearest: selective"
-    if any(plan.offload.activations):
+    if any(layout.offload.activations):
         yield f"recompute: activations that go to hosts are not recomputed by operator, {met}; nearest: selective"
 
 
-def _unflushed(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
-    name = plan.rule.name
-    if spec.tied_embeddings and plan.pipeline > 1:
+def _unflushed(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+    rule = rule_of(layout.schedule)
+    if not rule.asynchronous:
+        return
+    name = rule.name
+    if spec.tied_embeddings and layout.pipeline > 1:
         yield f"tied_embeddings: both ends have versions of their own with {name}, met true; nearest: false"
-    for axis, size in ((CONTEXT, plan.context), (EXPERT, plan.expert)):
+    for axis, size in ((CONTEXT, layout.context), (EXPERT, layout.expert)):
         if size > 1:
             yield f"{axis}: stages of {name} are cut by tensor ranks alone here, met {size}; nearest: 1"
     if training.gradient_clipping:
         yield f"gradient_clipping: the stages of {name} update at different times, met true; nearest: false"
-    if plan.offload.in_passes:
-        yield f"offload: only optimizer states go to hosts with {name}, met {plan.offload}; nearest: [optimizer]"
-    if plan.zero:
-        yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {plan.zero}; nearest: 0"
-    if plan.gradient_reduction != ALL_REDUCE:
-        met = plan.gradient_reduction
+    if layout.offload.in_passes:
+        yield f"offload: only optimizer states go to hosts with {name}, met {layout.offload}; nearest: [optimizer]"
+    if layout.zero:
+        yield f"zero: the executor's ranks each keep the states of a stage with {name}, met {layout.zero}; nearest: 0"
+    if layout.gradient_reduction != ALL_REDUCE:
+        met = layout.gradient_reduction
         yield f"gradient_reduction: all ranks update versions of weights with {name}, met {met}; nearest: {ALL_REDUCE}"
 
 
-def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
+def _tensor(spec: Transformer, training: Training, layout: Layout) -> Iterator[str]:
+    if layout.tensor == 1:
+        return
     if spec.qk_norm:
         yield "qk_norm: torch's tensor parallelism leaves norms of heads' values unsummed, met true; nearest: false"
     sizes = {"kv_heads": spec.kv_heads, "vocab": spec.vocab}
@@ -191,8 +244,8 @@ def _tensor(spec: Transformer, training: Training, plan: Plan) -> Iterator[str]:
         sizes["ffn"] = spec.ffn
     if spec.experts is not None:
         sizes["ffn of an expert"] = spec.experts.ffn
-    if plan.sequence_parallel:
-        sizes["sequence of a rank" if plan.context > 1 else "sequence"] = training.sequence // plan.context
+    if layout.sequence_parallel:
+        sizes["sequence of a rank" if layout.context > 1 else "sequence"] = training.sequence // layout.context
     for dim, size in sizes.items():
-        if size % plan.tensor:
-            yield f"tensor: torch needs tensor to divide {dim}({size}), met {plan.tensor}"
+        if size % layout.tensor:
+            yield f"tensor: torch needs tensor to divide {dim}({size}), met {layout.tensor}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from executor.job import Job
 from executor.supported import unsupported
 from simulator.accelerator import Accelerator
+from simulator.brief import in_brief
 from simulator.cluster import Cluster, homogeneous
 from simulator.host import Host
 from simulator.link import Link
@@ -57,6 +58,7 @@ class Technique:
     training: Mapping[str, Any]
 
 
+@in_brief
 class Combination(NamedTuple):
     """Techniques together: the job that runs them, or why there is none, and which of two kinds of no it is.
 

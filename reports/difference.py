@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from reports.lanes import labels
+from simulator.brief import brief
 from simulator.program import StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 from simulator.units import format_time
@@ -98,6 +99,8 @@ class Difference:
     predicted: float
     measured: float
     rows: tuple[DifferenceRow, ...]
+
+    __repr__ = brief()
 
     @property
     def error(self) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
+from simulator.brief import brief
+
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _LIST = re.compile(r"^(\d*)([-+=.)])")
 
@@ -29,6 +31,8 @@ class Section:
     table: tuple[tuple[str, ...], ...] = ()
     image: str = ""
     caption: str = ""
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.image)

@@ -37,8 +37,11 @@ def robust_lines(found: Data) -> Iterator[str]:
     """Yield the plan that is best at a quantile, and the faster ones that were passed over."""
     quantile, most = found["quantile"], found["most_out_of_memory"]
     yield f"robust       at the {quantile:.0%} quantile, out of memory with probability {most:.1%} at most:"
+    yield from (f"  {line}" for line in _among(found["among"]))
     if found["best"] is None:
-        yield "  no plan of the space is so safe"
+        yield "  none that was looked at is so safe"
+    if not found["finished"]:
+        yield "  time ran out: not all of these were looked at"
     for each in found["ranked"]:
         chosen = "*" if found["best"] and each["plan"] == found["best"]["plan"] else " "
         at = format_time(each["quantile"]) if each["quantile"] != float("inf") else "for ever"
@@ -52,7 +55,18 @@ def _plan(found: Data) -> Iterator[str]:
     yield f"plan         {found['plan']}"
     yield f"step time    {format_time(found['step_time'])}; 90 % of runs between {low} and {high}"
     peak, has = format_size(found["peak_memory"]), format_size(found["memory_capacity"])
-    yield f"peak memory  {peak} of {has} ({used:.1%}); out of memory with probability {found['out_of_memory']:.1%}"
+    yield f"peak memory  {peak} of {has} ({used:.1%}), usable {format_size(found['memory_usable'])}; " + (
+        f"out of memory with probability {found['out_of_memory']:.1%}"
+    )
+    yield from (f"among        {line}" for line in _among(found.get("among")))
+
+
+def _among(found: Data | None) -> Iterator[str]:
+    """Yield among which plans the best, the runner-up and all that is compared are, where that is known."""
+    if found is not None:
+        plans = format_count(found["plans"], "plan")
+        near = f"{plans}: known ones and those one decision away; not all {found['space']:,} of the space"
+        yield f"{plans}: all of the space" if found["whole"] else near
 
 
 def _critical_path(found: Data) -> Iterator[str]:
@@ -73,7 +87,7 @@ def _device_time(found: Data) -> Iterator[str]:
 
 def _best(found: Data) -> Iterator[str]:
     yield ""
-    yield f"the best plan is {-found['margin']:.2%} faster: {found['plan']}"
+    yield f"the best of these plans is {-found['margin']:.2%} faster: {found['plan']}"
     yield from _more(found["more_seconds"])
 
 
@@ -94,21 +108,27 @@ def _why_not(found: Data) -> Iterator[str]:
     if found["broken_rules"]:
         yield f"why not {asked}: it breaks a rule"
         yield from (f"  {each['field']}: {each['message']}" for each in found["broken_rules"])
+    elif found["outside_space"]:
+        yield f"why not {asked}: the limits in search.space allow no such plan"
     elif found["lacking"]:
-        yield f"why not {asked}: none of {found['legal_plans']:,} such plans fits; the one that needs least:"
+        yield f"why not {asked}: none of {_legal(found)} fits; the one that needs least:"
         yield f"  {found['plan']['plan']}"
         yield f"  {found['lacking']['words']}"
     else:
         plan, time = found["plan"]["plan"], format_time(found["plan"]["step_time"])
-        count = found["legal_plans"]
-        yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}; the fastest of {count:,} such plans:"
+        yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}; the fastest of {_legal(found)}:"
         yield f"  {plan}"
         yield from _more(found["more_seconds"])
         return
     if found["nearest"]:
         yield f"nearest plan that works ({format_time(found['nearest']['step_time'])}): {found['nearest']['plan']}"
     else:
-        yield "no plan of the space fits"
+        yield "none of these plans fits"
+
+
+def _legal(found: Data) -> str:
+    """Return of how many plans that have what is asked for something is told."""
+    return f"{found['legal_plans']:,} such plans" + ("" if found["all_legal_plans"] else " that were looked at")
 
 
 def _shadow_prices(found: Data) -> Iterator[str]:
@@ -124,7 +144,7 @@ def _shadow_prices(found: Data) -> Iterator[str]:
         time = format_time(more["step_time"])
         yield f"memory binds too: with {format_size(more['peak_memory'])} a device {time}: {more['plan']}"
     else:
-        yield "memory does not bind: no plan that needs more is faster"
+        yield "memory does not bind: none of these plans that needs more is faster"
 
 
 def _runner_up(found: Data) -> Iterator[str]:
@@ -190,7 +210,8 @@ def _device_front(found: list[Data]) -> Iterator[str]:
     yield "fewer devices: step time and cost of a million tokens (device-hours, or in the price given)"
     for each in found:
         if not each["fits"]:
-            yield f"  {each['devices']:>6} devices  nothing fits"
+            nothing = "nothing fits" if each["among"]["whole"] else "no known plan fits, nor one near it"
+            yield f"  {each['devices']:>6} devices  {nothing}"
             continue
         time, cost = format_time(each["step_time"]), each["cost_per_million_tokens"]
         yield f"  {each['devices']:>6} devices  {time:>9}  {cost:.4g}  {each['plan']}"
@@ -216,7 +237,8 @@ def _replan(found: Data) -> Iterator[str]:
         yield f"  the best plan {paid}"
     sizes = found["sizes"]
     proof = "no other number can be faster" if found["proven"] else "others not looked at in time"
-    yield f"  looked at {len(sizes)} numbers of devices from {sizes[0]} to {sizes[-1]}; {proof}" if sizes else ""
+    each = "" if found["whole"] else ", on each at known plans and those one decision away"
+    yield f"  looked at {len(sizes)} numbers of devices from {sizes[0]} to {sizes[-1]}{each}; {proof}" if sizes else ""
 
 
 def _signed(seconds: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from reports.bars import Row
 from reports.text import plain
+from simulator.brief import brief
 from simulator.program import RankClass
 
 _STRIP, _STRIPS = 0.14, 0.5  # of a lane: one strip, and all with the gaps between them
@@ -33,6 +34,8 @@ class Lanes:
     rows: tuple[Row, ...]
     pixels: int
     group: int = 1
+
+    __repr__ = brief()
 
     def extent(self, rank_class: int, row: Row) -> tuple[float, float]:
         """Return top and bottom of a row of the lane of ``rank_class``."""

@@ -26,10 +26,11 @@ _CLEAR = 0.06  # of the axis, that the peak's value needs above it
 _LETTER = 7  # pixels of a letter below the bars
 
 
-def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
+def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "", reported: float | None = None) -> None:
     """Draw what the fullest rank class holds over the step, the totals of all, and their peaks by category.
 
-    Where host memory is used, what the fullest host holds is drawn below.
+    Beside the bytes that a plan may use, those that the framework has ``reported`` of a device are drawn. Where host
+    memory is used, what the fullest host holds is drawn below.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def draw_memory(timeline: Timeline, path: Path | str, *, title: str = "") -> Non
         header(figure, title or "Memory over one training step", facts(fullest, name))
         _legend(figure)
         ax = axes(figure, _LEFT, _TOP, _BIG, half if hosts else whole)
-        _draw_fullest(ax, timeline, fullest, f"fullest: {name}", "memory of one device")
+        _draw_fullest(ax, timeline, fullest, f"fullest: {name}", "memory of one device", reported)
         if hosts:
             host = max(hosts, key=lambda host: hosts[host].peak)
             ax = axes(figure, _LEFT, _TOP + half + _DEEP, _BIG, half)
@@ -64,7 +65,8 @@ def facts(fullest: MemoryProfile, name: str) -> str:
         return peak
     verdict = "fits" if fullest.peak <= fullest.capacity else "does not fit"
     share = fullest.peak / fullest.capacity
-    return f"{peak}: {f'{share:.0%}' if share >= 0.01 else 'below 1%'} of {format_size(fullest.capacity)}, {verdict}"
+    of = f"{share:.0%}" if share >= 0.01 else "below 1%"
+    return f"{peak}: {of} of {format_size(fullest.capacity)} usable, {verdict}"
 
 
 def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatArray]:
@@ -74,8 +76,10 @@ def steps(profile: MemoryProfile, step_time: float) -> tuple[FloatArray, FloatAr
     return np.array([*profile.times, end]), usage.reshape(-1, len(CATEGORIES))
 
 
-def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, title: str, what: str) -> None:
-    """Stack the categories of ``profile`` over time, and mark its peak and the capacity."""
+def _draw_fullest(
+    ax: Axes, timeline: Timeline, profile: MemoryProfile, title: str, what: str, reported: float | None = None
+) -> None:
+    """Stack the categories of ``profile`` over time, and mark its peak, the usable and the reported capacity."""
     times, usage = steps(profile, timeline.length)
     unit, unit_name = _frame(ax, timeline, (profile,), title)
     base = np.zeros(len(times))
@@ -84,6 +88,8 @@ def _draw_fullest(ax: Axes, timeline: Timeline, profile: MemoryProfile, title: s
         ax.fill_between(times, base, top, step="post", color=CATEGORY_COLOUR[category], linewidth=0.6)
         base = top
     _mark_capacity(ax, profile.capacity, unit, named=True)
+    if reported is not None and profile.capacity < reported <= unit * ax.get_ylim()[1]:
+        _mark_capacity(ax, reported, unit, named=True, word="reported")
     _mark_peak(ax, profile, unit, timeline.length)
     ax.set_ylabel(f"{what} ({unit_name})")
 
@@ -140,15 +146,15 @@ def _frame(ax: Axes, timeline: Timeline, profiles: Sequence[MemoryProfile], titl
     return size, size_name
 
 
-def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool) -> None:
-    """Draw the capacity as a dashed line, or say that it lies above the axis."""
+def _mark_capacity(ax: Axes, capacity: float, unit: float, *, named: bool, word: str = "usable") -> None:
+    """Draw the usable or another capacity as a dashed line, or say that it lies above the axis."""
     if not isfinite(capacity) or capacity <= 0:
         return
     inside = capacity / unit <= ax.get_ylim()[1]
     if inside:
         ax.axhline(capacity / unit, color=INK, linewidth=1.4, linestyle=(0, (6, 4)))
     if named:
-        words = f"capacity {format_size(capacity)}" + ("" if inside else " (above this axis)")
+        words = f"{word} {format_size(capacity)}" + ("" if inside else " (above this axis)")
         height = capacity / unit if inside else ax.get_ylim()[1]
         ax.annotate(
             words, (1.0, height), xycoords=("axes fraction", "data"), xytext=(-6, 5 if inside else -14),

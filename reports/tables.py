@@ -71,10 +71,11 @@ _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("model_flops_per_second_per_device", "model FLOP/s per device", format_compute_rate),
     ("mfu", "model FLOP utilisation", percent),
     ("fits", "fits in memory", yes_or_no),
-    ("fits_with_margin", "fits with the allocator's margin", yes_or_no),
+    ("out_of_memory", "probability of running out of memory", percent),
     ("peak_memory", "peak memory", format_size),
     ("peak_memory_interval", "90 % of peaks like it", between(format_size)),
-    ("memory_capacity", "memory of a device", format_size),
+    ("memory_usable", "usable memory of a device", format_size),
+    ("memory_capacity", "of the memory that is reported", format_size),
     ("bubble", "pipeline bubble", percent),
     ("bottleneck", "busiest link", busiest_link),
     ("engine", "engine", str),
@@ -104,7 +105,7 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
         table.add_row(f"exposed {escape(str(kind))}", _cell(seconds, format_time))
     console.print(table)
     if result.get("memory"):
-        print_memory(console, result["memory"], result.get("memory_capacity"))
+        print_memory(console, result["memory"], result.get("memory_usable", result.get("memory_capacity")))
     if result.get("links"):
         print_links(console, result["links"])
     assumptions = result.get("assumptions") or ()
@@ -116,11 +117,9 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
 
 
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
-    """Print memory by stage and category, rows that are alike once; peaks beyond ``capacity`` bytes are red."""
+    """Print memory by stage and category, rows that are alike once; peaks beyond ``capacity`` usable bytes are red."""
     columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
-    heading = (
-        f"memory of one device by stage, of {format_size(capacity)}" if capacity else "memory of one device by stage"
-    )
+    heading = "memory of one device by stage" + (f", of {format_size(capacity)} usable" if capacity else "")
     table = _table(heading, ("stage", "right"), *((_MEMORY[key], "right") for key in columns))
     rows: dict[tuple[str, ...], bool] = {}
     for stage in stages:

@@ -11,6 +11,7 @@ from scenarios.errors import ScenarioError
 from scenarios.loader import load
 from scenarios.prediction_interval import Interval, category, peak_memory_interval, step_time_interval
 from scenarios.published import GIB, Run, read_runs
+from simulator.brief import brief
 from simulator.collection import no_collection
 
 ROWS_BETWEEN_COLLECTIONS = 500
@@ -26,6 +27,8 @@ class Prediction:
     peak_memory: float | None = None
     fits: bool | None = None
     skipped: str = ""
+
+    __repr__ = brief()
 
     @property
     def error(self) -> float | None:

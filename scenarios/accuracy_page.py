@@ -105,7 +105,7 @@ def _introduction(result: Mapping[str, Any]) -> Section:
             "How far this can be trusted: only parameters are held out, structure is not. These rows were looked at "
             "while the model was built: what is modelled, and how words of a framework are read, was chosen with "
             "their errors in view. Runs of a publisher, framework or accelerator that is not here can be further off "
-            "than the table says; the intervals below, fitted with a source left out, are the better guide.",
+            "than the table says; publishers.md in this folder says how far, by runs that had no part.",
         ),
     )
 
@@ -225,8 +225,8 @@ def _memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Sec
             f"{100 * error['mape']:.2f} %, largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to "
             "both sides, which says little of other frameworks.",
             f"The allocator of the same runs held {ratio['least']:.2f} to {ratio['largest']:.2f} times what it gave to "
-            f"tensors (median {ratio['median']:.2f}). fits compares tensors with the device; fits_with_margin asks "
-            f"that {ratio['largest']:.2f} times as much fits too.",
+            f"tensors (median {ratio['median']:.2f}). fits asks that what the allocator holds "
+            "finds room with a probability of 95 %.",
         ),
     )
 

@@ -65,7 +65,7 @@ def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
         "reasons": dict(Counter(row.skipped for row in skipped).most_common()),
         "step_time": errors(row.error for row in rows),
         "memory": errors(row.memory_error for row in rows),
-        "out_of_memory": _confusion(rows),
+        "out_of_memory": confusion(rows),
         "step_time_interval": held((row.step_time_interval, row.run.step_time) for row in rows),
         "peak_memory_interval": held((row.peak_memory_interval, row.run.peak_memory) for row in rows),
     }
@@ -125,7 +125,8 @@ def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
     return {"count": len(known)} | {name: round(value, 12) for name, value in numbers.items()}
 
 
-def _confusion(rows: Sequence[Prediction]) -> dict[str, int]:
+def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
+    """Return how many runs were said to fit and did, and so on; ``oom`` stands for out of memory."""
     judged = [(bool(row.fits), row.run.status) for row in rows if row.fits is not None]
     return {
         "true_fit": sum(fits and status == "ok" for fits, status in judged),

@@ -121,11 +121,11 @@ def _gpt3() -> list[Figure]:
 
 
 def _llama_cold() -> list[Figure]:
-    return [_cold("llama3-405b-16384-h100", 0.1)]
+    return [_cold("llama3-405b-16384-1f1b", 0.1)]
 
 
 def _llama() -> list[Figure]:
-    return _step("llama3-405b-16384-h100", 0.01)
+    return _step("llama3-405b-16384-1f1b", 0.01)
 
 
 def _cold(name: str, goal: float) -> Figure:
@@ -174,7 +174,7 @@ def _straggler() -> list[Figure]:
     from strategies.lowering import lower
     from strategies.problem import Problem
 
-    llama = load("llama3-405b-16384-h100").problem
+    llama = load("llama3-405b-16384-1f1b").problem
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
     problem = Problem(llama.graph, machine, replace(llama.training, global_batch=16 * 1024))
     layout = Layout(data=1024, tensor=8, pipeline=16, sequence_parallel=True, zero=1, stages="balanced")
@@ -189,7 +189,7 @@ def _unfolded() -> list[Figure]:
     from simulator.engine import discrete_event
     from strategies.lowering import lower
 
-    scenario = load("llama3-405b-16384-h100")
+    scenario = load("llama3-405b-16384-1f1b")
     problem, plan = scenario.problem, scenario.chosen()
     taken = seconds(lambda: discrete_event.finish_times(lower(problem, plan, folded=False), every_event=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -203,20 +203,20 @@ def _unfolded() -> list[Figure]:
 
 
 def _plans() -> list[Figure]:
-    """Measure plans a second by longest path over the whole space of GPT-3, completing the plans included."""
+    """Measure plans a second by longest path over the core of GPT-3's space, completing the plans included."""
     from scenarios.loader import load
     from strategies.completion import complete
     from strategies.lowering import StageCosts
     from strategies.path_times import LongestPaths
-    from strategies.search.space import layouts
+    from strategies.search.space import CORE, layouts
 
     problem = load("gpt3-175b-1024-a100").problem
-    chosen = list(layouts(problem))
+    chosen = list(layouts(problem, CORE))
     LongestPaths(StageCosts(problem)).ticks([complete(problem, chosen[0])])  # compiles
     paths = LongestPaths(StageCosts(problem))
     first = seconds(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
     again = best(lambda: paths.ticks([complete(problem, layout) for layout in chosen]))
-    what = f"all {len(chosen):,} plans of gpt3-175b-1024-a100"
+    what = f"the {len(chosen):,} plans of 3-D parallelism of gpt3-175b-1024-a100"
     return [
         Figure("longest path, plans", len(chosen) / again, "plans/s", 20e3, f"{what}, costs and templates kept"),
         Figure("longest path, plans, from nothing", len(chosen) / first, "plans/s", None, f"{what}, all costs built"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulator.brief import brief
 from simulator.rank_correlation import kendall_tau
 from strategies.plan import Plan
 from strategies.search import SearchResult
@@ -61,6 +62,8 @@ class ClosedLoop:
     refit: "Refit"
     best: Plan | None
     interrupted: bool
+
+    __repr__ = brief()
 
     @property
     def fastest(self) -> Plan:

@@ -39,6 +39,7 @@ def cluster_document(cluster: Cluster) -> Data:
         **_nodes(cluster),
         **_conditions(cluster),
         "collectives": [_curve(curve) for curve in cluster.collectives],
+        **({"estimated": list(cluster.estimated)} if cluster.estimated else {}),
     }
 
 

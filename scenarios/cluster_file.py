@@ -10,13 +10,13 @@ from typing import Any
 from scenarios import files
 from scenarios.checking import check
 from scenarios.cluster_document import cluster_document, exact
+from scenarios.cluster_estimates import estimates, stated_efficiency, typical_delays, with_typical_delays
 from scenarios.cluster_schema import (
     AcceleratorTable,
     ClusterTable,
     ConditionsTable,
     HostTable,
     LibraryTable,
-    MatmulTable,
     MixedClusterTable,
     NodeTypeTable,
 )
@@ -30,8 +30,6 @@ from simulator.cluster import FULL_BISECTION, Cluster, Node, Tenant
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
 from simulator.host import Host, Pcie
 from simulator.interconnect.kinds import Graph, Mesh, PcieTree
-from simulator.kernels.attention import AttentionModel
-from simulator.kernels.matmul import MatmulModel
 from simulator.library import Library, Protocol
 
 __all__ = ["FieldError", "cluster_document", "cluster_in", "exact", "load_cluster", "to_cluster", "write_cluster"]
@@ -89,8 +87,8 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
     else:
         hosts = {"hosts_per_node": table.hosts_per_node}
         nodes = [(_node(table, table.devices_per_node, table.nics_per_node, hosts), table.nodes)]
-    curves = tuple(_curves(table))
-    return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves), table)
+    curves, guesses = tuple(_curves(table)), tuple(dict.fromkeys((*table.estimated, *estimates(table))))
+    return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses), table)
 
 
 def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:
@@ -150,10 +148,11 @@ def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: d
     with _at("host"):
         host = _host(table.host)
     with _at("intra_node"):
-        network = to_network(table.intra_node, devices)
+        network = with_typical_delays(table.intra_node, to_network(table.intra_node, devices))
     (field, num_hosts), *_ = hosts.items()
     with _at(field):
-        node = Node(accelerator, host, devices, network, nics, to_link(table.inter_node), num_hosts)
+        nic = typical_delays(table.inter_node, to_link(table.inter_node), inside=False)
+        node = Node(accelerator, host, devices, network, nics, nic, num_hosts)
     if isinstance(network, PcieTree):
         with _at("intra_node", "devices_per_switch"):
             _check_wiring(Cluster("node", ((node, 1),)))
@@ -173,16 +172,13 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
 
         return accelerator(table.preset)
     assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them
+    efficiency = stated_efficiency(table)
     return Accelerator(
         name=table.name,
         peak_flops=tuple(table.peak.items()),
         memory=table.memory,
         memory_bandwidth=table.memory_bandwidth,
-        launch=table.launch,
-        matmul=_matmul(table.matmul),
-        attention=AttentionModel(**table.attention.model_dump()),
-        sustained=table.sustained,
-        kernel_bandwidth=tuple(table.kernel_bandwidth.items()),
+        **efficiency._asdict(),
         kernel_bandwidth_default=table.kernel_bandwidth_default,
         reserved=table.reserved,
         sharded_launch=table.sharded_launch,
@@ -191,12 +187,6 @@ def _accelerator(table: AcceleratorTable) -> Accelerator:
         optimizer_launch=table.optimizer_launch,
         computes_collectives=table.computes_collectives,
     )
-
-
-def _matmul(table: MatmulTable) -> MatmulModel:
-    values = {name: getattr(table, name) for name in MatmulTable.model_fields}
-    sharpness = math.inf if table.sharpness is None else table.sharpness
-    return MatmulModel(**values | {"sharpness": sharpness, "fractions": tuple(table.fractions.items())})
 
 
 def _host(table: HostTable) -> Host:

@@ -92,9 +92,16 @@ class AttentionTable(Table):
 
 
 class AcceleratorTable(Table):
-    """A device: a ``preset`` of the catalogue, or written out."""
+    """A device: a ``preset`` of the catalogue, or written out.
+
+    Figures of efficiency that are left out are those of the accelerator that ``like`` names, or the medians of those
+    that the catalogue has timed.
+    """
 
     preset: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = None
+    like: Annotated[str, OneOf(_accelerator_names, "accelerators")] | None = Field(
+        default=None, description="An accelerator of the catalogue whose efficiencies hold where none are stated."
+    )
     name: Text | None = None
     peak: Annotated[dict[DtypeName, ComputeRate], Field(min_length=1)] | None = None
     memory: Size | None = None
@@ -213,6 +220,10 @@ class ConditionsTable(Table):
     library: LibraryTable | None = Field(default=None, description="Default: nothing of the links is lost.")
 
 
+Estimates = Annotated[list[Text], Field(max_length=3 * MAX_NODE_TYPES)]
+_ESTIMATED = "Which figures were not measured and where they come from, as the program writes it."
+
+
 class ClusterTable(ConditionsTable):
     """A cluster of equal nodes, written out."""
 
@@ -226,6 +237,7 @@ class ClusterTable(ConditionsTable):
     intra_node: NodeNetworkTable
     inter_node: LinkTable
     collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
+    estimated: Estimates = Field(default=[], description=_ESTIMATED)
 
 
 class NodeTypeTable(Table):
@@ -247,6 +259,7 @@ class MixedClusterTable(ConditionsTable):
     name: Text
     node_types: Annotated[list[NodeTypeTable], Field(min_length=1, max_length=MAX_NODE_TYPES)]
     collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
+    estimated: Estimates = Field(default=[], description=_ESTIMATED)
 
 
 def _layout(value: Any) -> str:

@@ -1,12 +1,14 @@
 """Why a plan: what `meshwise explain` says, section by section, as JSON-ready data."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from time import process_time
 from typing import Any
 
-from scenarios.nothing_fits import Nothing, nothing_fits, shortfall_document
-from scenarios.prediction_interval import category, uncertainty
+from scenarios.nothing_fits import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
+from scenarios.prediction_interval import uncertainty_of
 from scenarios.question import Question
-from scenarios.scenario import Scenario, layout_of
+from scenarios.scenario import Scenario
 from simulator.engine import simulate
 from simulator.units import format_size
 from strategies.cost_model import SimulatedCost
@@ -16,7 +18,7 @@ from strategies.explanation.device_time import device_time, difference
 from strategies.explanation.guidelines import recommendations
 from strategies.explanation.machine_part import MachinePart, machine_parts
 from strategies.explanation.pareto_front import Tradeoff, device_front, memory_front
-from strategies.explanation.ranking import Seen, fits, ranking
+from strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking
 from strategies.explanation.replan import Change, replan
 from strategies.explanation.robust import prospect
 from strategies.explanation.runner_up import Alternative, alternatives, runner_up
@@ -27,6 +29,9 @@ from strategies.explanation.why_not import WhyNot, why_not
 from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
+from strategies.search.best_first import BestFirst
+from strategies.search.driver import OutOfTime, search
 from strategies.violation import Violation
 
 Section = tuple[str, Any]
@@ -47,7 +52,7 @@ def explanation(
     Parameters
     ----------
     seconds
-        How many are left for what takes long: fewer devices, lost devices.
+        How many are left.
     tell
         Called with what is being done.
 
@@ -55,6 +60,8 @@ def explanation(
     ------
     Nothing
         Where nothing fits, or the plan does not.
+    OutOfTime
+        Where no seconds are left, after what is known has been yielded.
     """
     yield from _Explanation(value, question, seconds, tell).sections(plan)
 
@@ -67,21 +74,22 @@ class _Explanation:
     ) -> None:
         self.value, self.problem, self.question = value, value.problem, question
         self.seconds, self.tell = seconds, tell
-        self.space = value.search_settings.make_space()
-        self.uncertainty: Uncertainty = uncertainty(category(self.problem.cluster, value.assumptions))
+        self.space = value.with_starts(value.make_space())
+        self.uncertainty: Uncertainty = uncertainty_of(self.problem, value.assumptions)
 
     def sections(self, plan: Plan | None) -> Iterator[Section]:
         if plan is not None:
             self._check_fits(plan)
-        self.tell("looking at all plans of the space")
-        self.ranking = ranking(self.problem, self.space, seen=_counting(self.tell))
+        self.tell("looking at plans of the space")
+        self.ranking = self._ranked(*([] if plan is None else [plan]))
         self.tell("the fastest plan")
         best = self.ranking.fastest(fits)
         trial = (best or self._own()) if plan is None else self._evaluated(plan)
         if trial is None:
-            raise Nothing(nothing_fits(self.problem, [each.layout for each in self._least()]))
+            trial = best = self._searched()
         layout = self._layout(trial)
-        yield "plan", self._trial(trial) | {"document": trial.plan.to_json(), "plans": len(self.ranking.candidates)}
+        among = asdict(self.ranking.among)
+        yield "plan", self._trial(trial) | {"document": trial.plan.to_json(), "among": among}
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
@@ -90,7 +98,7 @@ class _Explanation:
             yield "best", self._compared(trial, best)
         if self.question.asked:
             self.tell("plans that have what is asked for")
-            found = why_not(self.ranking, trial, layout, self.question.asked)
+            found = why_not(self.ranking, trial, layout, self.question.asked, self.space)
             yield "why_not", self._why_not(found)
         if self.question.lost:
             self.tell("plans for the devices that are left")
@@ -111,31 +119,62 @@ class _Explanation:
         self.tell("what each decision is worth")
         second = runner_up(self.ranking, trial, layout)
         yield "runner_up", self._alternative(second) if second else None
-        others = {each.decision: each for each in alternatives(self.ranking, trial, layout)}
-        yield "decisions", [self._alternative(each) for each in others.values()]
+        others: dict[str, Alternative] = {}
+        yield from self._partly("decisions", self._decisions(trial, layout, others))
         timeline = simulate(lower(self.problem, trial.plan))
         found = recommendations(self.problem, trial.plan, timeline, others)
         yield "recommendation", [{name: getattr(each, name) for name in each.__slots__} for each in found]
         self.tell("less memory")
-        yield "memory_front", [self._tradeoff(each) for each in memory_front(self.ranking, trial)]
+        yield from self._partly("memory_front", map(self._tradeoff, memory_front(self.ranking, trial)))
         if best is not None and trial.plan == best.plan:
-            yield "sensitivity", list(self._sensitivities(trial, parts))
+            yield from self._partly("sensitivity", self._sensitivities(trial, parts))
         if len(self.problem.cluster.nodes) == 1 and self.problem.cluster.num_nodes > 1:
-            yield "device_front", list(self._devices(trial))
+            yield from self._partly("device_front", self._devices(trial))
+
+    def _partly(self, name: str, rows: Iterator[dict[str, Any]]) -> Iterator[Section]:
+        """Yield a section of rows, also of those that there was time for."""
+        known: list[dict[str, Any]] = []
+        try:
+            for row in rows:
+                known.append(row)
+        except (OutOfTime, KeyboardInterrupt):
+            yield name, known
+            raise
+        yield name, known
+
+    def _ranked(self, *plans: Plan) -> SpaceRanking:
+        around = [layout_of(self.problem, plan) for plan in plans]
+        return ranking(self.problem, self.space, around, seconds=self.seconds, seen=_counting(self.tell))
+
+    def _searched(self) -> Trial:
+        """Return the fastest plan where none of those fits that were looked at, and rank those near it."""
+        if self.ranking.whole:
+            raise self._nothing()
+        self.tell("looking for a plan that fits")
+        found = search(BestFirst(), self.problem, self.space, seconds=self.seconds(), clock=process_time)
+        if nothing_is_known_to_fit(found):
+            raise self._nothing()
+        if found.best is None:
+            raise OutOfTime
+        self.ranking = self._ranked(found.best.plan)
+        best = self.ranking.fastest(fits)
+        assert best is not None  # that which was found fits
+        return best
+
+    def _nothing(self) -> Nothing:
+        self.tell("what would make a plan fit")
+        least = sorted(self.ranking.candidates, key=lambda each: each.peak)
+        return Nothing(nothing_fits(self.problem, [each.layout for each in least], self.space.accepts, self.seconds))
 
     def _check_fits(self, plan: Plan) -> None:
         if not SimulatedCost(self.problem).fits(plan):
             self.tell("what would make it fit")
-            raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)]))
+            raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)], left=self.seconds))
 
     def _own(self) -> Trial | None:
         """Return the scenario's own plan where it fits, which may be outside the space."""
         own = self.value.plan
         return self._evaluated(own) if own is not None and SimulatedCost(self.problem).fits(own) else None
-
-    def _least(self) -> list[Any]:
-        self.tell("what would make a plan fit")
-        return sorted(self.ranking.candidates, key=lambda each: each.peak)
 
     def _evaluated(self, plan: Plan) -> Trial:
         return Trial(plan, SimulatedCost(self.problem).evaluate(plan), 0.0)
@@ -156,6 +195,7 @@ class _Explanation:
             "step_time_interval": [low, high],
             "peak_memory": at.peak_memory,
             "memory_capacity": self.problem.cluster.accelerator.memory,
+            "memory_usable": self.problem.usable(self.problem.cluster.accelerator),
             "fits": at.fits,
             "out_of_memory": found.out_of_memory,
         }
@@ -169,10 +209,18 @@ class _Explanation:
     def _alternative(self, found: Alternative) -> dict[str, Any]:
         return self._trial(found.trial) | {"decision": found.decision, "margin": found.margin}
 
+    def _decisions(self, trial: Trial, layout: Layout, others: dict[str, Alternative]) -> Iterator[dict[str, Any]]:
+        """Yield what each decision is worth, and put it into ``others``."""
+        for each in alternatives(self.ranking, trial, layout):
+            others[each.decision] = each
+            yield self._alternative(each)
+
     def _why_not(self, found: WhyNot) -> dict[str, Any]:
         return {
             "asked": {name: _plain(value) for name, value in found.asked},
             "legal_plans": found.legal,
+            "all_legal_plans": found.whole,
+            "outside_space": found.outside,
             "broken_rules": [_rule(each) for each in found.broken],
             "lacking": shortfall_document(found.lacking) if found.lacking else None,
             "plan": self._trial(found.trial) if found.trial else None,
@@ -244,9 +292,10 @@ class _Explanation:
 
     def _devices(self, trial: Trial) -> Iterator[dict[str, Any]]:
         self.tell("fewer devices")
-        for devices, found in device_front(self.problem, self.space, trial, self.seconds):
+        for devices, found, among in device_front(self.problem, self.space, trial, self.seconds):
+            told = self._tradeoff(found) if found else {"devices": devices, "fits": False}
+            yield told | {"among": asdict(among) if among else None}
             self.tell(f"fewer devices than {devices}")
-            yield self._tradeoff(found) if found else {"devices": devices, "fits": False}
 
     def _replan(self, trial: Trial, layout: Layout) -> dict[str, Any]:
         found = replan(self.problem, self.space, trial.plan, layout, self.question.lost, self.seconds)
@@ -258,6 +307,7 @@ class _Explanation:
             "break_even_steps": found.break_even,
             "sizes": list(found.sizes),
             "proven": found.proven,
+            "whole": found.whole,
         }
 
 
@@ -287,4 +337,4 @@ def _plain(value: Any) -> Any:
 
 
 def _counting(tell: Callable[[str], None]) -> Seen:
-    return lambda count: tell(f"looking at all plans of the space: {count}")
+    return lambda count: tell(f"looking at plans of the space: {count}")

@@ -71,14 +71,22 @@ class OneOf:
         return {"type": "string", "enum": list(self.names())}
 
 
+MOST_NEAR = 3
+"""Names that are told where several hold what was written."""
+
+
 def nearest(value: str, names: Iterable[str]) -> str:
-    """Return ``"; nearest: NAME"`` for the most similar of ``names``, or nothing where none is.
+    """Return ``"; nearest: NAME"`` for ``names`` that hold what was written, else for the most similar one, if any is.
 
     >>> nearest("tensr", ["data", "tensor"])
     '; nearest: tensor'
+    >>> nearest("h100", ["v100", "eos-h100", "dgx-h100"])
+    '; nearest: dgx-h100, eos-h100'
     """
-    close = get_close_matches(value, list(names), n=1, cutoff=0.5)
-    return f"; nearest: {close[0]}" if close else ""
+    known = list(names)
+    holding = sorted((name for name in known if value and value.lower() in name.lower()), key=lambda n: (len(n), n))
+    close = holding[:MOST_NEAR] or get_close_matches(value, known, n=1, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from scenarios.errors import ScenarioError
 from scenarios.fields import nearest
 from scenarios.graph_schema import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
 from scenarios.reader import MAX_FAULTS, Document, FieldPath, read
+from simulator.brief import brief
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
@@ -33,6 +34,8 @@ class GraphModel:
 
     operators: OperatorGraph
     dtype: str
+
+    __repr__ = brief()
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from scenarios.interruption import Interruption, interrupt, whole_run
 from scenarios.loader import load
 from scenarios.scenario import Scenario
+from simulator.brief import in_full
 from strategies.plan import Plan
 
 PLAN, JOURNAL = "plan.json", "journal.jsonl"
@@ -136,7 +137,7 @@ def searched(command: Command, folder: Path, whole: Path) -> Iterator[str]:
     scenario = load(command.arguments[1])
     if plan_file.exists():
         plan = Plan.from_json(json.loads(plan_file.read_bytes()))
-        if scenario.simulate(plan).step_time != times.get(sha256(repr(plan).encode()).hexdigest()):
+        if scenario.simulate(plan).step_time != times.get(sha256(in_full(plan).encode()).hexdigest()):
             yield "the plan does not simulate to the time in the journal"
     if journal.exists():
         yield from _resumed(command, scenario, journal, whole)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import log
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -18,8 +19,12 @@ from scenarios.commands.output import note, table
 from scenarios.conformal import Residual, half_widths, left_out
 from scenarios.exit_codes import BAD_INPUT
 from scenarios.files import write
-from scenarios.prediction_interval import around, category
+from scenarios.prediction_interval import RISK, Category, around, category, uncertainty
 from scenarios.scenario import Scenario
+from strategies.framework import UNKNOWN
+
+CALIBRATES = "LLaMA-13B"
+"""The model of which runs under unknown conventions fit how far their memory may be off; others test it."""
 
 COVERAGE = 0.9
 """Of runs that an interval is to hold."""
@@ -134,7 +139,46 @@ def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
             "largest": round(max(ratios).size, 4),
         }
         | _rows(ratios),
+        "unknown_framework": unknown_memory(predictions),
     }
+
+
+def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
+    """Return how far predicted peaks may be off where the framework's conventions are not known.
+
+    No such publisher prints peaks: what ran and what ran out of memory says it. Fitted is the least half width with
+    which, of the runs of `CALIBRATES` that are said to fit, a fraction ``risk`` at most ran out; other models of the
+    same publisher are left to test it.
+    """
+    rows = [
+        (_room(row), row.run.status == "oom")
+        for row in predictions
+        if row.peak_memory
+        and row.run.scenario is not None
+        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and CALIBRATES in row.run.group
+    ]
+    if not rows:
+        return {}
+
+    def ran_out(margin: float) -> float:
+        said = [oom for room, oom in rows if room >= margin]
+        return sum(said) / len(said) if said else 0.0
+
+    margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if ran_out(room) <= risk)
+    low, high = 0.0, 2.0
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        wide = replace(uncertainty(Category.STATED), peak_memory=middle).memory_margin(risk)
+        low, high = (low, middle) if wide >= margin else (middle, high)
+    return {"half_width": round(high, 4), "rows": len(rows), "sources": {CALIBRATES: len(rows)}}
+
+
+def _room(row: Prediction) -> float:
+    """Return the memory of the smallest device of a run over its predicted peak, without what is taken before it."""
+    assert row.run.scenario is not None and row.peak_memory is not None
+    device = min(row.run.scenario.problem.cluster.accelerators, key=lambda each: each.memory)
+    return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
 
 
 def _rows(found: Sequence[Residual]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +17,9 @@ from scenarios.magnitudes import unusual
 from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.named_file import referenced
 from scenarios.pins import to_pins
+from scenarios.prediction_interval import with_margin
 from scenarios.reader import Document, FieldPath, content_of, read
-from scenarios.scenario import Measured, Scenario, SearchSettings, layout_of
+from scenarios.scenario import Measured, Scenario, SearchSettings
 from scenarios.schedule_file import with_schedule
 from scenarios.schema import (
     MAX_ACTIONS,
@@ -42,6 +44,7 @@ from strategies.layout_rules import violations
 from strategies.operators.rules import cuts_operators, operator_violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
 from strategies.problem import Problem
 from strategies.recomputation import recomputation
 from strategies.schedule import SCHEDULES
@@ -65,7 +68,7 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
         A YAML or JSON file, or a library name such as ``gpt3-175b-1024-a100``.
     plan
         A plan file that replaces the scenario's own plan; ``TARGET:FILE`` for a file of another trainer, as
-        ``meshwise export --to TARGET`` writes it.
+        ``meshwise export --to TARGET`` writes it, whose conventions then price it where the scenario names none.
 
     Raises
     ------
@@ -77,7 +80,7 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
         document, facts = target.plan(content_of(file), file)
         result = scenario_in(read(find(path)), document)
         target.check(facts, result, file)
-        return result
+        return replace(result, problem=result.priced_for(target.name))
     return scenario_in(read(find(path)), read(plan) if plan is not None else None)
 
 
@@ -116,9 +119,22 @@ def scenario_in(document: Document, plan_document: Document | None = None) -> Sc
     measured = Measured(table.measured.step_time, table.measured.source) if table.measured else None
     name = table.name or Path(document.file).stem
     warnings = (*unusual(table, document), *_of_cluster_file(table.cluster, document))
-    lines = assumptions(table, spec, plan_table, problem.cluster)
-    lines += tuple(f"{fault.field} {fault.message}" for fault in warnings)
-    return Scenario(name, document.file, problem, spec, plan, search, measured, lines, _run(table.run), warnings)
+    lines = (*problem.cluster.estimated, *(f"{fault.field} {fault.message}" for fault in warnings))
+    lines += assumptions(table, spec, plan_table, problem.cluster)
+    framework = table.training.framework if "framework" in table.training.model_fields_set else None
+    return Scenario(
+        name,
+        document.file,
+        problem,
+        spec,
+        plan,
+        search,
+        measured,
+        lines,
+        _run(table.run),
+        warnings,
+        framework,
+    )
 
 
 def _of_cluster_file(table: Any, document: Document) -> tuple[Fault, ...]:
@@ -238,7 +254,7 @@ def _problem(spec: Model, training: Training, cluster: Cluster, document: Docume
         message = f"sequence is {graph.sequence} for samples of {spec.name}, met {training.sequence}"
         faults.append(document.fault(("training", "sequence"), f"{message}; nearest: {graph.sequence}"))
         return None
-    return Problem(graph, cluster, training)
+    return with_margin(Problem(graph, cluster, training))
 
 
 def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
@@ -334,7 +350,7 @@ def _not_of_this_problem(name: str, expected: Any, met: Any) -> str:
 def _search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
     if table is None:
         return SearchSettings() if "search" not in _keys(document) else None
-    limits = {"wide": True} if isinstance(table.space, str) else dict(table.space)
+    limits = {table.space: True} if isinstance(table.space, str) else dict(table.space)
     space = tuple(
         (name, tuple(value) if isinstance(value, list) else value)
         for name, value in limits.items()

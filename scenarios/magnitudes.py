@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from scenarios.cluster_schema import AcceleratorTable, ClusterTable, HostTable, NodeTypeTable
+from scenarios.cluster_schema import AcceleratorTable, ClusterTable, HostTable, MixedClusterTable, NodeTypeTable
 from scenarios.errors import Fault
 from scenarios.fabric_schema import LinkTable
+from scenarios.mistyped_units import Slip, mistyped_units
 from scenarios.model_schema import TransformerTable
 from scenarios.reader import Document, FieldPath
 from scenarios.schema import FileCluster, MeasuredTable, PresetCluster, ScenarioTable, TrainingTable
@@ -57,7 +58,9 @@ _LONGEST_STEP = 1e9
 
 def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple[Fault, ...]:
     """Return a remark for each figure of a table, at ``path`` of a document, that is far from what is usual."""
-    found = list(_unusual(table, document, path))
+    slips = {path: document.fault(path, message) for path, message in _slips(table, path)}
+    found = [fault for fault in _unusual(table, document, path) if fault.field not in {f.field for f in slips.values()}]
+    found += slips.values()
     if isinstance(table, ScenarioTable):
         tokens = table.training.global_batch * table.training.sequence
         if tokens > _LONGEST_STEP:
@@ -66,6 +69,14 @@ def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple
             )
             found.append(document.fault(("training", "global_batch"), message))
     return tuple(found)
+
+
+def _slips(table: BaseModel, path: FieldPath) -> Iterator[Slip]:
+    """Yield the figures of a cluster, or of that of a scenario, that only a mistyped unit explains."""
+    if isinstance(table, ScenarioTable):
+        table, path = table.cluster, (*path, "cluster")
+    if isinstance(table, ClusterTable | MixedClusterTable):
+        yield from mistyped_units(table, path)
 
 
 def _unusual(table: BaseModel, document: Document, path: FieldPath) -> Iterator[Fault]:

@@ -2,28 +2,21 @@
 
 from dataclasses import replace
 
-from scenarios.scenario import layout_of
-from scenarios.simulation import Simulation
-from simulator.program import Category
-from simulator.units import format_size
+from scenarios.nothing_fits import lacking_in_words
 from strategies.completion import complete
+from strategies.explanation.shortfall import shortfall
 from strategies.layout import Layout
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
 from strategies.problem import Problem
 
 MAX_CHECKED = 400
 """Plans whose memory is looked at before giving up."""
 
 
-def reason(result: Simulation) -> str:
-    """Return which stage needs how much memory for what, and what there is."""
-    worst = max(result.memory, key=lambda row: row.peak)
-    stages = ", ".join(str(stage) for stage in worst.stages)
-    parts = ", ".join(f"{category} {format_size(getattr(worst, category))}" for category in Category)
-    return (
-        f"the plan does not fit: stage {stages} needs {format_size(worst.peak)}, "
-        f"a device has {format_size(result.memory_capacity)} ({parts})"
-    )
+def reason(problem: Problem, plan: Plan) -> str:
+    """Return which stage or host needs how much memory for what, and what there is."""
+    return f"the plan does not fit: {lacking_in_words(shortfall(problem, plan))}"
 
 
 def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:

@@ -1,15 +1,25 @@
-"""Nothing fits: the device that lacks most, what fills it, and the cheapest changes that make a plan fit."""
+"""Nothing fits: the device or host that lacks most, what fills it, and the cheapest changes that make a plan fit."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
+from scenarios.prediction_interval import RISK, caches_blocks, with_margin
 from scenarios.scenario import Scenario
 from simulator.units import format_size
 from strategies.completion import complete
-from strategies.explanation.ranking import ranking
+from strategies.cost_model import SimulatedCost
+from strategies.explanation.ranking import ranking, unlimited
 from strategies.explanation.relief import Relief, reliefs
 from strategies.explanation.shortfall import Shortfall, shortfall
 from strategies.layout import Layout
+from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.acceptance import Accepts
+from strategies.search.driver import FINISHED, OutOfTime, SearchResult
+
+EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
 
 
 class Nothing(Exception):
@@ -20,46 +30,106 @@ class Nothing(Exception):
         self.document = document
 
 
-def nothing_fits_in(value: Scenario) -> dict[str, Any]:
-    """Return why no layout of a scenario's space fits, and the cheapest changes that make one fit."""
-    found = ranking(value.problem, value.search_settings.make_space())
-    candidates = sorted(found.candidates, key=lambda each: each.peak)
-    return nothing_fits(value.problem, [each.layout for each in candidates])
+GRACE = 2.0
+"""Seconds in which what follows a search is worked out when its time is up."""
+
+Left = Callable[[], float]
+"""How many seconds are left."""
 
 
-def nothing_fits(problem: Problem, tried: list[Layout]) -> dict[str, Any]:
-    """Return why none of some layouts fits, the least first, and the cheapest changes that make one fit."""
+def seconds_left(seconds: float | None, clock: Callable[[], float] = perf_counter) -> Left:
+    """Return how many of some ``seconds`` from now on are left, and `GRACE`; infinitely many of ``None``."""
+    if seconds is None:
+        return unlimited
+    end = clock() + seconds + GRACE
+    return lambda: end - clock()
+
+
+def nothing_is_known_to_fit(result: SearchResult) -> bool:
+    """Return whether a search found nothing because nothing fits: not for lack of time, evaluations or luck.
+
+    It is known where there are no plans, and where the algorithm has proven of all plans that none fits.
+    """
+    if result.best is not None or result.end != FINISHED:
+        return False
+    return result.nearest is None or (result.nothing_fits and not result.nearest.evaluation.fits)
+
+
+def nothing_fits_in(value: Scenario, left: Left = unlimited) -> dict[str, Any]:
+    """Return why no layout of a scenario's space fits, and the cheapest changes that make one fit.
+
+    Of a large space known plans and those near them are tried. Where no seconds are ``left``, nothing is said of
+    changes.
+    """
+    space = value.with_starts(value.make_space())
+    try:
+        found = ranking(value.problem, space, seconds=left)
+    except OutOfTime:
+        return {"reason": "nothing fits", "lacking": None, "plan": None, "changes": []}
+    candidates = sorted((each for each in found.candidates if not each.fits), key=lambda each: each.peak)
+    return nothing_fits(value.problem, [each.layout for each in candidates], space.accepts, left)
+
+
+def nothing_fits(
+    problem: Problem, tried: list[Layout], accepts: Accepts | None = None, left: Left = unlimited
+) -> dict[str, Any]:
+    """Return why none of some layouts fits, the least first, and the cheapest changes that make one fit.
+
+    Where no seconds are ``left``, of those changes that were looked at.
+    """
     if not tried:
-        reason = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
-        return {"reason": reason, "lacking": None, "plan": None, "changes": []}
+        return {"reason": EMPTY_SPACE, "lacking": None, "plan": None, "changes": []}
     plan = complete(problem, tried[0])
     lacking = shortfall(problem, plan)
-    changes = reliefs(problem, tried)
+    changes = reliefs(problem, tried, accepts=accepts, seconds=left)
     return {
-        "reason": f"nothing fits: {plan.describe()}: {lacking_in_words(lacking)}",
+        "reason": f"nothing fits: {plan.describe()}: {lacking_in_words(lacking)}{_with_pages(problem, plan)}",
         "plan": plan.describe(),
         "lacking": shortfall_document(lacking),
         "changes": [_relief(each) for each in changes],
     }
 
 
+def _with_pages(problem: Problem, plan: Plan) -> str:
+    """Return that a plan fits where torch's allocator grows segments page by page, if it does then alone."""
+    if problem.memory_margin == 1.0 or not caches_blocks(problem.training, problem.cluster):
+        return ""
+    pages = with_margin(replace(problem, training=replace(problem.training, expandable_segments=True)))
+    return "; with training.expandable_segments: true it fits" if SimulatedCost(pages).evaluate(plan).fits else ""
+
+
 def lacking_in_words(found: Shortfall) -> str:
-    """Return in one line which device lacks how much, for what, and when."""
+    """Return in one line which device or host lacks how much, for what, and when."""
     stages = ", ".join(map(str, found.stages))
     held = ", ".join(f"{name} {format_size(size)}" for name, size in found.held if size)
     lacks = format_size(found.lacks)
+    if found.host:
+        return (
+            f"{found.host} keeps {format_size(found.needs)} of stage {stages}, it has {format_size(found.has)}, "
+            f"{lacks} too little ({held})"
+        )
     return (
-        f"stage {stages} needs {format_size(found.needs)}, a device has {format_size(found.has)}, {lacks} too little "
-        f"({held}; at {found.time:.3g} s, {found.during})"
+        f"stage {stages} needs {format_size(found.needs)}, {room_in_words(found.has, found.reported)}, "
+        f"{lacks} too little ({held}; at {found.time:.3g} s, {found.during})"
     )
 
 
+def room_in_words(usable: float, reported: float) -> str:
+    """Return what a device has in bytes, and how much of it is usable where that is less."""
+    if usable == reported:
+        return f"a device has {format_size(reported)}"
+    has = f"usable are {format_size(usable)} of the {format_size(reported)} that the framework reports"
+    return f"{has} (risk {RISK:.0%})".replace("%", " %")
+
+
 def shortfall_document(found: Shortfall) -> dict[str, Any]:
-    """Return what a device lacks as JSON-ready data."""
+    """Return what a device or host lacks as JSON-ready data; ``host`` is empty for a device."""
     return {
+        "host": found.host,
         "stages": list(found.stages),
         "needs": found.needs,
         "has": found.has,
+        "reported": found.reported,
         "lacks": found.lacks,
         "held": dict(found.held),
         "time": found.time,

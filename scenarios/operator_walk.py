@@ -265,8 +265,8 @@ class Walk:
         yield from _prose(
             "Tensor parallelism moves activations, data parallelism gradients: `frontier` changes from one to the",
             "other as the batch grows (no shardings are left where all is data parallel). With less memory on each",
-            "device microbatches become smaller, and in the end parameters are kept cut, as ZeRO keeps them, operator",
-            "by operator:",
+            "device microbatches become smaller, parameters are kept cut, as ZeRO 3 keeps them, and operators are cut",
+            "in the end, so that a device has a part of each:",
         )
         head = ("batch", "memory of a device", "mesh", "shardings", "simulated step", "peak memory")
         whole = self.problem.cluster.accelerator.memory

@@ -5,6 +5,7 @@ The half widths are in ``prediction_intervals.json``, which `scenarios.interval_
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,9 @@ from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import timed_products
 from simulator.cluster import Cluster
 from strategies.explanation.uncertainty import Uncertainty
+from strategies.framework import UNKNOWN
+from strategies.problem import Problem
+from strategies.training import Training
 
 FIGURES = "prediction_intervals.json"
 
@@ -51,25 +55,62 @@ def peak_memory_interval(peak: float) -> Interval:
     return around(peak, _figures()["peak_memory"]["half_width"])
 
 
-def with_margin(peak: float, reserved: float) -> float:
-    """Return the bytes that a device with a predicted peak needs at the most.
+RISK = 0.05
+"""The probability of lacking memory up to which a plan is said to fit."""
 
-    A caching allocator reserves more than it gives to tensors, for it keeps blocks of sizes that do not return. The
-    margin is the largest ratio of the two among measured runs; ``reserved`` bytes, which the framework takes before
-    the first tensor, are not part of it.
+
+@lru_cache(maxsize=8)
+def memory_margin(risk: float, *, caching: bool, known: bool = True) -> float:
+    """Return the bytes that a device needs for a predicted one, so that it lacks memory with probability ``risk``.
+
+    Where a ``caching`` allocator keeps blocks of sizes that do not return, it reserves more than tensors have; where
+    the framework's conventions are not ``known``, peaks are further off.
     """
-    return float(reserved + (peak - reserved) * _figures()["reserved_over_allocated"]["largest"])
+    return uncertainty(Category.STATED, caching=caching, known=known).memory_margin(risk)
 
 
-def uncertainty(of: Category) -> Uncertainty:
-    """Return how far predictions of a category of runs may be off."""
+def caches_blocks(training: Training, cluster: Cluster) -> bool:
+    """Return whether an allocator keeps blocks beside tensors: not XLA's plan of memory, nor pages, nor a CPU."""
+    blocks = training.framework != "xla" and not training.expandable_segments
+    return blocks and not any(device.computes_collectives for device in cluster.accelerators)
+
+
+def knows_conventions(training: Training) -> bool:
+    """Return whether it is known what the framework keeps beside what autograd does."""
+    return training.framework != UNKNOWN.name
+
+
+def with_margin(problem: Problem, risk: float = RISK) -> Problem:
+    """Return a problem in which a plan fits that lacks memory with probability ``risk`` at most."""
+    caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
+    margin = memory_margin(risk, caching=caching, known=known)
+    return replace(problem, memory_margin=max(1.0, margin))  # what is predicted has to fit whatever the risk
+
+
+def out_of_memory_of(problem: Problem, peak: float) -> float:
+    """Return the probability that the smallest device of a problem lacks memory for a predicted peak in bytes."""
+    return uncertainty_of(problem).lacks_memory(problem.cluster, peak)
+
+
+def uncertainty_of(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
+    """Return how far predictions of a problem may be off that rests on ``assumptions``."""
+    of = category(problem.cluster, assumptions)
+    caching, known = caches_blocks(problem.training, problem.cluster), knows_conventions(problem.training)
+    return uncertainty(of, caching=caching, known=known)
+
+
+def uncertainty(of: Category, *, caching: bool = True, known: bool = True) -> Uncertainty:
+    """Return how far predictions of a category of runs may be off, with a ``caching`` allocator or without.
+
+    ``known`` says whether the framework's conventions are.
+    """
     figures = _figures()
     widths = {name: fit["half_width"] for name, fit in figures["step_time"].items()}
-    ratios = figures["reserved_over_allocated"]
+    ratios = figures["reserved_over_allocated"] if caching else {"least": 1.0, "median": 1.0, "largest": 1.0}
     return Uncertainty(
         coverage=figures["coverage"],
         step_time=half_width(widths, of),
-        peak_memory=figures["peak_memory"]["half_width"],
+        peak_memory=figures["peak_memory" if known else "unknown_framework"]["half_width"],
         reserved=(ratios["least"], ratios["median"], ratios["largest"]),
     )
 

@@ -15,6 +15,7 @@ from scenarios.rows.row import Row
 from scenarios.rows.scenario import scenario_of
 from scenarios.scenario import Scenario
 from simulator import strict_json
+from simulator.brief import brief
 from simulator.plain_text import escaped
 
 __all__ = ["GIB", "Run", "read_runs", "run_of"]
@@ -50,6 +51,8 @@ class Run:
     assumed: tuple[str, ...] = ()
     with_context: bool = False
     reserved_memory: float | None = None
+
+    __repr__ = brief()
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:

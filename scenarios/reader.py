@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from scenarios.errors import SHOWN, Fault, ScenarioError, shown
+from simulator.brief import brief
 from simulator.plain_text import unsafe_character
 
 MAX_BYTES = 4 * 2**20
@@ -50,6 +51,8 @@ class Document:
     file: str
     data: Data
     places: dict[FieldPath, tuple[int, int]] = field(default_factory=dict)
+
+    __repr__ = brief("file")
 
     def fault(self, path: FieldPath, message: str) -> Fault:
         """Return a fault at ``path``, or at the nearest enclosing field that the file has."""

@@ -32,7 +32,10 @@ PAGES = (
             ("scenarios.library", ALL),
             ("scenarios.cluster_file", ("load_cluster", "write_cluster")),
             ("scenarios.graph_file", ("load_graph", "dump_graph")),
-            ("scenarios.prediction_interval", ("step_time_interval", "peak_memory_interval", "with_margin")),
+            (
+                "scenarios.prediction_interval",
+                ("step_time_interval", "peak_memory_interval", "memory_margin"),
+            ),
         ),
     ),
     Page(

@@ -1,13 +1,17 @@
 """The plan that is best at a quantile of what a run may take, not only as predicted."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.prediction_interval import category, uncertainty
+from scenarios.prediction_interval import uncertainty_of, with_margin
 from scenarios.scenario import Scenario
-from strategies.explanation.ranking import ranking
+from simulator.brief import brief
+from strategies.explanation.ranking import Among, ranking, unlimited
 from strategies.explanation.robust import Prospect, prospects
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
+from strategies.search.driver import OutOfTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,12 @@ class RobustChoice:
     most: float
     best: Prospect | None
     ranked: tuple[Prospect, ...]
+    among: Among | None
+    """Which plans were compared; ``None`` where there was no time to list them."""
+    finished: bool
+    """Whether there was time to compare them all."""
+
+    __repr__ = brief()
 
     @property
     def plan(self) -> Plan | None:
@@ -31,6 +41,8 @@ class RobustChoice:
             "most_out_of_memory": self.most,
             "best": prospect_document(self.best) if self.best else None,
             "ranked": [prospect_document(each) for each in self.ranked],
+            "among": asdict(self.among) if self.among else None,
+            "finished": self.finished,
         }
 
 
@@ -42,13 +54,39 @@ def check_robust(quantile: float | None, most: float) -> None:
         raise ValueError(f"--out-of-memory: a probability lies in [0, 1], met {most:g}; nearest: 0.05")
 
 
-def robust_choice(value: Scenario, quantile: float, most: float) -> RobustChoice:
-    """Return the layout of a scenario's space whose step time is least at a quantile, and those that were compared."""
-    ranked = ranking(value.problem, value.search_settings.make_space())
-    doubt = uncertainty(category(value.problem.cluster, value.assumptions))
-    found = tuple(prospects(ranked, doubt, quantile, most))
-    allowed = [each for each in found if each.allowed]
-    return RobustChoice(quantile, most, min(allowed, key=lambda each: each.quantile, default=None), found)
+def robust_choice(
+    value: Scenario,
+    quantile: float,
+    most: float,
+    left: Callable[[], float] = unlimited,
+    plan: Plan | None = None,
+) -> RobustChoice:
+    """Return the layout of a scenario's space whose step time is least at a quantile, and those that were compared.
+
+    Of a large space are compared known plans, ``plan`` and those near the best. Where no seconds are ``left``, those
+    that were looked at.
+    """
+    doubt = uncertainty_of(value.problem, value.assumptions)
+    around = () if plan is None else (layout_of(value.problem, plan),)
+    found: list[Prospect] = []
+    among = None
+    try:
+        ranked = ranking(with_margin(value.problem, most), value.with_starts(value.make_space()), around, seconds=left)
+        while True:
+            among = ranked.among
+            compared = list[Prospect]()
+            for each in prospects(ranked, doubt, quantile, most):
+                compared.append(each)
+                found = max(found, compared, key=len)
+            found, best = compared, _best(compared)
+            if best is None or not ranked.surround(layout_of(value.problem, best.trial.plan)):
+                return RobustChoice(quantile, most, best, tuple(found), among, finished=True)
+    except OutOfTime:
+        return RobustChoice(quantile, most, _best(found), tuple(found), among, finished=False)
+
+
+def _best(found: list[Prospect]) -> Prospect | None:
+    return min((each for each in found if each.allowed), key=lambda each: each.quantile, default=None)
 
 
 def prospect_document(found: Prospect) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 """A scenario as a value: what to simulate, search, compare and execute."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scenarios.prediction_interval import with_margin
+from simulator.brief import brief
 from simulator.cluster import Cluster
 from simulator.models.model import Model
 from simulator.models.transformer import Transformer
+from strategies.completion import complete
 from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.parallelism import Attention
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
 from strategies.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,8 +33,15 @@ if TYPE_CHECKING:
     from strategies.search import Progress, SearchResult, Space
 
 
+SEARCH_SECONDS = 60.0
+"""How long a search takes at most that has neither a budget nor a time: then it tells how far its proof has come."""
+
 MAX_PROCESSES = 64
 """Ranks that one machine is asked to run as processes."""
+
+
+FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "execute": "torch"}
+"""Whose conventions price the plans of a target; of others none are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,8 @@ class SearchSettings:
     options: tuple[tuple[str, Any], ...] = ()
     space: tuple[tuple[str, Any], ...] = ()
     pin: "tuple[Pin, ...]" = ()
+
+    __repr__ = brief()
 
     def algorithm_name(self, name: str | None = None) -> str:
         """Return ``name``, or that of the settings; ``ValueError`` where no algorithm has it or it heeds no pins."""
@@ -117,6 +130,10 @@ class Scenario:
         A long run of the step, or None: then a simulation says nothing of goodput.
     warnings
         Figures that are possible and probably mistyped.
+    framework
+        What runs the step, where the scenario says so; None where it is assumed.
+    asked_target
+        The trainer whose words, or the executor, all plans of a search are for, where one was asked for.
     """
 
     name: str
@@ -129,6 +146,59 @@ class Scenario:
     assumptions: tuple[str, ...]
     run: "RunSettings | None" = None
     warnings: "tuple[Fault, ...]" = ()
+    framework: str | None = None
+    asked_target: str | None = None
+
+    @property
+    def target(self) -> str | None:
+        """What plans of a search are for: the target that was asked for, or the framework, where it is a trainer's."""
+        if self.asked_target is not None or self.framework is None:
+            return self.asked_target
+        from scenarios.interchange.targets import TARGETS
+
+        return self.framework if self.framework in TARGETS else None
+
+    def for_target(self, target: str) -> "Scenario":
+        """Return the scenario with a search among what a target can say: a trainer by name, or ``execute``.
+
+        Where the scenario names no framework, plans are priced by the target's conventions, if these are known.
+
+        Raises
+        ------
+        ValueError
+            Where there is no such target, or it can say no plan of the model or the training step.
+        """
+        from scenarios.interchange.acceptance import Acceptance
+
+        accepts = Acceptance(target, self.spec)
+        if never := accepts.never(self.problem):
+            raise ValueError(f"{self.file}: {accepts.can} no plan of this scenario: {'; '.join(never)}")
+        return replace(self, asked_target=target, problem=self.priced_for(target))
+
+    def priced_for(self, target: str) -> Problem:
+        """Return the problem by the conventions of a target, where the scenario names none and they are known."""
+        framework = FRAMEWORK_OF.get(target)
+        if self.framework is not None or framework is None:
+            return self.problem
+        priced = replace(self.problem, training=replace(self.problem.training, framework=framework))
+        return priced if priced.memory_margin == 1.0 else with_margin(priced)
+
+    def make_space(self) -> "Space":
+        """Return what a search may choose from: the limits that are written, and what the target can say."""
+        space = self.search_settings.make_space()
+        if self.target is None:
+            return space
+        from scenarios.interchange.acceptance import Acceptance
+
+        return Acceptance(self.target, self.spec).space(self.problem, space)
+
+    __repr__ = brief()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to know before any figure: efficiencies that nobody measured, and figures that are probably mistyped."""
+        typed = (f"{fault.field} {fault.message}" for fault in self.warnings)
+        return (*self.problem.cluster.estimated, *typed)
 
     def chosen(self, plan: Plan | None = None) -> Plan:
         """Return ``plan`` or the scenario's own; ``ValueError`` where there is neither."""
@@ -141,7 +211,9 @@ class Scenario:
         """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it."""
         own = self.problem.cluster
         sized = cluster.resized(own.num_nodes, own.first.devices)
-        return replace(self, problem=replace(self.problem, cluster=sized))
+        others = (line for line in self.assumptions if line not in own.estimated)
+        lines = (*sized.estimated, *others)
+        return replace(self, problem=replace(self.problem, cluster=sized), assumptions=lines)
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
         """Return one simulated step of a plan: time, memory and where both go.
@@ -168,6 +240,7 @@ class Scenario:
         progress: "Callable[[Progress], None] | None" = None,
         resume: str | Path | None = None,
         executor: "Executor | None" = None,
+        target: str | None = None,
     ) -> "SearchResult":
         """Return the best plan found, with its proof or gap; arguments replace the scenario's settings.
 
@@ -181,28 +254,57 @@ class Scenario:
         executor
             Evaluates several plans at once where the algorithm can name them: ``strategies.search.processes(4)``, or
             ``Client(...).get_executor()`` of Dask. The result is the same for any number of workers.
+        target
+            As `for_target`: the best plan that this trainer can say, or that the executor can run.
 
         Raises
         ------
         ValueError
-            Where there is no such algorithm, or the journal is of another search.
+            Where there is no such algorithm or target, or the journal is of another search.
         """
+        if target is not None:
+            return self.for_target(target).search(
+                algorithm,
+                budget=budget,
+                seconds=seconds,
+                seed=seed,
+                progress=progress,
+                resume=resume,
+                executor=executor,
+            )
         from scenarios.search_journal import SearchJournal
         from strategies.search import search
 
         settings = self.search_settings
-        chosen, space = settings.make_algorithm(algorithm, seed), settings.make_space()
+        chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
+        budget = settings.budget if budget is None else budget
+        seconds = settings.seconds if seconds is None else seconds
         with nullcontext() if resume is None else SearchJournal(resume, chosen, self.problem, space) as journal:
             return search(
                 chosen,
                 self.problem,
-                space,
-                budget=settings.budget if budget is None else budget,
-                seconds=settings.seconds if seconds is None else seconds,
+                self.with_starts(space),
+                budget=budget,
+                seconds=SEARCH_SECONDS if budget is None and seconds is None else seconds,
                 progress=progress,
                 executor=executor,
                 journal=journal,
             )
+
+    def with_starts(self, space: "Space") -> "Space":
+        """Return a space that is begun with the scenario's own plan and published recipes."""
+        from scenarios.recipes import recipe_layouts
+
+        starts = (*self._own_layout(), *(layout for _, layout in recipe_layouts(self.problem)))
+        return replace(space, starts=starts)
+
+    def _own_layout(self) -> tuple[Layout, ...]:
+        """Return the layout of the scenario's own plan; none where it has no plan, or one that no layout means."""
+        if self.plan is None:
+            return ()
+        layout = layout_of(self.problem, self.plan)
+        broken = next(violations(self.problem, layout), None)
+        return (layout,) if broken is None and complete(self.problem, layout) == self.plan else ()
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "tuple[SearchResult, ...]":
         """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
@@ -287,7 +389,7 @@ class Scenario:
                     steps=steps,
                     verify=verify,
                     folder=place,
-                    optimizer=self.problem.training.optimizer,
+                    training=self.problem.training,
                     seed=seed or 0,
                     timeout=timeout,
                     progress=progress,
@@ -377,44 +479,3 @@ class Scenario:
             met = f"met {self.spec.name}: {self.spec.summary}"
             raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")
         return self.spec
-
-
-def layout_of(problem: Problem, plan: Plan) -> Layout:
-    """Return the layout of which ``plan`` is the completion.
-
-    Raises
-    ------
-    ValueError
-        Where a stage names a block that the graph does not have.
-    """
-    names = [name for name, _ in problem.graph.occurrences]
-    layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
-    counts = Counter(name for stage in plan.stages for name in stage.blocks)
-    if counts != Counter(names):
-        wrong = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
-        raise ValueError(f"stages: hold every block of the model once, met {wrong} {counts[wrong]} times")
-    return Layout(
-        data=plan.data,
-        tensor=plan.tensor,
-        tensor_rows=plan.tensor_rows,
-        pipeline=plan.pipeline,
-        microbatch=plan.microbatch,
-        schedule=plan.schedule_name,
-        chunks=plan.chunks,
-        zero=plan.zero,
-        sequence_parallel=plan.sequence_parallel,
-        recompute=plan.recompute,
-        context=plan.context,
-        expert=plan.expert,
-        attention=plan.attention or Attention.RING,
-        overlap_gradients=plan.overlap_gradients,
-        scatter_gather=plan.scatter_gather,
-        stages=tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages),
-        order=tuple(axis.name for axis in plan.mesh.axes),
-        placement=plan.placement,
-        offload=plan.offload,
-        zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
-        reshard_after_forward=plan.reshard_after_forward,
-        gradient_reduction=plan.gradient_reduction,
-        overlap_tensor=plan.overlap_tensor,
-    )

@@ -78,7 +78,14 @@ class TrainingTable(Table):
     )
     gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
     framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
-        default="megatron", description="What runs the step: what it does by itself, in memory and in time."
+        default="megatron",
+        description="What runs the step: what it does by itself, in memory and in time. Where it is written and is a "
+        "trainer that plans are exported to, megatron or torchtitan, a search is among what that one can say.",
+    )
+    expandable_segments: bool = Field(
+        default=False,
+        description="Whether torch's allocator keeps next to nothing beside tensors: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
     frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
 
@@ -344,9 +351,10 @@ StageChoices = Annotated[
 
 
 class SpaceTable(Table):
-    """Limits on what the search may choose; a field that is left out has what is usual, or all that is wide."""
+    """Limits on what the search may choose; a field that is left out has what people set today."""
 
     wide: bool = Field(default=False, description="Whether a field that is left out may be all that a layout can be.")
+    core: bool = Field(default=False, description="Whether it has the few values of 3-D parallelism with ZeRO 0 and 1.")
     devices: Degrees | None = Field(default=None, description="Free devices that have ranks, the first ones.")
     data: Degrees | None = None
     tensor: Degrees | None = None
@@ -374,8 +382,8 @@ class SpaceTable(Table):
 
 
 AnySpace = Annotated[
-    Annotated[Literal["wide"], Tag("<wide>")] | Annotated[SpaceTable, Tag("<limits>")],
-    Discriminator(lambda value: "<wide>" if isinstance(value, str) else "<limits>"),
+    Annotated[Literal["wide", "core"], Tag("<extent>")] | Annotated[SpaceTable, Tag("<limits>")],
+    Discriminator(lambda value: "<extent>" if isinstance(value, str) else "<limits>"),
 ]
 
 
@@ -386,7 +394,9 @@ class SearchTable(Table):
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")
-    space: AnySpace = Field(default=SpaceTable(), description="Limits of the search space, or the word wide for none.")
+    space: AnySpace = Field(
+        default=SpaceTable(), description="Limits of the search space, or its extent in a word: wide or core."
+    )
     pin: dict[str, Any] = Field(
         default={},
         description="Operators that are decided: block.operator, or block.number.operator, to the axis of each dim.",

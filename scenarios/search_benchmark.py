@@ -5,7 +5,7 @@ from typing import Any
 from scenarios.figure import Figure, seconds
 from scenarios.loader import load
 
-GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-h100", "llama2-70b-16-h100-16-a100"
+GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70b-16-h100-16-a100"
 
 
 def best_first() -> list[Figure]:

@@ -8,7 +8,7 @@ from simulator.models.model import build
 from simulator.models.presets import MODELS
 from strategies.problem import Problem
 from strategies.search import Space
-from strategies.search.space import EVERYTHING, WIDE
+from strategies.search.space import CORE, WIDE
 from strategies.training import Training
 
 
@@ -25,7 +25,7 @@ class Case:
     batch
         Sequences of a step.
     wide
-        Whether the space has all that a layout can be, not only what an engineer tries first.
+        Whether the space has all that a layout can be, not only its core.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Case:
     @property
     def space(self) -> Space:
         """What is chosen from."""
-        return WIDE if self.wide else EVERYTHING
+        return WIDE if self.wide else CORE
 
     def problem(self) -> Problem:
         """Return what is to be laid out."""

@@ -26,6 +26,7 @@ import strategies
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.files import write
 from simulator import strict_json
+from simulator.brief import in_full
 from strategies.evaluation import Evaluation, Trial
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -117,7 +118,7 @@ def _head(algorithm: SearchAlgorithm, problem: Problem, space: Space) -> dict[st
 
 def _digest(value: object) -> bytes:
     """Return the digest of a frozen value: of its fields, in full."""
-    return sha256(repr(value).encode()).digest()
+    return sha256(in_full(value).encode()).digest()
 
 
 @cache

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from scenarios.search_cases import Case
 from scenarios.search_journal import cost_model_version
+from simulator.brief import brief
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
@@ -73,6 +74,8 @@ class SearchRun:
     history: tuple[Point, ...]
     cold_seconds: float = 0.0
     refused: str = ""
+
+    __repr__ = brief()
 
     @property
     def best(self) -> float:

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.prediction_interval import Interval, category, peak_memory_interval, step_time_interval, with_margin
+from scenarios.prediction_interval import (
+    Interval,
+    category,
+    peak_memory_interval,
+    step_time_interval,
+    uncertainty_of,
+)
+from simulator.brief import brief
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program
 from simulator.reliability.goodput import Goodput
@@ -43,8 +50,11 @@ class StageMemory:
 class Simulation:
     """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
 
-    Intervals hold 90 % of measured runs (`scenarios.prediction_interval`); ``fits_with_margin`` says whether the plan
-    fits too where the allocator keeps as much beside tensors as in the worst of them.
+    Intervals hold 90 % of measured runs (`scenarios.prediction_interval`). ``fits`` says whether every host has room,
+    and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the probability that one has
+    not. ``peak_reserved`` is what the allocator takes for the tensors of the peak, ``peak_device`` that with what the
+    framework takes before the first tensor, ``memory_capacity`` what the framework reports of a device's memory, and
+    ``memory_usable`` the largest ``peak_memory`` that fits.
     """
 
     plan: Plan
@@ -57,9 +67,12 @@ class Simulation:
     fits: bool
     peak_memory: float
     memory_capacity: float
+    memory_usable: float
     step_time_interval: Interval
     peak_memory_interval: Interval
-    fits_with_margin: bool
+    out_of_memory: float
+    peak_reserved: float
+    peak_device: float
     memory: tuple[StageMemory, ...]
     bubble: float
     exposed_communication: tuple[tuple[str, float], ...]
@@ -72,6 +85,8 @@ class Simulation:
     wall_time: float
     assumptions: tuple[str, ...]
     goodput: Goodput | None = None
+
+    __repr__ = brief("plan", "step_time", "mfu", "fits", "peak_memory", "memory_capacity", "bubble", "engine", "ranks")
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-ready data, without plan and timeline."""
@@ -114,10 +129,13 @@ def _result(
     devices = plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence / timeline.step_time
     rate = model_flops(problem) / timeline.step_time / devices
-    interval = step_time_interval(timeline.step_time, category(problem.cluster, assumptions))
+    of = category(problem.cluster, assumptions)
+    interval = step_time_interval(timeline.step_time, of)
     reserved = min(device.reserved for device in problem.cluster.accelerators)
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
-    loose = all(with_margin(profile.peak, reserved) <= profile.capacity for profile in timeline.memory)
+    doubt = uncertainty_of(problem, assumptions)
+    memory = min(device.memory for device in problem.cluster.accelerators)
+    held = doubt.reserved[1] * (timeline.peak_memory - reserved)
     return Simulation(
         plan=plan,
         timeline=timeline,
@@ -128,10 +146,13 @@ def _result(
         mfu=rate * devices / _peak(problem, plan),
         fits=fits,
         peak_memory=timeline.peak_memory,
-        memory_capacity=min(program.capacity),
+        memory_capacity=memory,
+        memory_usable=min(problem.usable(device) for device in problem.cluster.accelerators),
         step_time_interval=interval,
         peak_memory_interval=peak_memory_interval(timeline.peak_memory),
-        fits_with_margin=fits and loose,
+        out_of_memory=doubt.lacks_memory(problem.cluster, timeline.peak_memory),
+        peak_reserved=held,
+        peak_device=reserved + held,
         memory=tuple(_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),

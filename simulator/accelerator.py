@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from simulator.brief import brief
 from simulator.kernels.attention import AttentionModel
 from simulator.kernels.matmul import MatmulModel
 
@@ -41,7 +42,8 @@ class Accelerator:
     peak_flops
         Dense peak in FLOP/s by dtype, as ``(("bf16", 312e12), ...)``.
     memory
-        Bytes of device memory.
+        Bytes of device memory as the framework reports them: less than the nominal size, of which the driver keeps
+        some.
     memory_bandwidth
         Bytes a second between the device and its memory.
     launch
@@ -97,6 +99,8 @@ class Accelerator:
     recompute_launch: float = 0.0
     optimizer_launch: float = 0.0
     computes_collectives: bool = False
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if not self.peak_flops or min(rate for _, rate in self.peak_flops) <= 0:

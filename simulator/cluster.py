@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.accelerator import Accelerator
+from simulator.brief import brief
 from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
 from simulator.host import Host
 from simulator.interconnect.kinds import Crossbar, Fabric, Graph, NodeNetwork, Switch, Torus
@@ -48,6 +49,8 @@ class Node:
     nic: Link
     hosts: int = 1
 
+    __repr__ = brief()
+
     def __post_init__(self) -> None:
         if min(self.devices, self.nics, self.hosts) < 1:
             raise ValueError(
@@ -70,6 +73,8 @@ class Tenant:
     size: float
     period: float
     start: float = 0.0
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if len(set(self.devices)) < 2 or len(set(self.devices)) != len(self.devices):
@@ -102,6 +107,8 @@ class Cluster:
         Factor by which computing takes longer while a collective of the data axis runs beneath it.
     library
         What the communication library makes of the links.
+    estimated
+        In words, which figures were measured neither on this machine nor on one like it, and where they come from.
     """
 
     name: str
@@ -114,6 +121,9 @@ class Cluster:
     tenants: tuple[Tenant, ...] = ()
     overlap_slowdown: float = 1.0
     library: Library = LOSSLESS
+    estimated: tuple[str, ...] = ()
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if not self.nodes or min(count for _, count in self.nodes) < 1:

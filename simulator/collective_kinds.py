@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
+from simulator.brief import brief
+
 
 class Collective(StrEnum):
     """A communication among a group of ranks, or between two.
@@ -47,6 +49,8 @@ class CollectiveCurve:
     collective: Collective
     ranks: int
     points: tuple[tuple[float, float], ...]
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Generic, TypeVar, overload
 
+from simulator.brief import items
+
 T = TypeVar("T")
 
 
@@ -42,4 +44,4 @@ class Deferred(Sequence[T], Generic[T]):
         return hash(self._values)
 
     def __repr__(self) -> str:
-        return repr(self._values)
+        return items(self)

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.brief import brief
 from simulator.deferred import Deferred
+from simulator.piece_times import piece_times
 from simulator.program import Category, Change, IntArray, MemoryChange, Program
 from simulator.ragged import expand
-from simulator.spans import piece_times
 from simulator.units import TICKS_PER_SECOND
 
 CATEGORIES = tuple(Category)
@@ -50,6 +51,8 @@ class MemoryProfile:
     capacity: float
     times: Sequence[float]
     usage: Sequence[tuple[float, ...]]
+
+    __repr__ = brief("rank_class", "peak", "capacity", "times")
 
     @cached_property
     def totals(self) -> Sequence[float]:

@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
+from simulator.brief import brief
+
 if TYPE_CHECKING:
     import networkx as nx
 
@@ -128,6 +130,8 @@ class Operator:
     kernel: str = ""
     uncut: tuple[str, ...] = ()
 
+    __repr__ = brief()
+
     @property
     def flops(self) -> float:
         """FLOP of the forward pass for one sample."""
@@ -156,6 +160,8 @@ class Block:
     outputs: tuple[str, ...]
     repeat: int = 1
     layer: bool = False
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", self.layer or self.repeat > 1)
@@ -216,6 +222,8 @@ class OperatorGraph:
     blocks: tuple[Block, ...]
     sequence: int
     tied: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
+
+    __repr__ = brief()
 
     def __hash__(self) -> int:
         return hash((self.name, self.sequence, len(self.blocks)))  # equality compares the rest

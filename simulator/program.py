@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.brief import brief, in_brief
+
 IntArray = NDArray[np.int64]
 
 
@@ -95,6 +97,7 @@ class Stream(NamedTuple):
     kind: StreamKind
 
 
+@in_brief
 class RankClass(NamedTuple):
     """Ranks that behave alike: their pipeline ``stages`` (one a chunk) and who they are."""
 
@@ -108,6 +111,7 @@ class RankClass(NamedTuple):
         return self.ranks[0]
 
 
+@in_brief
 class HostClass(NamedTuple):
     """Hosts that behave alike: ``members`` are (rank class, ranks of it on one such host)."""
 
@@ -124,11 +128,14 @@ class Change(NamedTuple):
     host: bool = False
 
 
+@in_brief
 class Piece(NamedTuple):
     """A stretch of a task: ticks from the task's start, and what it does.
 
-    ``stream`` is the kind of stream that shows it; ``None`` for all streams of the task. ``bytes`` are those of the
-    message that it communicates; phases after the first carry none, so that sums count a message once.
+    ``stream`` is the kind of stream that shows it, held or not; ``None`` for all that the task holds. ``bytes`` are
+    those of the message that it communicates; phases after the first carry none, so that sums count a message once.
+    ``launched`` are the ticks from when the host begins to launch its task until it has launched the piece, 0 where it
+    need not.
     """
 
     kind: TaskKind
@@ -139,8 +146,10 @@ class Piece(NamedTuple):
     acquired: tuple[Change, ...] = ()
     released: tuple[Change, ...] = ()
     bytes: float = 0.0
+    launched: int = 0
 
 
+@in_brief
 class Work(NamedTuple):
     """What tasks do, the same for every microbatch.
 
@@ -154,6 +163,7 @@ class Work(NamedTuple):
     pieces: Sequence[Piece]
 
 
+@in_brief
 class Flow(NamedTuple):
     """Bytes over each link, by index into the program's links, all in proportion.
 
@@ -196,6 +206,7 @@ class MemoryChange(NamedTuple):
     host: bool = False
 
 
+@in_brief
 class Steps(NamedTuple):
     """Steps that a program runs in a row without a flush.
 
@@ -259,6 +270,8 @@ class Program:
     slowdown: float = 1.0
     steps: Steps | None = None
 
+    __repr__ = brief("num_tasks", "rank_classes", "work", "hosts", "links", "steps")
+
     @property
     def num_tasks(self) -> int:
         """Tasks in all."""
@@ -273,6 +286,7 @@ class Program:
         return tuple(self.predecessor_of[self.predecessor_start[task] : self.predecessor_start[task + 1]].tolist())
 
 
+@in_brief
 class Task(NamedTuple):
     """One unit of work of a program written by hand.
 

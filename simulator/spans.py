@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.brief import brief
 from simulator.deferred import Deferred
+from simulator.piece_times import piece_times
 from simulator.program import IntArray, Program, StreamKind, TaskKind
 from simulator.ragged import expand
 from simulator.units import TICKS_PER_SECOND
@@ -64,6 +66,8 @@ class SpanColumns:
     names: tuple[str, ...]
     per_second: int = 1
 
+    __repr__ = brief("rank_class", "names")
+
     def spans(self) -> tuple[Span, ...]:
         """Return the spans as objects."""
         columns = (
@@ -103,6 +107,9 @@ class Spans(Deferred[Span]):
     def __len__(self) -> int:
         return len(self.columns.start)
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} spans>"
+
 
 def columns_of(spans: Sequence[Span]) -> SpanColumns:
     """Return spans as columns, in seconds."""
@@ -137,28 +144,11 @@ def cut(columns: SpanColumns, begin: int, end: int) -> SpanColumns:
     return replace(columns, **chosen)
 
 
-class PieceTimes(NamedTuple):
-    """For every piece that ran its task, its index in the program's list of all pieces, and when."""
-
-    task: IntArray
-    piece: IntArray
-    start: IntArray
-    end: IntArray
-
-
-def piece_times(program: Program, starts: IntArray, ends: IntArray, tasks: IntArray) -> PieceTimes:
-    """Return when the pieces of ``tasks`` ran: from the task's start, the last one to its end."""
-    piece_start = np.append(0, np.cumsum([len(item.pieces) for item in program.work], dtype=np.int64))
-    bounds = np.array([(p.start, p.end) for item in program.work for p in item.pieces], np.int64).reshape(-1, 2)
-    place, piece = expand(piece_start, program.work_of[tasks])
-    task = tasks[place]
-    last = piece == piece_start[program.work_of[task] + 1] - 1
-    start, end = starts[task] + bounds[piece, 0], starts[task] + bounds[piece, 1]
-    return PieceTimes(task, piece, start, np.where(last, ends[task], end))
-
-
 def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanColumns:
-    """Return the spans of all pieces on their streams, in order of start, end and rank class."""
+    """Return the spans of all pieces on their streams, in order of start, end and rank class.
+
+    A piece is on the stream that it names of every rank class of its task, whether the task holds that stream or not.
+    """
     pieces = [(piece, item) for item in program.work for piece in item.pieces]
     names = {name: index for index, name in enumerate(dict.fromkeys(piece.operators for piece, _ in pieces))}
     told = [(_stream_code(p.stream), TASK_KINDS.index(p.kind), w.stage, names[p.operators]) for p, w in pieces]
@@ -167,10 +157,14 @@ def program_columns(program: Program, starts: IntArray, ends: IntArray) -> SpanC
     times = piece_times(program, starts, ends, np.arange(program.num_tasks))
     place, index = expand(program.stream_start, times.task)
     held = np.array([(s.rank_class, _stream_code(s.kind)) for s in program.streams], np.int64).reshape(-1, 2)
-    rank_class, stream = held[program.stream_of[index]].T
-    chosen = stream_of_piece[times.piece[place]]
-    shown = np.flatnonzero((chosen < 0) | (chosen == stream))
-    place, rank_class, stream = place[shown], rank_class[shown], stream[shown]
+    class_of, stream_of = held[program.stream_of].T
+    holder = np.repeat(np.arange(program.num_tasks), np.diff(program.stream_start))
+    once = np.zeros(len(holder), bool)  # on one of the streams of every rank class
+    once[np.unique(holder * max(len(program.rank_classes), 1) + class_of, return_index=True)[1]] = True
+    named = stream_of_piece[times.piece[place]]
+    shown = np.flatnonzero((named < 0) | once[index])
+    place, index, named = place[shown], index[shown], named[shown]
+    rank_class, stream = class_of[index], np.where(named < 0, stream_of[index], named)
     start, end = times.start[place], times.end[place]
     order = np.lexsort((rank_class, end, start))
     place = place[order]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.brief import brief
 from simulator.deferred import Deferred
 from simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
 from simulator.memory import cut as cut_memory
@@ -88,6 +89,8 @@ class Timeline:
     steps: int = 1
     begin: float = 0.0
     repeats: bool = True
+
+    __repr__ = brief("source", "engine", "step_time", "steps", "rank_classes")
 
     @property
     def length(self) -> float:

@@ -35,7 +35,7 @@ class Bounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
-        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int, bool], _Loads] = {}
+        self._loads: dict[tuple[Machine, Division, tuple[int, ...], int, bool, bool], _Loads] = {}
 
     def ticks(self, plan: Plan) -> int:
         """Return the ticks of a path through the step.
@@ -78,7 +78,8 @@ class Bounds:
 
     def _load(self, plan: Plan, machine: Machine) -> _Loads:
         made = self.costs.division(plan)
-        key = (machine, made, plan.positions, self.costs.blocks.how(plan), _regathers(plan))
+        how = self.costs.blocks.how(plan)
+        key = (machine, made, plan.positions, how, plan.overlaps_passes, _regathers(plan))
         if key not in self._loads:
             positions = [self._position(plan, machine, made, position) for position in range(plan.pipeline)]
             self._loads[key] = _Loads(*zip(*positions, strict=True))

@@ -31,6 +31,7 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         expert=layout.expert > 1,
         attention=layout.attention if layout.context > 1 else None,
         rows=layout.tensor_rows > 1,
+        gathers_logits=problem.training.gathers_logits,
     )
     rule, free = rule_of(layout.schedule), problem.cluster.free_devices
     placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)

@@ -32,7 +32,7 @@ class CostModel(Protocol):
         ...
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the fullest device has that memory."""
+        """Return whether every device and every host has the memory that the plan needs there."""
         ...
 
     def bound(self, plan: Plan) -> float:
@@ -66,6 +66,10 @@ class CostModel(Protocol):
         """Return the seconds of a step that every resource takes."""
         ...
 
+    def check_time(self) -> None:
+        """End what asks where the time in which plans may be looked at is over."""
+        ...
+
 
 class SimulatedCost:
     """The discrete-event simulation of one problem, with what it has computed kept."""
@@ -80,12 +84,15 @@ class SimulatedCost:
         """Pickle without what was computed: the copy computes it again."""
         return type(self), (self.problem, self.engine)
 
+    def check_time(self) -> None:
+        """Do nothing: there is time without end."""
+
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
         return self._needs.peak(plan)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether every device has the memory that its pipeline position needs."""
+        """Return whether every device and every host has the memory that the plan needs there."""
         return self._needs.fit(plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:

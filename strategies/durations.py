@@ -80,7 +80,7 @@ class Durations:
         self._sends: dict[tuple[object, ...], Sends] = {}
         self._endings: dict[tuple[object, ...], Ending] = {}
         self._gathers: dict[tuple[Machine, Division, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
-        self._buckets: dict[tuple[Division, int, tuple[int, ...], int], tuple[tuple[Bucket, ...], ...]] = {}
+        self._buckets: dict[tuple[Division, int, tuple[int, ...], int, bool], tuple[tuple[Bucket, ...], ...]] = {}
 
     def passes(self, plan: Plan, rank: Rank) -> Passes:
         """Return the ticks of all passes on a rank."""
@@ -119,7 +119,8 @@ class Durations:
     def buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[Bucket, ...], ...]:
         """Return the buckets of every kind of stage, in the order in which backward fills them."""
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.cut(plan), plan.positions, bucket_limit(plan))
+        twice = plan.zero >= 3  # each of two blocks that use a tied parameter is a unit that has it
+        key = (made, self.costs.blocks.cut(plan), plan.positions, bucket_limit(plan), twice)
         if key not in self._buckets:
             rank = machine.ranks[0][0]  # parameters are the same on all
             self._buckets[key] = tuple(self._filled(plan, stage, rank) for stage in made.first_of)
@@ -134,7 +135,8 @@ class Durations:
     def ending(self, plan: Plan, machine: Machine) -> Ending:
         """Return the ticks of what follows the passes."""
         early = reduces_in_buckets(self.costs.problem.cluster, plan)
-        key = (machine, self.costs.division(plan), self.costs.blocks.cut(plan), plan.zero, early)
+        made, cut = self.costs.division(plan), self.costs.blocks.cut(plan)
+        key = (machine, made, plan.positions, cut, plan.zero, early, bucket_limit(plan))
         if key not in self._endings:
             training, held = self.costs.problem.training, self.costs.held(plan)
             experts = [each.experts for each in held.positions]

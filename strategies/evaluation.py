@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from simulator.brief import brief
 from strategies.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the simulator says of one plan: seconds, bytes of the fullest device, whether it fits.
+    """What the simulator says of one plan: seconds, bytes of the fullest device, whether it fits on devices and hosts.
 
     ``step_time`` is infinite where the plan does not fit and was not simulated.
     """
@@ -24,3 +25,5 @@ class Trial:
     plan: Plan
     evaluation: Evaluation
     elapsed: float
+
+    __repr__ = brief()

@@ -11,6 +11,8 @@ against its own ``MemTracker``.
 
 from dataclasses import dataclass, replace
 
+from simulator.brief import brief
+
 MIB = 2**20
 
 
@@ -84,9 +86,15 @@ class Framework:
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     waits_for_passes
-        Whether hosts do so without a pipeline too.
+        Whether hosts wait for passes without a pipeline too.
     waits_for_collectives
         Whether a host launches nothing before a collective inside a pass has ended.
+    shares_weights
+        Whether data ranks gather each weight where it is read and reduce each gradient where it is made, and not those
+        of a block together.
+    composes_norms
+        Whether norms of root mean squares are composed of torch's operators: ``x.float()`` and ``(x * rsqrt).to(bf16)``
+        are kept for backward, and not the input; else one kernel keeps its input.
     """
 
     name: str
@@ -118,6 +126,10 @@ class Framework:
     quantised_parameters: bool
     waits_for_passes: bool
     waits_for_collectives: bool
+    composes_norms: bool = False
+    shares_weights: bool = False
+
+    __repr__ = brief()
 
 
 MEGATRON = Framework(
@@ -210,6 +222,20 @@ TORCH = Framework(
     waits_for_collectives=False,
 )
 
+UNKNOWN = replace(
+    TORCH,
+    name="unknown",
+    loss_copies=(2, 2),  # the model's output in fp32 is there until backward ends, for whoever called the model has it
+    buffers_every_microbatch=False,  # torch.distributed.pipelining's own: others reuse those of the microbatch at hand
+    flattens_gradients=False,  # fully_shard's own; buckets of others are views of a buffer that is there
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h, without fused accumulation
+)
+"""A framework on torch that is not torch's own parallel APIs: what autograd does, and none of their conveniences."""
+
+TORCHTITAN = replace(TORCH, name="torchtitan")
+"""torchtitan 0.3: its distributed/fsdp.py calls fully_shard, its pipeline_parallel.py torch.distributed.pipelining, and
+DTensor cuts its products, so that all of torch's conventions hold."""
+
 TORCH_FUSED_LOSS = replace(
     TORCH,
     name="torch_fused_loss",
@@ -229,10 +255,22 @@ XLA = replace(
     keeps_gates=False,  # XLA fuses what is done point by point
     flattens_gradients=False,  # a collective reads the gradient where the product has put it
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
+    shares_weights=True,  # Xu et al. 2021, "GSPMD" (arXiv 2105.04663): the partitioner sees operators one by one
 )
 
 FRAMEWORKS = {
     framework.name: framework
-    for framework in (MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NEMO, TORCH, TORCH_FUSED_LOSS, MINDSPORE, XLA)
+    for framework in (
+        MEGATRON,
+        MEGATRON_2021,
+        MEGATRON_DEEPSPEED,
+        NEMO,
+        TORCH,
+        TORCHTITAN,
+        TORCH_FUSED_LOSS,
+        UNKNOWN,
+        MINDSPORE,
+        XLA,
+    )
 }
 """Frameworks by name."""

@@ -161,17 +161,22 @@ class GroupBounds:
         quickest = [PassChoice(Recompute.NONE, overlap) for overlap in {each.overlap_tensor for each in passes}]
         if limit < inf and self._times(plan, quickest, states).min() >= limit:
             return np.full((len(passes), len(states)), inf)
+        if limit == inf and not self._fits(plan, passes, states).any():  # no plan that fits is known: maybe none is
+            return np.full((len(passes), len(states)), inf)
         times = self._times(plan, passes, states)
         hopeful = np.flatnonzero(times.min(axis=1) < limit)
-        if not len(hopeful):
-            return times
-        late, chosen = self._late(plan, states[0]), [passes[row] for row in hopeful.tolist()]
+        if len(hopeful):
+            fits = self._fits(plan, [passes[row] for row in hopeful.tolist()], states)
+            times[hopeful] = np.where(fits, times[hopeful], inf)
+        return times
+
+    def _fits(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> NDArray[np.bool_]:
+        """Return for every row and column whether it may fit: false only where it cannot."""
         held, column_of = self._held(plan, states)
         room = self.needs.capacity(plan, plan.sequences)[None, :] - held
-        found, row_of = self._activations(plan, chosen, late=late)
-        fits: NDArray[np.bool_] = np.all(found[:, None, :] <= room[None, :, :], axis=2)
-        times[hopeful] = np.where(fits[np.ix_(row_of, column_of)], times[hopeful], inf)
-        return times
+        activations, row_of = self._activations(plan, passes, late=self._late(plan, states[0]))
+        fits: NDArray[np.bool_] = np.all(activations[:, None, :] <= room[None, :, :], axis=2)
+        return fits[np.ix_(row_of, column_of)]
 
     def _times(self, plan: Plan, passes: Sequence[PassChoice], states: Sequence[StateChoice]) -> FloatArray:
         """Return the seconds of the path of `Bounds.ticks` for every row and column."""
@@ -212,7 +217,8 @@ class GroupBounds:
             return (0,) * plan.pipeline, (0,) * plan.pipeline
         chosen = _with(plan, state._replace(offload=NOTHING))
         machine, away = self.costs.machine(chosen), replace(state.offload, activations=())
-        how = state.zero, state.overlap_gradients, away, plan.num_microbatches, plan.overlaps_passes
+        runs = plan.num_microbatches, plan.overlaps_passes, plan.splits_backward
+        how = state.zero, state.overlap_gradients, away, *runs
         key = (machine, self.costs.division(chosen), plan.positions, self.costs.blocks.cut(chosen), how)
         if key not in self._tails:
             tails, waits = self.bounds.tails_of(chosen, machine, away), self.bounds.waits(chosen, machine)
@@ -308,7 +314,9 @@ class GroupBounds:
             fraction = away[position if len(away) > 1 else 0] if away else 0.0
             key = (how, kind, ends, fraction)
             if key not in self._memory:
-                runs = [] if away and any(ends) else self._blocks(every, made.kinds[kind], recompute.layers, fraction)
+                runs = (
+                    [] if fraction and any(ends) else self._blocks(every, made.kinds[kind], recompute.layers, fraction)
+                )
                 memory = stage_memory(ends.applied(list(runs)))
                 self._memory[key] = memory.kept, *_fullest(memory, late=late)
             result.append(self._memory[key])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from simulator.brief import brief
 from strategies.local_batches import Microbatch
 from strategies.mesh import AXES
 from strategies.offloading import NOTHING, Offloading
@@ -79,6 +80,8 @@ class Layout:
     gradient_reduction: str = "all_reduce"
     tensor_rows: int = 1
     overlap_tensor: bool = False
+
+    __repr__ = brief()
 
     @property
     def replica(self) -> int:

@@ -1,23 +1,21 @@
-"""The memory that plans need on every pipeline position, and whether the devices there have it."""
-
-from collections.abc import Sequence
+"""The memory that plans need on every pipeline position, and whether the devices and hosts there have it."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine import simulate
-from simulator.memory import MemoryProfile
 from simulator.program import IntArray
+from simulator.timeline import Timeline
 from strategies.local_batches import data_ranks
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.buffers import Boundary, flat_gradients
 from strategies.lowering.copies import copies
-from strategies.lowering.data import bucket_limit, fillings
-from strategies.lowering.division import Division
+from strategies.lowering.data import at_once, bucket_limit, fillings
 from strategies.lowering.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.memory import peak_activations, resident
 from strategies.lowering.offload import OnHost
+from strategies.lowering.residents import host_residents
 from strategies.lowering.variant import FIRST, JOINED, SPLIT, WHOLE, kind_of
 from strategies.mesh import PIPELINE
 from strategies.offloading import StepPlace
@@ -33,21 +31,31 @@ class Needs:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
         self._flattens = self.training.conventions.flattens_gradients
         self._resident: dict[tuple[object, ...], IntArray] = {}
-        self._activations: dict[tuple[str, int, int, Division, int, Sharing], IntArray] = {}
+        self._activations: dict[tuple[object, ...], IntArray] = {}
         self._capacities: dict[tuple[object, ...], NDArray[np.float64]] = {}
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
         if self._by_simulation(plan):
-            return int(max(profile.peak for profile in self._simulated(plan)))
+            return int(max(profile.peak for profile in self._simulated(plan).memory))
         seen = (plan.even(size) for size in plan.sizes)
         return max(int((self.held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
-        """Return whether every device has the memory that its pipeline position needs."""
+        """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
         if self._by_simulation(plan):
-            return all(profile.peak <= profile.capacity for profile in self._simulated(plan))
-        return all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
+            timeline = self._simulated(plan)
+            profiles = (*timeline.memory, *timeline.host_memory)
+            return all(profile.peak <= profile.capacity for profile in profiles)
+        on_devices = all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
+        return on_devices and self._hosts_fit(plan)
+
+    def _hosts_fit(self, plan: Plan) -> bool:
+        """Return whether hosts have the memory that is theirs for the whole step: without passes, all they hold."""
+        if not plan.offload:
+            return True
+        kinds = host_residents(self.costs.machine(plan), self.costs, plan)
+        return all(size <= capacity for size, capacity in kinds)
 
     def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
         held = self.held(plan)
@@ -62,14 +70,14 @@ class Needs:
         on_device = plan.offload.step is StepPlace.DEVICE
         return plan.offload.in_passes or on_device or copies or server or _interleaves(plan)
 
-    def _simulated(self, plan: Plan) -> Sequence[MemoryProfile]:
-        return simulate(lower(self.costs.problem, plan, costs=self.costs)).memory
+    def _simulated(self, plan: Plan) -> Timeline:
+        return simulate(lower(self.costs.problem, plan, costs=self.costs))
 
     def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""
         cut = self.costs.blocks.cut(plan)
         buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
-        made, how = self.costs.division(plan), (plan.zero, plan.offload)
+        made, how = self.costs.division(plan), (plan.zero, plan.offload, begin_in_step(self.training, plan))
         key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
         if key not in self._resident:
             away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
@@ -83,7 +91,8 @@ class Needs:
     def _peaks(self, plan: Plan) -> IntArray:
         """Return the most bytes that passes hold, by pipeline position."""
         made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
-        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared)
+        begun = (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards) if shared.begins else ()
+        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared, begun)
         if key not in self._activations:
             if shared.gradients or shared.begins:
                 self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))
@@ -133,6 +142,8 @@ class Needs:
         elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
         filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
         undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
+        units = [blocks.unit(plan, name) for name, _ in named]
+        filled = at_once(filled, units[::-1])
         result = {}
         used = WHOLE + SPLIT if plan.splits_backward else WHOLE
         added = [0, JOINED, *((FIRST, FIRST + JOINED) if shared.begins else ())]
@@ -141,7 +152,7 @@ class Needs:
             if variant >= FIRST and kind not in MAKES_GRADIENTS:
                 continue
             turn = 1 if kind is ActionKind.FORWARD else -1
-            moving = elements[::turn], filled if shared.gradients else ()
+            moving = [unit.size for unit in units[::turn]], filled if shared.gradients else ()
             held = changes(shared, self.training, variant, *moving, undeferred=undeferred, kept=begun)
             result[variant] = pass_memory((beginning if variant >= FIRST else memories)[::turn], held, kind)
         return result
@@ -151,7 +162,7 @@ class Needs:
         uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
         key = (plan.mesh.axes, plan.placement, uneven)
         if key not in self._capacities:
-            memory = np.array([node.accelerator.memory for node, _ in self.cluster.nodes])
+            memory = np.array([self.costs.problem.usable(node.accelerator) for node, _ in self.cluster.nodes])
             devices = np.array(plan.placement or range(plan.mesh.num_ranks))
             of_device = memory[self.cluster.node_kinds[self.cluster.device_nodes[devices]]]
             least = np.full(plan.pipeline, np.inf)

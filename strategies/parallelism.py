@@ -48,6 +48,8 @@ class Parallelism:
         Whether operators between tensor-parallel regions are cut along ``sequence`` by the tensor axis.
     attention
         How attention is computed where the context axis cuts the sequence; ``None`` where none does.
+    gathers_logits
+        Whether tensor ranks gather the logits, each for the whole loss; else the loss is cut over the vocabulary.
     """
 
     tensor: bool = False
@@ -55,6 +57,7 @@ class Parallelism:
     expert: bool = False
     attention: Attention | None = None
     rows: bool = False
+    gathers_logits: bool = False
 
     def __bool__(self) -> bool:
         return self.tensor or self.rows or self.expert or self.attention is not None
@@ -90,7 +93,8 @@ def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, 
 def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorSharding:
     cuts: dict[str, tuple[str, ...]] = {}
     names = [dim for dim, _ in operator.dims]
-    free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut]
+    whole = by.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
+    free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not whole]
     tensor = free[0] if by.tensor and free else None
     alone = tensor
     if by.rows:

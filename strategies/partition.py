@@ -11,7 +11,8 @@ from strategies.plan import Stage
 def partition(graph: OperatorGraph, stages: int, how: str | tuple[int, ...]) -> tuple[Stage, ...]:
     """Return the blocks of every stage: layers by ``how``, what comes before and after at the ends.
 
-    ``"balanced"`` evens out forward FLOP, the blocks before and after the layers included.
+    ``"balanced"`` evens out forward FLOP, the blocks before and after the layers included. Of more stages than layers
+    the last has none, and then the first, where they have blocks of their own.
     """
     names = [name for name, _ in graph.occurrences]
     layers = [name for name, block in graph.occurrences if block.layer] or names[:1]
@@ -32,6 +33,9 @@ def _counts(graph: OperatorGraph, stages: int, layers: list[str], how: str | tup
         return list(how)
     if how == "even":
         return [len(layers) // stages] * stages
+    if stages > len(layers):
+        last = int(graph.occurrences[-1][0] != layers[-1])
+        return [0] * (stages - len(layers) - last) + [1] * len(layers) + [0] * last
     flops = {name: block.flops for name, block in graph.occurrences}
     each = [flops[name] for name in layers]
     head = sum(size for name, size in flops.items() if name not in set(layers))
@@ -82,6 +86,31 @@ def _filled(layers: list[float], head: float, most: float) -> list[int]:
         counts[0] += 1
         load += size
     return counts
+
+
+def most_stages(graph: OperatorGraph) -> int:
+    """Return how many stages a network has blocks for: one a layer, and one for what comes before and after them."""
+    names = [block.layer for _, block in graph.occurrences]
+    if not any(names):
+        return 1
+    return num_layers(graph) + int(not names[0]) + int(not names[-1])
+
+
+def share_ends(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of stages where what comes before the layers, and what comes after, weighs as much as one.
+
+    So Megatron-LM divides layers under ``--account-for-embedding-in-pipeline-split`` and
+    ``--account-for-loss-in-pipeline-split``, and so were those of Llama 3 405B (Grattafiori et al. 2024, section
+    3.3.2). What does not divide goes to the stages in the middle.
+
+    >>> share_ends(126, 16), share_ends(6, 8), share_ends(5, 3)
+    ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (0, 1, 1, 1, 1, 1, 1, 0), (1, 3, 1))
+    """
+    least, more = divmod(layers + 2, stages)
+    first = (stages - more) // 2
+    counts = [least + (first <= stage < first + more) for stage in range(stages)]
+    counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
+    return tuple(counts)
 
 
 def num_layers(graph: OperatorGraph) -> int:

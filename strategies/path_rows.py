@@ -8,7 +8,7 @@ import numpy as np
 from simulator.bundle import LONGEST
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
-from strategies.durations import Durations
+from strategies.durations import Durations, Sends
 from strategies.finish import Endings
 from strategies.lowering.placed import tied_kind
 from strategies.lowering.stage import Machine, StageCosts
@@ -22,7 +22,7 @@ class PathRows:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.once(Durations)
         self._passes: dict[tuple[object, ...], IntArray] = {}
-        self._sends: dict[int, IntArray] = {}
+        self._sends: dict[Sends, IntArray] = {}
         self._filled: dict[tuple[object, ...], IntArray] = {}
         self._endings: dict[tuple[object, ...], Endings] = {}
 
@@ -40,15 +40,16 @@ class PathRows:
     def sends(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks of sending what each pass makes, in the same columns."""
         sends = self.durations.sends(plan, machine)
-        if id(sends) not in self._sends:
-            self._sends[id(sends)] = np.stack(list(map(_row, sends)), axis=1).ravel()
-        return self._sends[id(sends)]
+        if sends not in self._sends:
+            self._sends[sends] = np.stack(list(map(_row, sends)), axis=1).ravel()
+        return self._sends[sends]
 
     def filled(self, plan: Plan, machine: Machine) -> IntArray:
         """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
         (rank,) = machine.ranks[0]
         made = self.costs.division(plan)
-        key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
+        slices = plan.slices_boundaries and plan.pipeline
+        key = (made, self.costs.blocks.how(plan), rank.key, slices, plan.positions, plan.zero >= 3)
         if key not in self._filled:
             kinds = []
             for kind, buckets in enumerate(self.durations.buckets(plan, machine)):
@@ -74,7 +75,7 @@ class PathRows:
     def ending(self, plan: Plan, machine: Machine) -> Endings:
         """Return how a step ends: one row of each column."""
         made = self.costs.division(plan)
-        key = (machine, made, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
         if key not in self._endings:
             leaving, *rest = self.durations.ending(plan, machine)
             first = np.cumsum([0, *map(len, leaving)])

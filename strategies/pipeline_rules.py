@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from strategies.divisors import nearest_divisor as _nearest
 from strategies.in_order import in_order
 from strategies.layout import Layout
-from strategies.partition import num_layers
+from strategies.partition import most_stages, num_layers
 from strategies.problem import Problem
 from strategies.schedule import OrderError, rule_of, schedule
 from strategies.schedules.rule import ScheduleRule
@@ -42,8 +42,10 @@ def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
             "pipeline",
             f"{number} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
         )
-    elif stages > layers:
-        yield Violation("pipeline", f"{number} stages are at most layers({layers})")
+    elif stages > most_stages(problem.graph):
+        ends = most_stages(problem.graph) - layers
+        beside = f" and {ends} for what is around them" if ends else ""
+        yield Violation("pipeline", f"{number} stages are at most layers({layers}){beside}")
 
 
 def known_rule(layout: Layout) -> ScheduleRule | None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
+from simulator.brief import brief
 from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import (
     CONTEXT,
@@ -37,6 +38,8 @@ class Stage:
     """Blocks of the graph, by name, that run together on one pipeline rank."""
 
     blocks: tuple[str, ...]
+
+    __repr__ = brief()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Plan:
     reshard_after_forward: bool = True
     gradient_reduction: str = "all_reduce"
     overlap_tensor: bool = False
+
+    __repr__ = brief("describe")
 
     @property
     def sizes(self) -> tuple[int, ...]:

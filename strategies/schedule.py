@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
 from strategies.schedules.dualpipev import DUALPIPEV
 from strategies.schedules.gpipe import GPIPE
 from strategies.schedules.interleaved import INTERLEAVED
@@ -117,6 +118,8 @@ class Schedule:
     stage_ranks: tuple[int, ...]
     num_microbatches: int
     overlapped: tuple[Pair, ...] = ()
+
+    __repr__ = brief("name", "num_microbatches", "stage_ranks")
 
     def __post_init__(self) -> None:
         stages: dict[int, list[int]] = {}

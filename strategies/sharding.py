@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simulator.brief import brief
 from simulator.collective_kinds import Collective
 from simulator.operator_graph import Operator, Tensor
 
@@ -20,6 +21,8 @@ class ShardingSpec:
 
     cuts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[str, ...] = ()
+
+    __repr__ = brief()
 
     def axes(self, dim: str) -> tuple[str, ...]:
         """Return the axes that cut ``dim``."""
@@ -66,6 +69,8 @@ class OperatorSharding:
     operator: str
     cuts: tuple[tuple[str, tuple[str, ...]], ...]
     kept: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
+
+    __repr__ = brief()
 
     def of_kept(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which a parameter or an input is kept."""

@@ -1,6 +1,7 @@
 """What is trained and how: batch, precision and optimizer, and the bytes they keep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from simulator.operator_graph import ITEMSIZE
 from strategies.framework import FRAMEWORKS, Framework
@@ -39,6 +40,14 @@ class Training:
         Whether weights stay as they are, and only low-rank adapters beside products are trained, which are so small
         that they count for nothing: backward makes no gradients of weights, and there are no optimizer states (Hu et
         al. 2022, "LoRA: low-rank adaptation of large language models", section 4.2).
+    composes_norms
+        Whether norms of root mean squares are composed of torch's operators, as eager code writes them, and not one
+        kernel: each keeps its input in fp32 and the scaled input beside it.
+    gathers_logits
+        Whether tensor ranks gather the logits and each computes the whole loss (`strategies.parallelism`).
+    expandable_segments
+        Whether torch's allocator grows a segment and gives its pages back, so that it keeps next to nothing beside
+        tensors (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; c10/cuda/CUDACachingAllocator.cpp).
     """
 
     global_batch: int
@@ -49,6 +58,9 @@ class Training:
     gradient_clipping: bool = False
     framework: str = "megatron"
     frozen: bool = False
+    composes_norms: bool = False
+    gathers_logits: bool = False
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.sequence < 1:
@@ -66,7 +78,7 @@ class Training:
     @property
     def conventions(self) -> Framework:
         """What the framework does by itself, in memory and in time."""
-        return FRAMEWORKS[self.framework]
+        return _conventions(self.framework, self.composes_norms)
 
     @property
     def dtype(self) -> str:
@@ -147,3 +159,8 @@ class Training:
     @property
     def _state_bytes(self) -> int:
         return max(ITEMSIZE[self.dtype], 4)
+
+
+@lru_cache(maxsize=64)
+def _conventions(framework: str, composes_norms: bool) -> Framework:
+    return replace(FRAMEWORKS[framework], composes_norms=composes_norms)

@@ -58,6 +58,7 @@ def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured")
         max(batch, 2),
         program.updates,
         program.left,
+        program.renewal_lines,
         tuple(warnings),
     )
 

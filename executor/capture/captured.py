@@ -1,11 +1,13 @@
 """What capture makes of a module: an operator graph, and the program it was read from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.fx import GraphModule
 
 from executor.capture.updates import Update
+from simulator.brief import brief
 from simulator.operator_graph import OperatorGraph
 
 NamedDims = tuple[tuple[str, ...], ...]
@@ -13,7 +15,11 @@ NamedDims = tuple[tuple[str, ...], ...]
 
 
 class CaptureError(ValueError):
-    """A module or its factory cannot be captured; the message says why in one line."""
+    """A module or its factory cannot be captured; the message says why in one line, after that of the user's code."""
+
+    def __init__(self, text: str, line: str = "") -> None:
+        super().__init__(f"{line}: {text}" if line else text)
+        self.line = line
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Captured:
         How forward renews buffers, which the program does not.
     left
         Qualified names of the buffers that forward updates in another way, which the program and ``updates`` leave.
+    lines
+        Qualified name of a buffer that forward updates -> the line that does.
     warnings
         What was not understood, a line each: operators without a rule, which are not cut.
     """
@@ -71,4 +79,7 @@ class Captured:
     batch: int
     updates: tuple[Update, ...] = ()
     left: tuple[str, ...] = ()
+    lines: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    __repr__ = brief()

@@ -177,6 +177,54 @@ def batch_norm_without_running(
     return batch_norm(image, weight, bias, zeros, zeros, True, momentum, epsilon)[:3]
 
 
+def batch_norm_without_training(
+    image: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the batch norm by running statistics, and no statistics of the batch."""
+    result = batch_norm(image, weight, bias, running_mean, running_var, False, momentum, epsilon)[0]
+    return result, image.new_zeros(0), image.new_zeros(0)
+
+
+def instance_norm(
+    image: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    epsilon: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """Return the norm of each channel of each sample; torch's own definition writes the size of the batch out.
+
+    Ulyanov et al. 2016, "Instance normalization"; one that keeps running statistics is torch's.
+    """
+    if running_mean is not None or not use_input_stats:
+        norm = running_mean, running_var, use_input_stats, momentum, epsilon, cudnn_enabled
+        written: Tensor = aten.instance_norm.default.decompose(image, weight, bias, *norm)
+        return written
+    inner = list(range(2, image.dim()))
+    count = prod(image.shape[2:])
+    centred = image - image.sum(inner, keepdim=True) / count
+    variance = (centred * centred).sum(inner, keepdim=True) / count
+    result = centred * (variance + epsilon).rsqrt()
+    if weight is not None:
+        result = result * _along(weight, image, 1)
+    return result if bias is None else result + _along(bias, image, 1)
+
+
+def copy(old: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return a value in the shape and dtype of the one that it is written over."""
+    return new.to(old.dtype).expand(old.shape).clone()
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_of_dims,
@@ -190,4 +238,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.nll_loss.default: nll_loss,
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_running,
+    aten._native_batch_norm_legit_no_training.default: batch_norm_without_training,
+    aten.instance_norm.default: instance_norm,
+    aten.copy.default: copy,
 }

@@ -31,10 +31,12 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Raise what the body raises of a module as a `CaptureError` that names its factory."""
+    """Raise what the body raises of a module as a `CaptureError` that names its factory, or a line as it is."""
     try:
         yield
     except ValueError as error:
+        if isinstance(error, CaptureError) and error.line:
+            raise
         raise CaptureError(f"{name}: {error}") from error
 
 
@@ -48,6 +50,7 @@ def _found(name: str) -> Callable[[], Any]:
     spec = importlib.util.spec_from_file_location(f"captured_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where data classes and pickle look for the classes of a file
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)

@@ -1,9 +1,10 @@
 """A module's forward pass in training mode as one flat graph of ATen operators, by ``torch.export``."""
 
+import logging
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -11,13 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Node
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from executor.capture.captured import CaptureError
 from executor.capture.decompositions import DECOMPOSITIONS
 from executor.capture.rules.table import rule_of
+from executor.capture.source_lines import line_of_error, line_of_forward, line_of_node
 from executor.capture.updates import Update, updates
+from executor.capture.without_gradient import DataIsDetached, inline
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Program:
         How forward renews buffers; the program does not.
     left
         Qualified names of buffers that it renews in another way.
+    renewal_lines
+        Qualified name of a buffer -> the line that renews it.
     """
 
     module: GraphModule
@@ -42,6 +48,7 @@ class Program:
     trained: frozenset[str]
     updates: tuple[Update, ...]
     left: tuple[str, ...]
+    renewal_lines: dict[str, str]
 
 
 def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
@@ -50,16 +57,19 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     Raises
     ------
     CaptureError
-        Where torch cannot export the module; the message is torch's reason in one line.
+        Where torch cannot export the module, or it does what a program does not: it changes inputs or parameters,
+        or reads numbers or sizes out of data. The message is one line that begins with that of the module.
     """
     module.train()
     try:
-        with warnings.catch_warnings(), redirect_stdout(sys.stderr), redirect_stderr(StringIO()):  # torch prints graphs
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(module, inputs, strict=False)
+        with _quiet():
+            with DataIsDetached():
+                exported = torch.export.export(module, inputs, strict=False)
+            inline(exported.graph_module)
             exported = exported.run_decompositions(_table())
     except Exception as error:
-        raise CaptureError(f"torch cannot export the module: {_reason(error)}") from error
+        line = line_of_error(error) or line_of_forward(module)
+        raise CaptureError(f"torch cannot export the module: {_reason(error)}", line) from error
     signature, graph = exported.graph_signature, exported.graph_module.graph
     named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
     for each in signature.input_specs:
@@ -67,14 +77,17 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     losses = [each.arg.name for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT]
     output = graph.output_node()
     results = [node for node in output.all_input_nodes if node.name in losses]
-    _check_loss(results)
+    _check_loss(results, line_of_forward(module))
+    _check_changes(signature.output_specs, {node.name: node for node in output.all_input_nodes})
+    _check_numbers(graph)
     mutated = {e.arg.name: str(e.target) for e in signature.output_specs if e.kind is OutputKind.BUFFER_MUTATION}
     made = {mutated[node.name]: node for node in output.all_input_nodes if node.name in mutated}
     renewed, left = updates(results[0], made, named[InputKind.BUFFER])
     output.args = (tuple(results),)
     for node in list(graph.nodes):
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and not _gets(node):
-            raise CaptureError(f"torch cannot export the module: it has the operator {node.target}, which is not ATen")
+            reason = f"torch cannot export the module: it has the operator {node.target}, which is not ATen"
+            raise CaptureError(reason, line_of_node(node))
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -89,7 +102,21 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         frozenset(name for name, target in mine.items() if parameters[target].requires_grad),
         renewed,
         tuple(left),
+        {name: line_of_node(node) for name, node in made.items()},
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to themselves the warnings and graphs that torch prints while it exports."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 @cache
@@ -104,14 +131,44 @@ def _gets(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
-def _check_loss(results: list[Node]) -> None:
+def _check_loss(results: list[Node], line: str) -> None:
     values = [node.meta["val"] for node in results]
     if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != 1:
         met = ", ".join(f"a tensor of shape {tuple(value.shape)}" for value in values) or "no tensor"
-        raise CaptureError(f"forward(*inputs) returns a scalar loss, met {met}")
+        raise CaptureError(f"forward(*inputs) returns a scalar loss, met {met}; nearest: the loss alone", line)
+
+
+_CHANGES = {
+    OutputKind.USER_INPUT_MUTATION: ("its input", "a copy, as x = x * 2"),
+    OutputKind.PARAMETER_MUTATION: ("its parameter", "the change outside of forward, or a buffer"),
+}
+
+
+def _check_changes(outputs: list[OutputSpec], nodes: dict[str, Node]) -> None:
+    """Raise where forward changes what a step leaves as it is."""
+    for each in outputs:
+        if each.kind in _CHANGES:
+            what, nearest = _CHANGES[each.kind]
+            met = f"forward changes buffers alone, met a change in place of {what} {each.target}; nearest: {nearest}"
+            raise CaptureError(met, line_of_node(nodes[each.arg.name]))
+
+
+def _check_numbers(graph: Graph) -> None:
+    """Raise where a number or a size is read out of data: other data would make another program."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Tensor) and any(not isinstance(size, int) for size in each.shape):
+                met = f"met {node.name}, whose size depends on data; nearest: all samples, weighted with 0 or 1"
+                raise CaptureError(f"tensors of a captured module have one size, {met}", line_of_node(node))
+            if isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool):
+                met = "met a number that is read out of a tensor; nearest: the tensor itself, without item()"
+                raise CaptureError(f"a captured module computes with tensors, {met}", line_of_node(node))
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of torch's message that says something."""
+    """Return the first line of torch's message that says something, or what it means."""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "control flow does not depend on data, met a branch or a size that does; nearest: torch.where"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

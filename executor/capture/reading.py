@@ -34,6 +34,8 @@ class Reading:
         Nodes that depend on neither parameters nor inputs.
     differentiable
         Nodes whose value has a gradient.
+    flowing
+        Nodes that the loss reads on a path that no gradient ends on.
     """
 
     program: Program
@@ -42,6 +44,7 @@ class Reading:
     works: dict[Node, Work] = field(default_factory=dict)
     constant: set[Node] = field(default_factory=set)
     differentiable: set[Node] = field(default_factory=set)
+    flowing: set[Node] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
 
     def root(self, node: Node) -> Value:
@@ -61,6 +64,7 @@ class Reading:
 def read(program: Program, batch: int) -> Reading:
     """Return the reading of a program whose inputs are ``batch`` samples."""
     reading = Reading(program)
+    _flow(reading, program.module.graph.output_node())
     samples = reading.dims.new(batch, batch=True)
     for node in list(program.module.graph.nodes):
         if node.op == "placeholder":
@@ -74,6 +78,20 @@ def read(program: Program, batch: int) -> Reading:
         elif node.op == "call_function":
             _call(reading, node)
     return reading
+
+
+def _flow(reading: Reading, output: Node) -> None:
+    """Note the nodes that gradients of the loss reach."""
+    left = list(output.all_input_nodes)
+    while left:
+        node = left.pop()
+        if node not in reading.flowing:
+            reading.flowing.add(node)
+            left += [] if _stops(node) else node.all_input_nodes
+
+
+def _stops(node: Node) -> bool:
+    return node.op == "call_function" and not is_part(node) and name_of(node.target) in _WITHOUT_GRADIENT
 
 
 def is_part(node: Node) -> bool:
@@ -118,6 +136,8 @@ def _work(reading: Reading, node: Node) -> Work:
         raise Unknown("no rule says what it does to named dims")
 
     def renamed(alias: Node, work: Work) -> None:
+        if node in reading.flowing and not _stops(node):  # the reader of the alias, which comes after the flow is noted
+            reading.flowing.add(alias)
         _note(reading, alias, work)
         if alias.all_input_nodes[0] in reading.constant:
             reading.constant.add(alias)
@@ -149,8 +169,8 @@ def _note(reading: Reading, node: Node, work: Work) -> None:
 def _note_gradient(reading: Reading, node: Node) -> None:
     value = node.meta["val"]
     floats = not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
-    stops = not is_part(node) and name_of(node.target) in _WITHOUT_GRADIENT
-    if floats and not stops and any(each in reading.differentiable for each in node.all_input_nodes):
+    reads = any(each in reading.differentiable for each in node.all_input_nodes)
+    if reads and floats and node in reading.flowing and not _stops(node):
         reading.differentiable.add(node)
 
 

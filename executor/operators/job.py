@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.device import CPU
+from simulator.brief import brief
 from strategies.plan import Plan
 
 JOB_VERSION = 1
@@ -43,6 +44,8 @@ class OperatorJob:
     profile: bool = True
     timeout: float = 600.0
     device: str = CPU
+
+    __repr__ = brief()
 
     def write(self, folder: Path) -> Path:
         """Write the job into ``folder`` and return the file; results go beside it."""

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.fx import Node
 
 from executor.capture.captured import Captured
+from executor.capture.source_lines import at, line_of_node
 from executor.operators import local_operators
 from executor.operators.buffers import Buffers
 from executor.operators.collectives import Ranks
@@ -97,6 +98,11 @@ class OperatorNetwork(nn.Module):
         dims = self.layouts.dims(root)
         full = self.ranks.redistribute(part, dims, self.layouts.produced[root], REPLICATED)
         return full.reshape(self._values[root].shape)
+
+    def unread(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the parameters of a module that no stage reads, by name: they stay as they are."""
+        read = {self.names[root] for program in self.programs for root in program.parameters}
+        return {name: each for name, each in module.named_parameters() if name not in read}
 
     def dtype(self, root: str) -> torch.dtype:
         """Return the dtype of a root."""
@@ -203,9 +209,13 @@ class Pass:
             rows = self._rows(node, sharding)
         part = local_operators.Part(self.ranks, summed, rows)
         options = local_operators.there(options, self.network.device)
-        with saved_tensors_hooks(*self._gathering(node)):
-            result = local_operators.run(node, part, arguments, options)
-        self._keep(node, result)
+        try:
+            with saved_tensors_hooks(*self._gathering(node)):
+                result = local_operators.run(node, part, arguments, options)
+            self._keep(node, result)
+        except RuntimeError as error:
+            error.args = (at(line_of_node(node), f"{node.target} on parts of its operands: {error}"),)
+            raise
 
     def loss(self) -> Tensor:
         """Return the loss, summed where it is partial."""

@@ -1,4 +1,4 @@
-"""The same training run of a module by one process, with plain autograd."""
+"""The same training run of a module by one process: the module itself, on the whole batch at once."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from executor.optimizer import kind_of
 def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the losses, and the last gradients, the parameters and the buffers that changed by name as arrays.
 
-    Nothing of the plan is used but its microbatches: what works on a batch as a whole works on each of them.
+    Nothing of the plan is used: no microbatch, no captured program.
     """
     made = make(job)
     kind, options = kind_of(job.optimizer)
@@ -22,17 +22,12 @@ def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     losses = []
     for _ in range(job.steps):
         optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for inputs in made.microbatches:
-            loss = module(*inputs) / len(made.microbatches)
-            loss.backward()
-            total += loss.item()
+        loss = module(*(tensor.clone() for tensor in made.inputs)).reshape(())
+        loss.backward()
         optimizer.step()
-        losses.append(total)
+        losses.append(loss.item())
     arrays: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            continue  # nothing reads it
         arrays[f"parameter {name}"] = parameter.detach().numpy()
         arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
     changed = {name: each for name, each in module.named_buffers() if not torch.equal(each, before[name])}

@@ -1,22 +1,28 @@
 """Execute a user's module under a plan on this host and return what was measured."""
 
+import re
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from executor.device import CPU, require_device
-from executor.launcher import launch, require_torch
+from executor.launcher import ExecutionError, launch, require_torch
 from executor.measured_timeline import read_timeline
 from executor.metrics_log import Progress
 from executor.operators.job import OperatorJob
-from executor.run import VERIFIED_STEPS, WARM_UP, Run, held, losses, progress_of, step_times
+from executor.operators.verification import expect, is_done, verdict
+from executor.rank_error import read_errors
+from executor.run import VERIFIED_STEPS, VERIFY, WARM_UP, Run, held, losses, progress_of, step_times
 from executor.supported import OPTIMIZERS
-from executor.verification import Verification, distance, require_equal
+from executor.verification import Verification, require_equal
 from simulator.operator_graph import OperatorGraph
 from strategies.plan import Plan
 from strategies.recomputation import Recompute
 from strategies.schedule import ActionKind
+from strategies.training import Training
 
 WORKER = "executor.operators.worker"
 
@@ -29,7 +35,7 @@ def execute_module(
     steps: int,
     verify: bool,
     folder: Path,
-    optimizer: str = "adamw",
+    training: Training,
     seed: int = 0,
     timeout: float = 600.0,
     progress: Progress | None = None,
@@ -44,7 +50,10 @@ def execute_module(
     graph
         That of which ``plan`` is.
     verify
-        Whether the same plan first runs in fp64 against one process.
+        How many steps first run in fp64 on the ranks and, on the whole batch, in one process: all of
+        `executor.run.VERIFIED_STEPS`, or one, which no run goes without.
+    training
+        Precision, optimizer and clipping, which must be those that the back end has.
     device
         What ranks train on: one of `executor.device.DEVICES`.
 
@@ -59,15 +68,11 @@ def execute_module(
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1, met {steps}")
-    job = OperatorJob(absolute(module), plan, steps, optimizer, seed, timeout=timeout, device=device)
-    refuse(job, graph)
+    job = OperatorJob(absolute(module), plan, steps, training.optimizer, seed, timeout=timeout, device=device)
+    tolerance = refuse(job, graph, training)
     require_device(device, plan.mesh.num_ranks)
-    verification = None
-    if verify:
-        checked = replace(job, steps=VERIFIED_STEPS, double=True, dump=True, profile=False), folder / "verify"
-        run_jobs([checked])
-        verification = require_equal(compare(*checked))
-    run_jobs([(job, folder)], progress)
+    check = replace(job, steps=VERIFIED_STEPS if verify else 1, double=True, dump=True, profile=False)
+    verification = run_verified(job, check, folder, tolerance, progress)
     times = step_times(plan, folder)
     timeline = read_timeline(plan, folder)
     return Run(
@@ -92,53 +97,107 @@ def absolute(module: str) -> str:
     return f"{Path(file).resolve()}{colon}{factory}" if colon else module
 
 
-def refuse(job: OperatorJob, graph: OperatorGraph) -> None:
-    """Return where the ranks can run a job, else raise ``ValueError`` with every reason; the module is captured once.
+def run_verified(
+    job: OperatorJob, check: OperatorJob, folder: Path, tolerance: float, progress: Progress | None = None
+) -> Verification:
+    """Run a job in one set of processes, its check before it, and return how far the check was from one process.
 
     Raises
     ------
     ValueError
-        Where the plan or its graph is not of this module or batch, or asks for what the back end does not do.
+        Where a rank fails in the check: the job was not begun.
+    VerificationError
+        Where the check differs: nor was it then.
+    """
+    from executor.capture.captured import CaptureError
+    from executor.operators.reference import train
+
+    checked = folder / VERIFY
+    with redirect_stdout(sys.stderr):  # forward may print
+        expected = train(check)
+    expect(checked, *expected, tolerance)
+    try:
+        run_jobs([(job, folder), (check, checked)], progress)
+    except ExecutionError as error:
+        failures = sorted(read_errors(folder, job.plan.mesh.num_ranks).values(), key=lambda each: each.time)
+        if failures and not is_done(checked):
+            kind, _, text = failures[0].error.partition(": ")
+            known = re.match(r"(\S+:\d+): ", text)
+            line, reason = (known[1], text[known.end() :]) if known else (job.module, f"{kind}: {text}")
+            held = "ranks can run every operator of a captured module, which is tried in fp64 before the run"
+            raise CaptureError(f"{held}; met {reason}; nearest: a plan with fewer cuts", line) from error
+        raise
+    return require_equal(verdict(check, checked), " of the whole batch")
+
+
+def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
+    """Return how far from one process in fp64 the ranks of a job may be, else raise ``ValueError`` with every reason.
+
+    The module is captured, and run in fp64 in this process.
+
+    Raises
+    ------
+    ValueError
+        Where the plan or its graph is not of this module or batch, or plan, training or module ask for what the back
+        end does not do.
     """
     require_torch()
-    if reasons := unsupported(job.plan):
+    import torch
+
+    if reasons := (*unsupported(job.plan), *unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
     from executor.capture.capture import capture
+    from executor.capture.captured import CaptureError
     from executor.capture.factory import naming
+    from executor.capture.program import export
+    from executor.capture.source_lines import line_of_forward, line_of_node
     from executor.operators.layouts import Layouts
     from executor.operators.trainer import make
+    from executor.operators.whole_batch import check, tolerance_of
 
-    if job.optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {job.optimizer}")
     made = make(job)
-    with naming(job.module):
+    with naming(job.module), redirect_stdout(sys.stderr):  # forward may print
         captured = capture(made.module, made.microbatches[0])
         if captured.left:
             held = (
                 "the executor renews buffers point by point, each from one value of the loss, which does not read them"
             )
-            raise ValueError(f"{held}; met {', '.join(captured.left)}")
-        if met := _difference(graph, captured.graph):
-            raise ValueError(f"the module is the one that the scenario's graph was captured from; {met}")
+            met = f"met {', '.join(captured.left)}; nearest: the update outside of forward"
+            raise CaptureError(f"{held}; {met}", captured.lines[captured.left[0]])
+        for name, parameter in made.module.named_parameters():
+            if parameter.dtype not in (torch.float32, torch.float64):
+                met = f"met {name} of {str(parameter.dtype).removeprefix('torch.')}; nearest: the module's .float()"
+                raise CaptureError(f"parameters of a captured module are of fp32, {met}")
+        double = make(replace(job, double=True))
+        program = export(double.module, double.microbatches[0])
+        check(program, double.module, double.microbatches, job.plan.sequences)
+        if different := _difference(graph, captured.graph):
+            name, met = different
+            nodes = (node for node in captured.program.graph.nodes if captured.operators.get(node.name) == name)
+            line = next((line_of_node(node) for node in nodes), "") or line_of_forward(made.module)
+            raise CaptureError(f"the module is the one that the scenario's graph was captured from; {met}", line)
         Layouts(captured, {each.operator: each for each in job.plan.shardings})
+        return tolerance_of(program)
 
 
-def _difference(graph: OperatorGraph, other: OperatorGraph) -> str:
-    """Return the first difference between two graphs in operators; empty where there is none."""
+def _difference(graph: OperatorGraph, other: OperatorGraph) -> tuple[str, str] | None:
+    """Return the operator in which two graphs first differ, and how; None where they do not."""
     sizes = [
         {f"{b.name}.{o.name}": (b.repeat, o.dims) for b in each.blocks for o in b.operators} for each in (graph, other)
     ]
     first, second = sizes
+    nearest = "a graph that is captured anew, with as many samples as a microbatch has"
     if alone := [name for name in (*first, *second) if (name in first) != (name in second)]:
-        return f"met {alone[0]} only in the {'graph' if alone[0] in first else 'module'}"
+        where = "graph" if alone[0] in first else "module"
+        return alone[0], f"met {alone[0]} only in the {where}; nearest: {nearest}"
     for name, (repeat, dims) in first.items():
         if (repeat, dims) != second[name]:
             met = [
                 ", ".join(f"{dim}({size})" for dim, size in dims) + f" x {times}"
                 for times, dims in (first[name], second[name])
             ]
-            return f"{name} is {met[0]} in the graph, met {met[1]}"
-    return ""
+            return name, f"{name} is {met[0]} in the graph, met {met[1]}; nearest: {nearest}"
+    return None
 
 
 def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = None) -> None:
@@ -150,12 +209,20 @@ def run_jobs(jobs: list[tuple[OperatorJob, Path]], progress: Progress | None = N
     launch(WORKER, paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
 
 
-def compare(job: OperatorJob, folder: Path) -> Verification:
-    """Return how far a dumped job is from one process."""
-    from executor.operators.reference import train
-
-    expected_losses, expected = train(job)
-    return distance(job.plan.mesh.num_ranks, folder, losses(job.plan, job.steps, folder), expected_losses, expected)
+def unsupported_training(training: Training) -> tuple[str, ...]:
+    """Return every reason why the operator back end cannot train so; empty where it can."""
+    reasons = []
+    if training.precision != "fp32":
+        reasons.append(
+            f"precision: a captured module is trained as it was made, met {training.precision}; nearest: fp32"
+        )
+    if training.gradient_clipping:
+        reasons.append("gradient_clipping: gradients of a captured module are not clipped, met true; nearest: false")
+    if training.optimizer not in OPTIMIZERS:
+        reasons.append(f"optimizer: the executor steps with {' or '.join(OPTIMIZERS)}, met {training.optimizer}")
+    if training.frozen:
+        reasons.append("frozen: a captured module trains what its requires_grad says, met true; nearest: false")
+    return tuple(reasons)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from executor.operators.collectives import Ran, Ranks
 from executor.operators.job import OperatorJob, collectives_file
 from executor.operators.network import OperatorNetwork
 from executor.operators.pipeline import Pipeline
+from executor.operators.verification import verdict
 from executor.optimizer import kind_of
 from executor.profiled import profiled
 from executor.recorder import Record, Recorder
@@ -38,6 +39,11 @@ class Made:
 
     module: nn.Module
     microbatches: tuple[tuple[Tensor, ...], ...]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The inputs of the whole batch."""
+        return tuple(torch.cat(parts) for parts in zip(*self.microbatches, strict=True))
 
     def on(self, device: torch.device) -> "Made":
         """Return the module, which goes there, and its inputs on a device."""
@@ -150,9 +156,22 @@ class OperatorTrainer:
             arrays[f"parameter {name}"] = self.network.whole(root, part.detach()).cpu().numpy()
             gradient = torch.zeros_like(part) if part.grad is None else part.grad
             arrays[f"gradient {name}"] = self.network.whole(root, gradient).cpu().numpy()
+        for name, parameter in self.network.unread(self.made.module).items():
+            arrays[f"parameter {name}"] = parameter.detach().cpu().numpy()
+            arrays[f"gradient {name}"] = torch.zeros_like(parameter).detach().cpu().numpy()
         for name in self.network.renewed.updates:
             arrays[f"buffer {name}"] = self.network.renewed.whole(name).cpu().numpy()
         np.savez(tensors_file(folder, rank), **arrays)
+
+
+def agrees(job: OperatorJob, folder: Path, device: torch.device) -> bool:
+    """Return whether the ranks of a job that has run computed what one process does: the first one tells all."""
+    dist.barrier()  # all have left what they computed
+    equal = torch.zeros(1, device=device)
+    if dist.get_rank() == 0:
+        equal[0] = float(verdict(job, folder).equal)
+    dist.broadcast(equal, 0)
+    return bool(equal.item())
 
 
 def _collective(ran: Ran, records: Sequence[Record]) -> Row:

@@ -1,4 +1,7 @@
-"""One rank of a captured module: ``python -m executor.operators.worker JOB.json ...``, results beside each job file."""
+"""One rank of a captured module: ``python -m executor.operators.worker JOB.json [CHECK.json]``, results beside each.
+
+The check runs first: the same job in fp64, which is compared with one process. Where it differs the job is not begun.
+"""
 
 import os
 import sys
@@ -12,19 +15,21 @@ def _run(paths: list[Path], rank: int) -> None:
     from executor.device import require_device
     from executor.heartbeat import Heartbeat
     from executor.operators.job import OperatorJob
-    from executor.operators.trainer import OperatorTrainer
+    from executor.operators.trainer import OperatorTrainer, agrees
     from executor.process_group import joined
 
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")
-    jobs = [OperatorJob.read(path) for path in paths]
+    jobs = [OperatorJob.read(path) for path in paths]  # the run is the first one: its folder has the signs of life
     device = jobs[0].device
     require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     accelerator = accelerator_of(device)
     with joined(paths[0].parent, max(job.timeout for job in jobs), accelerator):
-        for path, job in zip(paths, jobs, strict=True):
+        for path, job in reversed(list(zip(paths, jobs, strict=True))):
             heartbeat.beat("capture")
             OperatorTrainer(job, heartbeat, accelerator).train(path.parent, rank)
+            if job.double and not agrees(job, path.parent, accelerator.device):
+                return
 
 
 if __name__ == "__main__":

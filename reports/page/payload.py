@@ -61,7 +61,6 @@ def facts(report: Report) -> Facts:
     result = report.result
     kinds = "kind" if result["classes"] == 1 else "kinds"
     low, high = result["step_time_interval"]
-    used = result["peak_memory"] / result["memory_capacity"]
     found = [
         (
             "predicted step time" if report.run else "step time",
@@ -69,7 +68,7 @@ def facts(report: Report) -> Facts:
             f"90 % of runs: {format_time(low)} to {format_time(high)}",
         ),
         ("model FLOP utilisation", percent(result["mfu"]), f"{count(result['tokens_per_second'])} tokens/s"),
-        ("peak memory", format_size(result["peak_memory"]), _of_capacity(used, result["memory_capacity"])),
+        ("peak memory", format_size(result["peak_memory"]), _of_capacity(result)),
         ("devices", f"{result['ranks']:,}", f"{result['classes']:,} {kinds} of ranks simulated"),
         ("pipeline bubble", percent(result["bubble"]), "of all ranks' time"),
     ]
@@ -87,8 +86,10 @@ def _measured(run: Data) -> tuple[str, str, str]:
     return "measured", format_time(run["step_time"]), f"the prediction is {error:+.1%}"
 
 
-def _of_capacity(used: float, capacity: float) -> str:
-    return f"{percent(used)} of {format_size(capacity)}, {'fits' if used <= 1 else 'does not fit'}"
+def _of_capacity(result: Data) -> str:
+    used, verdict = result["peak_memory"] / result["memory_capacity"], "fits" if result["fits"] else "does not fit"
+    capacity, usable = format_size(result["memory_capacity"]), format_size(result["memory_usable"])
+    return f"{percent(used)} of {capacity}, usable {usable}: {verdict}"
 
 
 def _kinds(report: Report) -> list[dict[str, Any]]:

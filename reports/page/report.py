@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.brief import brief
 from simulator.cluster import Cluster
 from simulator.timeline import Timeline
 from strategies.explanation.critical_path import CriticalPath
@@ -50,6 +51,8 @@ class Report:
     run: Data = field(default_factory=dict)
     measured: Timeline | None = None
     path: CriticalPath | None = None
+
+    __repr__ = brief("title")
 
     def __post_init__(self) -> None:
         for timeline in self.timelines:

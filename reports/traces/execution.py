@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.collective_kinds import Collective
 from simulator.engine import ENGINES
 from simulator.program import IntArray, Piece, StreamKind, TaskKind
@@ -61,6 +62,8 @@ class Execution:
 
     sited: Sited
     engine: str = "discrete_event"
+
+    __repr__ = brief()
 
     @cached_property
     def _groups(self) -> dict[str, IntArray]:

@@ -82,7 +82,7 @@ def demo(
     searched = (found, scenario.search("mcmc", budget=WALK))
     _pictures(target, searched, predicted, run)
     _report(target, found, predicted, result)
-    searches = [search_to_json(each) for each in searched]
+    searches = [search_to_json(each, scenario.problem) for each in searched]
     write_page(target / "report.html", scenario, predicted, searches=searches, run=result, measured=run.timeline)
     document = {"folder": str(target), "plan": found.best.plan.to_json(), "gap": found.gap, **result}
     if as_json:
@@ -98,7 +98,7 @@ def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any)
 
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
-    draw_memory(predicted.timeline, target / "memory.png", title="predicted memory")
+    draw_memory(predicted.timeline, target / "memory.png", title="predicted memory", reported=predicted.memory_capacity)
     histories = {found.algorithm: found.history for found in searches}
     draw_search(histories, target / "search.png", lower_bound=searches[0].lower_bound)
 

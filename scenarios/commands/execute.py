@@ -132,7 +132,7 @@ def execute(
         value.check_executable()
     predicted = value.simulate()
     if not predicted.fits:
-        note(reason(predicted))
+        note(reason(value.problem, predicted.plan))
         raise typer.Exit(NOTHING_FITS)
     how: dict[str, Any] = {
         "steps": steps,

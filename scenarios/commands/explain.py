@@ -1,17 +1,21 @@
 """``meshwise explain``: why a plan, why not another, and what if."""
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, remarks, show
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
+from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
-SECONDS = 60.0
-"""Processor time after which nothing is begun any more that takes long: fewer devices, lost devices."""
+SECONDS = 12.0
+"""Processor time after which an explanation ends with what is known."""
 
 
 def explain(
@@ -29,7 +33,9 @@ def explain(
     lost: Annotated[int, typer.Option(min=0, help="Devices that are lost: plan again, with the cost of moving.")] = 0,
     price: Annotated[float, typer.Option(min=0, help="Price of a device for an hour, for the cost of tokens.")] = 1.0,
     front: Annotated[str | None, typer.Option(help="Draw the Pareto fronts (.png, .svg).")] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="Processor time for other device counts.")] = SECONDS,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Processor time after which it ends with what is known.")
+    ] = SECONDS,
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
@@ -40,6 +46,7 @@ def explain(
     from scenarios.nothing_fits import Nothing
     from scenarios.question import Question, plan_fields
     from strategies.plan import Plan
+    from strategies.search.driver import OutOfTime
 
     check_output(front, (".png", ".svg"))
     check_page(report)
@@ -49,19 +56,30 @@ def explain(
         raise ValueError(f"{plan}: a plan is needed")
     ticker, end = Ticker(), time.process_time() + seconds
     document: dict[str, Any] = {"scenario": value.name}
-    interrupted = False
+    interrupted, part = False, ""
+
+    def told(words: str) -> None:
+        nonlocal part
+        part = words
+        if time.process_time() >= end:
+            raise OutOfTime
+        ticker(words)
+
     try:
         given = value.plan if plan is not None else None
-        for name, found in explanation(value, given, question, lambda: end - time.process_time(), ticker):
-            document[name] = found
+        with _time_limit(seconds):
+            for name, found in explanation(value, given, question, lambda: end - time.process_time(), told):
+                document[name] = found
     except KeyboardInterrupt:
         interrupted = True
+    except OutOfTime:
+        document["not_looked_at"] = part
     except Nothing as nothing:
         ticker.done()
         _tell_nothing(nothing.document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS) from None
     ticker.done()
-    _tell(document, as_json=as_json)
+    _tell(value, document, as_json=as_json)
     if front is not None and "memory_front" in document:
         from reports.pareto import draw_fronts
 
@@ -71,15 +89,41 @@ def explain(
         write_page(report, value, value.simulate(explained), explanation=document)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    if "not_looked_at" in document:
+        note(f"time ran out after {seconds:g} s, before the end of: {part}; --seconds gives more")
+        if "plan" not in document:
+            raise typer.Exit(FAILED)
 
 
-def _tell(document: dict[str, Any], *, as_json: bool) -> None:
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` once the processor time is used: also in a simulation, which may take seconds of its own."""
+    from strategies.search.driver import OutOfTime
+
+    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
+        yield  # the explanation asks the clock itself
+        return
+
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
     from reports.explanation import explanation_lines
 
     if as_json:
         emit(document)
         return
     print(f"scenario     {document['scenario']}")
+    show(remarks(value))
     for line in explanation_lines(document):
         print(line)
 

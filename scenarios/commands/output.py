@@ -14,6 +14,8 @@ from simulator.plain_text import escaped
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scenarios.scenario import Scenario
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
@@ -48,6 +50,11 @@ def _finite(value: Any) -> Any:
 def note(text: str) -> None:
     """Print a remark on stderr, with what is not safe to print written out."""
     print(escaped(text), file=sys.stderr)
+
+
+def remarks(scenario: "Scenario") -> list[tuple[str, str]]:
+    """Return the rows that say what to know of a scenario before any figure."""
+    return [("remark", line) for line in scenario.remarks]
 
 
 def show(rows: Iterable[tuple[str, Any]]) -> None:

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, show, table
+from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, remarks, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.exit_codes import INTERRUPTED, NOTHING_FITS
+from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -45,20 +45,35 @@ def search(
         float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
     ] = None,
     out_of_memory: Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")] = 0.05,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="TARGET",
+            help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
+        ),
+    ] = None,
+    brave: Annotated[
+        bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")
+    ] = False,
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
     from scenarios.files import check_output
     from scenarios.loader import load
-    from scenarios.nothing_fits import nothing_fits_in
+    from scenarios.nothing_fits import nothing_fits_in, nothing_is_known_to_fit, seconds_left
     from scenarios.robust_choice import check_robust, robust_choice
 
     check_output(out, (".json",))
     check_page(report)
     check_robust(robust, out_of_memory)
     value = load(scenario)
+    if brave:
+        value = replace(value, problem=replace(value.problem, memory_margin=1.0))
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
+    if chosen_target := target or value.target:
+        value = value.for_target(chosen_target)
     ticker = Ticker()
     follow, keep = _follow(ticker), _keep(out)
 
@@ -66,20 +81,24 @@ def search(
         keep(progress.best)
         follow(progress)
 
+    left = seconds_left(seconds if seconds is not None else value.search_settings.seconds)
     with _executor(workers, scheduler) as executor:
         result = value.search(
             algorithm, budget=budget, seconds=seconds, seed=seed, progress=told, resume=resume, executor=executor
         )
     ticker.done()
     keep(result.best)
-    document, chosen = to_json(result), None
+    document, chosen = to_json(result, value.problem) | _terms(value), None
     if robust is not None and result.best is not None and not result.interrupted:
-        found = robust_choice(value, robust, out_of_memory)
+        found = robust_choice(value, robust, out_of_memory, left, result.best.plan)
         document["robust"] = found.to_json()
         chosen = found.plan
         keep(replace(result.best, plan=chosen or result.best.plan))
-    if result.best is None and not result.interrupted:
-        document |= nothing_fits_in(value)
+    known = nothing_is_known_to_fit(result)
+    if known:
+        document |= nothing_fits_in(value, left) | _misses(value)
+    elif result.best is None:
+        document["reason"] = _nothing_found(result)
     if report is not None:
         _write_page(report, value, [result], chosen)
     if as_json:
@@ -91,10 +110,50 @@ def search(
         if out is not None and result.best is not None:
             note(f"the best plan so far is in {out}")
         raise typer.Exit(INTERRUPTED)
+    if result.best is None and not known:
+        note(_nothing_found(result))
+        raise typer.Exit(FAILED)
     if result.best is None:
         note(_nothing_fits(value, result))
+        for miss in document.get("near_misses", ()):
+            note(f"  {miss['words']}")
         _print_more("changes", document)
         raise typer.Exit(NOTHING_FITS)
+
+
+def _terms(value: Any) -> dict[str, Any]:
+    """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
+    framework = {"name": value.problem.training.framework, "stated": value.framework is not None}
+    target = _target(value)
+    return {"framework": framework, "target": target and target.called}
+
+
+def _target(value: Any) -> Any:
+    if value.target is None:
+        return None
+    from scenarios.interchange.acceptance import Acceptance
+
+    return Acceptance(value.target, value.spec)
+
+
+def _misses(value: Any) -> dict[str, Any]:
+    """Return the plans that fit and that the target cannot say, as JSON-ready data; nothing without a target."""
+    target = _target(value)
+    if target is None:
+        return {}
+    from scenarios.near_misses import near_misses
+
+    return {
+        "near_misses": [
+            {
+                "plan": miss.plan.describe(),
+                "peak_memory": miss.peak_memory,
+                "lacks": list(miss.lacks),
+                "words": miss.describe(target.called),
+            }
+            for miss in near_misses(value)
+        ]
+    }
 
 
 @contextmanager
@@ -143,8 +202,6 @@ def _print_more(section: str, document: dict[str, Any]) -> None:
     if section == "robust" and section in document:
         print("\n".join(robust_lines(document[section])))
     if section == "changes":
-        if document["lacking"]:
-            note(document["lacking"]["words"])
         for line in changes_lines(document):
             note(line)
 
@@ -165,18 +222,20 @@ def _follow(ticker: Ticker) -> Any:
     return follow
 
 
-def to_json(result: Any) -> dict[str, Any]:
+def to_json(result: Any, problem: Any) -> dict[str, Any]:
     """Return a search result as JSON-ready data."""
     return {
         "algorithm": result.algorithm,
-        "best": _trial(result.best),
-        "nearest": _trial(result.nearest),
+        "best": _trial(result.best, problem),
+        "nearest": _trial(result.nearest, problem),
         "evaluations": result.evaluations,
         "lower_bound": result.lower_bound,
         "gap": result.gap,
+        "scope": None if result.scope is None else asdict(result.scope),
         "certificate": _certificate(result.certificate),
         "wall_time": result.wall_time,
         "interrupted": result.interrupted,
+        "end": result.end,
         "history": [{"evaluations": n, "elapsed": elapsed, "best": best} for n, elapsed, best in result.history],
     }
 
@@ -187,24 +246,39 @@ def _certificate(certificate: Any) -> dict[str, Any] | None:
     return {name: getattr(certificate, name) for name in ("gap", "memory_price", "among")}
 
 
-def _trial(trial: Any) -> dict[str, Any] | None:
+def _trial(trial: Any, problem: Any) -> dict[str, Any] | None:
+    from scenarios.prediction_interval import out_of_memory_of
+
     if trial is None:
         return None
     fields = ("step_time", "peak_memory", "fits")
     evaluation = {name: getattr(trial.evaluation, name) for name in fields}
+    evaluation["out_of_memory"] = out_of_memory_of(problem, trial.evaluation.peak_memory)
     return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
 
 
 def _nothing_fits(value: Any, result: Any) -> str:
-    from simulator.units import format_size
+    from scenarios.nothing_fits import EMPTY_SPACE, lacking_in_words
+    from strategies.explanation.shortfall import shortfall
 
-    device = value.problem.cluster.accelerator
-    has = format_size(device.memory - device.reserved)
     if result.nearest is None:
-        return "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
-    needs = format_size(result.nearest.evaluation.peak_memory)
-    plan = result.nearest.plan.describe()
-    return f"nothing fits: a device has {has}; the plan that needs the least, {needs}, is {plan}"
+        target = _target(value)
+        return f"{EMPTY_SPACE} that {target.can}" if target is not None else EMPTY_SPACE
+    plan = result.nearest.plan
+    lacking = lacking_in_words(shortfall(value.problem, plan))
+    return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
+
+
+def _nothing_found(result: Any) -> str:
+    """Return how a search ended that found nothing, where that does not mean that nothing fits."""
+    from strategies.search.driver import BUDGET, OUT_OF_TIME
+
+    looked = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
+    if result.end == OUT_OF_TIME:
+        return f"time ran out after {looked} before one was found that fits; whether one does is not known"
+    if result.end == BUDGET:
+        return f"the budget was used after {looked} before one was found that fits; whether one does is not known"
+    return f"{result.algorithm} looked at {looked} and found none that fits; whether another does is not known"
 
 
 def _proof(gap: float | None) -> str:
@@ -228,23 +302,61 @@ def _proven(certificate: Any) -> str:
     return "; ".join(said)
 
 
+def _room(problem: Any) -> str:
+    """Return the usable and the reported memory of the smallest device in words."""
+    from scenarios.nothing_fits import room_in_words
+
+    return room_in_words(*min((problem.usable(device), device.memory) for device in problem.cluster.accelerators))
+
+
+def _danger(value: Any, peak: float) -> str:
+    """Return the probability of running out of memory in words, and whether a limit of it holds."""
+    from scenarios.prediction_interval import RISK, out_of_memory_of
+
+    limit = f"at most {RISK:.0%} is allowed" if value.problem.memory_margin > 1 else "--brave: no limit"
+    return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
+
+
 def _print(value: Any, result: Any) -> None:
+    from scenarios.scenario import FRAMEWORK_OF
     from simulator.units import format_size, format_time
 
     best, certificate = result.best, result.certificate
+    framework, target = value.problem.training.framework, _target(value)
+    priced = framework
+    if value.framework is None:
+        assumed = FRAMEWORK_OF.get(value.asked_target or "") != framework
+        priced += ", which is assumed: the scenario names no framework" if assumed else ", for which the plan is"
     show(
         [
             ("scenario", value.name),
+            *remarks(value),
             ("algorithm", result.algorithm),
+            *([("space", f"what {target.can}")] if target is not None else []),
+            ("priced as", priced),
             ("best plan", best.plan.describe()),
             ("step time", format_time(best.evaluation.step_time)),
-            ("peak memory", format_size(best.evaluation.peak_memory)),
-            ("gap", _proof(result.gap)),
+            ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_room(value.problem)}"),
+            ("out of memory", _danger(value, best.evaluation.peak_memory)),
+            ("gap", _proof(result.gap) + _among(result)),
+            *_scope(result.scope),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
             ("plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"),
             ("wall time", format_time(result.wall_time)),
         ]
     )
+
+
+def _scope(scope: Any) -> list[tuple[str, str]]:
+    """Return what was tried and what not, of an algorithm that chooses layouts, for people."""
+    if scope is None:
+        return []
+    return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]
+
+
+def _among(result: Any) -> str:
+    """Return of how many plans a gap is."""
+    return "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
 
 
 def compare(
@@ -260,6 +372,7 @@ def compare(
     """Run several algorithms on one problem: quality against evaluations and against time."""
     from scenarios.files import folder
     from scenarios.loader import load
+    from scenarios.nothing_fits import nothing_is_known_to_fit
     from strategies.search import installed
 
     check_page(report)
@@ -276,18 +389,20 @@ def compare(
         if results[-1].interrupted:
             break
     if target is not None:
-        _write_comparison(target, results)
+        _write_comparison(target, results, value.problem)
     if report is not None:
         _write_page(report, value, results)
     if as_json:
-        emit([to_json(result) for result in results])
+        emit([to_json(result, value.problem) for result in results])
     else:
+        show([*remarks(value), ("space", _space(value))])
         _print_comparison(results)
     if results[-1].interrupted:
         raise typer.Exit(INTERRUPTED)
     if all(result.best is None for result in results):
-        note(_nothing_fits(value, results[0]))
-        raise typer.Exit(NOTHING_FITS)
+        known = next(filter(nothing_is_known_to_fit, results), None)
+        note(_nothing_found(results[0]) if known is None else _nothing_fits(value, known))
+        raise typer.Exit(FAILED if known is None else NOTHING_FITS)
 
 
 def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:
@@ -295,10 +410,19 @@ def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -
     found = [result.best for result in results if result.best is not None]
     if found:
         plan = chosen or min(found, key=lambda trial: trial.evaluation.step_time).plan
-        write_page(path, value, value.simulate(plan), searches=[to_json(result) for result in results])
+        write_page(path, value, value.simulate(plan), searches=[to_json(result, value.problem) for result in results])
 
 
-_HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "plan")
+def _space(value: Any) -> str:
+    """Return what the plans of a scenario's space are limited to, in words."""
+    stated = dict(value.search_settings.space)
+    limits = [name for name, among in stated.items() if among is True]
+    limits += [f"{name} {', '.join(map(str, among))}" for name, among in stated.items() if not isinstance(among, bool)]
+    target = _target(value)
+    return "; ".join([*limits, *([f"what {target.can}"] if target is not None else [])]) or "no limits"
+
+
+_HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "end", "plan")
 
 
 def _rows(results: list[Any]) -> list[tuple[Any, ...]]:
@@ -306,7 +430,7 @@ def _rows(results: list[Any]) -> list[tuple[Any, ...]]:
     for result in results:
         time = result.best.evaluation.step_time if result.best else None
         plan = result.best.plan.describe() if result.best else ""
-        rows.append((result.algorithm, time, result.gap, result.evaluations, result.wall_time, plan))
+        rows.append((result.algorithm, time, result.gap, result.evaluations, result.wall_time, result.end, plan))
     return rows
 
 
@@ -314,13 +438,13 @@ def _print_comparison(results: list[Any]) -> None:
     from simulator.units import format_time
 
     rows = [
-        (name, format_time(time) if time else "none fits", _proof(gap), f"{count:,}", format_time(wall), plan)
-        for name, time, gap, count, wall, plan in _rows(results)
+        (name, format_time(time) if time else "none found", _proof(gap), f"{count:,}", format_time(wall), end, plan)
+        for name, time, gap, count, wall, end, plan in _rows(results)
     ]
     table([word.replace("_", " ") for word in _HEAD], rows)
 
 
-def _write_comparison(target: Path, results: list[Any]) -> None:
+def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
     import csv
     import io
 
@@ -331,7 +455,7 @@ def _write_comparison(target: Path, results: list[Any]) -> None:
     writer.writerow(_HEAD)
     writer.writerows(_rows(results))
     write(target / "compare.csv", text.getvalue())
-    write(target / "compare.json", json.dumps([to_json(result) for result in results], indent=2) + "\n")
+    write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
     histories = {result.algorithm: result.history for result in results if result.history}
     if histories:
         from reports.search import draw_search

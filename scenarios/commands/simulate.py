@@ -16,6 +16,7 @@ from scenarios.commands.output import (
     console,
     emit,
     note,
+    remarks,
     show,
     table,
 )
@@ -122,7 +123,7 @@ def simulate(
     if as_json:
         emit(document)
     else:
-        _print(value.name, result.plan.describe(), document, verbose=verbose)
+        _print(value, result.plan.describe(), document, verbose=verbose)
         if compared is not None:
             print_measured(compared)
         if checked is not None:
@@ -137,9 +138,9 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
     from reports.explanation import changes_lines
     from scenarios.nearest import nearest_that_fits, reason
     from scenarios.nothing_fits import nothing_fits
-    from scenarios.scenario import layout_of
+    from strategies.plan_layout import layout_of
 
-    why, near = reason(result), nearest_that_fits(value.problem, result.plan)
+    why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan)
     more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)])
     if as_json:
         changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
@@ -197,7 +198,7 @@ def _draw(result: Any, value: Any, timeline: str | None, memory: str | None) -> 
     if memory is not None:
         from reports.memory import draw_memory
 
-        draw_memory(result.timeline, Path(memory), title=title)
+        draw_memory(result.timeline, Path(memory), title=title, reported=result.memory_capacity)
 
 
 def _write_traces(
@@ -221,11 +222,12 @@ def _spans(result: Any) -> dict[str, Any]:
     }
 
 
-def _print(name: str, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
+def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     from reports.tables import print_result
 
-    show([("scenario", name), ("plan", plan)])
-    print_result(console(), document, verbose=verbose)
+    show([("scenario", value.name), *remarks(value), ("plan", plan)])
+    others = [line for line in document["assumptions"] if line not in value.remarks]
+    print_result(console(), document | {"assumptions": others}, verbose=verbose)
     if "goodput" in document:
         show(_goodput_rows(document["goodput"]))
 

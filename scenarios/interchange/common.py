@@ -17,9 +17,12 @@ PLAIN: tuple[Entry, ...] = (
     *always("its collectives are decentralised", gradient_reduction="all_reduce"),
     *always("its tensor parallelism has one axis", tensor_rows=1),
     Always("training.frozen", False, "adapters are not in the field map"),
-    Elsewhere(("training.framework", "model.name")),
+    Always("training.composes_norms", False, "which kernels norms have is not in the field map"),
+    Always("training.gathers_logits", False, "how the loss is computed is not in the field map"),
+    Elsewhere(("training.framework", "model.name", "training.expandable_segments")),
 )
-"""What no target's file can say otherwise. The framework is how a step is simulated and the name what it is called."""
+"""What no target's file can say otherwise: the framework is how a step is simulated, the name what it is called, and
+how torch allocates stands in the environment."""
 
 ONE_STAGE = Elsewhere(("plan.stages",))
 """The stage of a pipeline of one rank has all layers."""

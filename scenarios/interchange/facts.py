@@ -4,16 +4,21 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
-from scenarios.scenario import layout_of
 from simulator.models.experts import Experts
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model
 from simulator.models.transformer import Transformer
-from strategies.completion import complete
+from strategies.completion import complete, mesh_of
 from strategies.layout import Layout
+from strategies.local_batches import Microbatch, microbatch
 from strategies.mesh import AXES
+from strategies.parallelism import Attention
+from strategies.partition import partition
+from strategies.pipeline_rules import chunks_of
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
 from strategies.problem import Problem
+from strategies.schedule import rule_of
 from strategies.training import Training
 
 Facts = dict[str, Any]
@@ -57,10 +62,15 @@ def facts_of(request: Request) -> Facts:
     ValueError
         Where the model is no decoder transformer, or the plan says more than a layout can.
     """
-    if not isinstance(request.spec, Transformer):
-        met = f"{request.spec.name}: {request.spec.summary}"
-        raise ValueError(f"model: the model is a decoder transformer, met {met}")
-    return _plan(request) | training_facts(request.problem.training) | model_facts(request)
+    spec = decoder(request.spec)
+    return _plan(request) | training_facts(request.problem.training) | model_facts(spec, request.problem.training)
+
+
+def decoder(spec: Model) -> Transformer:
+    """Return a model that is a decoder transformer; ``ValueError`` where it is another one."""
+    if not isinstance(spec, Transformer):
+        raise ValueError(f"model: the model is a decoder transformer, met {spec.name}: {spec.summary}")
+    return spec
 
 
 def _plan(request: Request) -> Facts:
@@ -68,14 +78,69 @@ def _plan(request: Request) -> Facts:
     layout = layout_of(problem, plan)
     if complete(problem, layout) != plan:
         raise ValueError("plan: what the fields of a plan mean, met a plan that cuts operators in ways of its own")
-    result = {f"plan.{field.name}": getattr(layout, field.name) for field in fields(layout)}
-    free = problem.cluster.free_devices
-    every = () if len(free) == problem.cluster.num_devices else free
-    return result | {
-        "plan.order": AXES if layout.order == tuple(name for name in AXES if name in layout.order) else layout.order,
-        "plan.placement": () if plan.placement == every else plan.placement,
-        "plan.attention": layout.attention if layout.context > 1 else None,
-    }
+    meanings = Meanings(problem)
+    return {name: meanings.of(layout, name) for name in PLAN}
+
+
+class LayoutFacts(dict[str, Any]):
+    """Facts of a training step and of a layout, whose fields are worked out when they are asked for."""
+
+    def __init__(self, known: Facts, meanings: "Meanings", layout: Layout) -> None:
+        super().__init__(known)
+        self._meanings, self._layout = meanings, layout
+
+    def __missing__(self, name: str) -> Any:
+        value = self[name] = self._meanings.of(self._layout, name)
+        return value
+
+
+class Meanings:
+    """What the fields of layouts of a problem mean: the same for all layouts that mean the same plan."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._graph, cluster = problem.graph, problem.cluster
+        self._every = () if len(cluster.free_devices) == cluster.num_devices else tuple(cluster.free_devices)
+        self._layers = {name for name, block in problem.graph.occurrences if block.layer} or {
+            problem.graph.occurrences[0][0]
+        }
+        self._counts: dict[tuple[int, str], tuple[int, ...]] = {}
+
+    def of(self, layout: Layout, name: str) -> Any:
+        """Return the fact of a field of a layout, as ``plan.tensor``."""
+        field = name.removeprefix("plan.")
+        own = getattr(self, f"_{field}", None)
+        return getattr(layout, field) if own is None else own(layout)
+
+    def _stages(self, layout: Layout) -> tuple[int, ...]:
+        how = layout.stages
+        if isinstance(how, tuple):
+            return how
+        key = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks), how
+        if key not in self._counts:
+            stages = partition(self._graph, *key)
+            self._counts[key] = tuple(sum(name in self._layers for name in stage.blocks) for stage in stages)
+        return self._counts[key]
+
+    def _chunks(self, layout: Layout) -> int:
+        return chunks_of(layout, rule_of(layout.schedule))
+
+    def _microbatch(self, layout: Layout) -> Microbatch:
+        return microbatch(layout.microbatch)
+
+    def _attention(self, layout: Layout) -> Attention | None:
+        return layout.attention if layout.context > 1 else None
+
+    def _zero_shards(self, layout: Layout) -> int:
+        return layout.zero_shards if layout.replica > 1 else 0
+
+    def _order(self, layout: Layout) -> tuple[str, ...]:
+        if layout.order == AXES:
+            return AXES
+        order = tuple(axis.name for axis in mesh_of(layout).axes)
+        return AXES if order == tuple(name for name in AXES if name in order) else order
+
+    def _placement(self, layout: Layout) -> tuple[int, ...]:
+        return () if layout.placement == self._every else layout.placement
 
 
 def training_facts(training: Training) -> Facts:
@@ -87,16 +152,14 @@ def training_facts(training: Training) -> Facts:
     return result
 
 
-def model_facts(request: Request) -> Facts:
+def model_facts(spec: Transformer, training: Training) -> Facts:
     """Return the fields of a transformer, each default as what it means; the load of experts is the simulation's."""
-    spec = request.spec
-    assert isinstance(spec, Transformer)
     plain = spec.ffn_kind == "gelu"
     known = {f"model.{field.name}": getattr(spec, field.name) for field in fields(spec)}
     return known | {
         "model.experts": spec.experts and replace(spec.experts, imbalance=1.0),
         "model.kv_channels": None if spec.latent else spec.head_dim,
-        "model.max_positions": spec.max_positions or request.problem.training.sequence,
+        "model.max_positions": spec.max_positions or training.sequence,
         "model.norm": spec.norm or ("layer" if plain else "rms"),
         "model.biases": spec.biases or ("all" if plain else "none"),
     }

@@ -10,9 +10,10 @@ megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transfor
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from executor.recomputable import UNFUSED_CORE
 from scenarios.errors import shown
 from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
 from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word, always
@@ -21,9 +22,10 @@ from scenarios.interchange.megatron_model import MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
+from simulator.models.attention import UNFUSED
 from strategies.offloading import NOTHING, Offloading
 from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.recomputation import FirstLayers, Recompute, SomeOperators
 
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
@@ -34,6 +36,18 @@ _DISTRIBUTED, _INSTANCES = "--use-distributed-optimizer", "--num-distributed-opt
 _FSDP, _STRATEGY, _FORMAT = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format"
 _OVERLAP, _OVERLAP_GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
+_MODULES, _GROUPED_PRODUCTS = "--recompute-modules", "--moe-grouped-gemm"
+_LATENT = "--multi-latent-attention"
+_CORE = "core_attn"
+_OPERATORS = {
+    "mlp": ("up", "activation", "down"),
+    "moe_act": ("expert_activation",),
+    "shared_experts": ("shared_up", "shared_activation", "shared_down"),
+    "mla_up_proj": ("query", "kv_up", "rotary"),
+}
+"""Modules that are recomputed, and their operators. ``layernorm`` is not among them: Transformer Engine fuses the norms
+of a layer without experts into products, and recomputes none of them; ``moe`` holds more than operators of the model
+here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of ``transformer/multi_latent_attention.py``."""
 _OFFLOAD, _FRACTION, _AWARE = (
     "--optimizer-cpu-offload",
     "--optimizer-offload-fraction",
@@ -161,6 +175,11 @@ def _shards(stated: Stated, zero: int) -> int:
     return int(data // instances)
 
 
+def _modules(attention: str) -> dict[str, tuple[str, ...]]:
+    """Return the operators of every module that may be recomputed, by how the model's attention runs."""
+    return {_CORE: UNFUSED_CORE if attention == UNFUSED else ("attention",)} | _OPERATORS
+
+
 def _say_recompute(facts: Facts) -> Values:
     how = facts["plan.recompute"]
     if how is Recompute.NONE:
@@ -171,20 +190,53 @@ def _say_recompute(facts: Facts) -> Values:
         return {_GRANULARITY: "full", _METHOD: "uniform", _LAYERS: 1}
     if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
         return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
-    can = f"none, selective, full or full of the first layers of all stages ({_GRANULARITY})"
+    if isinstance(how, SomeOperators) and (words := _said(how.names, _modules(facts["model.attention"]))):
+        return {_GRANULARITY: "selective", _MODULES: words} | ({_GROUPED_PRODUCTS: True} if "moe_act" in words else {})
+    can = f"none, selective, full, full of the first layers of all stages, or operators of modules ({_GRANULARITY})"
     raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+
+
+def _said(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the modules that operators make up one after another; none where they do not, or are the default's.
+
+    >>> _said(("up", "activation", "down", "expert_activation"), _OPERATORS), _said(("activation",), _OPERATORS)
+    (['mlp', 'moe_act'], [])
+    """
+    words: list[str] = []
+    while names:
+        word = next((word for word, own in modules.items() if names[: len(own)] == own), None)
+        if word is None:
+            return []
+        words.append(word)
+        names = names[len(modules[word]) :]
+    return [] if words == [_CORE] else words
 
 
 def _read_recompute(stated: Stated) -> Facts:
     what = stated.word(_GRANULARITY, ("none", "selective", "full"), "none")
+    if what != "selective" and _MODULES in stated:
+        raise stated.fault(_MODULES, f"needs {_GRANULARITY} selective, met {what}")
     if what != "full":
         if _METHOD in stated or _LAYERS in stated:
             raise stated.fault(_METHOD if _METHOD in stated else _LAYERS, f"needs {_GRANULARITY} full, met {what}")
-        return {"plan.recompute": Recompute(what)}
+        return {"plan.recompute": _read_modules(stated) if what == "selective" else Recompute.NONE}
     method, layers = stated.word(_METHOD, ("uniform", "block")), stated.count(_LAYERS)
     if method == "uniform" and layers != 1:
         raise stated.fault(_LAYERS, f"1 with uniform, for each layer is kept at its start, met {layers}")
     return {"plan.recompute": Recompute.FULL if method == "uniform" else FirstLayers(Recompute.FULL, layers)}
+
+
+def _read_modules(stated: Stated) -> Recompute | SomeOperators:
+    met = stated.get(_MODULES, _CORE)
+    words, modules = met if isinstance(met, list) else [met], _modules(str(stated.get("--attention-backend", "flash")))
+    if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
+        raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
+    if "moe_act" in words and not stated.flag(_GROUPED_PRODUCTS, False):
+        raise stated.fault(_MODULES, f"moe_act needs {_GROUPED_PRODUCTS}")
+    if "mla_up_proj" in words and not stated.flag(_LATENT, False):
+        raise stated.fault(_MODULES, f"mla_up_proj needs {_LATENT}")
+    names = tuple(name for word in words for name in modules[word])
+    return Recompute.SELECTIVE if words == [_CORE] else SomeOperators(names)
 
 
 def _say_offload(facts: Facts) -> Values:
@@ -278,7 +330,12 @@ _MAP: tuple[Entry, ...] = (
         _read_zero,
     ),
     *always("parameters are given up after forward", reshard_after_forward=True),
-    Together((_GRANULARITY, _METHOD, _LAYERS), ("plan.recompute",), _say_recompute, _read_recompute),
+    Together(
+        (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS),
+        ("plan.recompute",),
+        _say_recompute,
+        _read_recompute,
+    ),
     Together((_OFFLOAD, _FRACTION, _AWARE), ("plan.offload",), _say_offload, _read_offload),
     Count("--seq-length", "training.sequence"),
     Together(

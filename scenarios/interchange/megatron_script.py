@@ -42,6 +42,8 @@ def write(values: Values, request: Request, called: str) -> str:
 
 
 def _argument(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join((key, *value))
     return key if value is True else f"{key} '{value}'" if re.search(r"[|()*\[]", str(value)) else f"{key} {value}"
 
 

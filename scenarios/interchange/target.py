@@ -1,8 +1,9 @@
 """Another trainer: its field map, how its file is written, and how it is read back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING
 
 from executor.export.request import CannotSay
@@ -15,6 +16,19 @@ from simulator.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from scenarios.scenario import Scenario
+
+
+Check = Callable[[Facts], Iterable[Reason]]
+"""Returns every reason of its kind why a target cannot say facts."""
+
+
+def unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
+    """Return every reason why an entry cannot say its fields."""
+    try:
+        entry.say(facts)
+    except Unsayable as error:
+        return error.reasons
+    return ()
 
 
 def no_more(facts: Facts) -> Iterator[Reason]:
@@ -43,7 +57,7 @@ class Target:
     entries: tuple[Entry, ...]
     write: Callable[[Values, Request, str], str]
     parse: Callable[[bytes, str], Document]
-    combinations: Callable[[Facts], Iterator[Reason]] = no_more
+    combinations: Check = no_more
 
     @property
     def called(self) -> str:
@@ -56,17 +70,17 @@ class Target:
             facts = facts_of(request)
         except ValueError as error:
             raise CannotSay(self.name, (str(error),)) from None
-        values: Values = {}
-        reasons: list[Reason] = []
-        for entry in self.entries:
-            try:
-                values |= entry.say(facts)
-            except Unsayable as error:
-                reasons += error.reasons
-        reasons += self.combinations(facts)
-        if reasons:
+        if reasons := [reason for check in self.checks for reason in check(facts)]:
             raise CannotSay(self.called, tuple(dict.fromkeys(map(str, reasons))))
+        values: Values = {}
+        for entry in self.entries:
+            values |= entry.say(facts)
         return self.write(values, request, self.called)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What finds reasons against facts: one check an entry, and one of all fields together."""
+        return (*(partial(unsayable, entry) for entry in self.entries), self.combinations)
 
     def read(self, content: bytes, file: str = "<text>") -> Facts:
         """Return the fields that a file says.
@@ -120,7 +134,7 @@ class Target:
         assert scenario.plan is not None
         own = facts_of(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
         if isinstance(scenario.spec, Transformer):
-            own |= model_facts(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
+            own |= model_facts(scenario.spec, scenario.problem.training)
         different = [name for name in facts if name not in PLAN and name in own and facts[name] != own[name]]
         if different:
             message = "is {} in the scenario that the plan is of, met {}"

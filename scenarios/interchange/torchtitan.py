@@ -12,6 +12,7 @@ microbatches), ``.../fsdp.py`` (sharding, offload), ``.../activation_checkpoint.
 PyTorch 2, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``.
 """
 
+import re
 from collections.abc import Iterator
 
 from scenarios.errors import shown
@@ -38,10 +39,10 @@ from scenarios.interchange.entry import (
 from scenarios.interchange.facts import Facts, plainly
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
-from scenarios.interchange.torchtitan_module import FULL, parse, write
+from scenarios.interchange.torchtitan_module import FIRST, FULL, parse, write
 from strategies.offloading import NOTHING
 from strategies.parallelism import Attention
-from strategies.recomputation import Recompute
+from strategies.recomputation import FirstLayers, Recompute
 
 _TRAINING, _BY, _COMPILE = "training", "parallelism", "compile"
 _SCHEDULES = (
@@ -62,6 +63,7 @@ _PIPELINE, _SCHEDULE = f"{_BY}.pipeline_parallel_degree", f"{_BY}.pipeline_paral
 _PARTS, _GLOBAL = f"{_BY}.module_fqns_per_model_part", f"{_TRAINING}.global_batch_size"
 _CONTEXT = f"{_BY}.context_parallel_degree"
 _ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
+_RECOMPUTE = "activation_checkpoint"
 _NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
 _TENSOR, _SEQUENCE = f"{_BY}.tensor_parallel_degree", f"{_BY}.enable_sequence_parallel"
 
@@ -197,6 +199,26 @@ def _read_attention(stated: Stated) -> Facts:
     return {"plan.context": context, "plan.attention": Attention.ALL_GATHER if context > 1 else None}
 
 
+def _say_recompute(facts: Facts) -> Values:
+    how = facts["plan.recompute"]
+    if how in (Recompute.NONE, Recompute.FULL):
+        return {_RECOMPUTE: str(None) if how is Recompute.NONE else FULL}
+    if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
+        return {_RECOMPUTE: FIRST.format(how.layers)}
+    can = f"none, full or full of the first layers of all stages ({_RECOMPUTE})"
+    raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+
+
+def _read_recompute(stated: Stated) -> Facts:
+    met = str(stated.get(_RECOMPUTE))
+    if found := re.fullmatch(re.escape(FIRST).replace(r"\{\}", "([1-9][0-9]{0,8})"), met):
+        return {"plan.recompute": FirstLayers(Recompute.FULL, int(found[1]))}
+    if met not in (str(None), FULL):
+        allowed = f"None, {FULL} or {FIRST.format(1)}"
+        raise stated.fault(_RECOMPUTE, f"is {allowed} with a number of layers, met {shown(met)}")
+    return {"plan.recompute": Recompute.FULL if met == FULL else Recompute.NONE}
+
+
 def _say_graphs(facts: Facts) -> Values:
     """Return that CUDA graphs are off where ``Trainer.Config`` refuses them: with pipelines and expert ranks."""
     return {_NO_GRAPHS: True} if facts["plan.pipeline"] > 1 or facts["plan.expert"] > 1 else {}
@@ -256,7 +278,7 @@ _MAP: tuple[Entry, ...] = (
         ((NOTHING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
         False,
     ),
-    Word("activation_checkpoint", "plan.recompute", ((Recompute.NONE, "None"), (Recompute.FULL, FULL))),
+    Together((_RECOMPUTE,), ("plan.recompute",), _say_recompute, _read_recompute),
     Together((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
     Together((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
     *always("FSDP overlaps", overlap_gradients=True),

@@ -12,7 +12,24 @@ from scenarios.reader import Document
 FULL = "FullAC.Config()"
 """What recomputes whole layers; the one value that is no literal, beside ``None``."""
 
+FIRST = "FirstLayersAC.Config(layers={})"
+"""What recomputes so many whole layers of every stage, by a policy that the module defines."""
+
 _IMPORT = "from torchtitan.distributed.activation_checkpoint import FullAC\n"
+_POLICY_IMPORT = "from dataclasses import dataclass\n\n"
+_POLICY = '''
+
+class FirstLayersAC(FullAC):
+    """Recompute the first layers of every stage: a policy is built anew for each of them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FullAC.Config):
+        layers: int = 1
+
+    def _wrap_block(self, module, *, base_fqn=None):
+        self.met = getattr(self, "met", 0) + 1
+        return super()._wrap_block(module, base_fqn=base_fqn) if self.met <= self.config.layers else module
+'''
 _HEAD = '''"""{title}.
 
 For {called} (`meshwise export --to torchtitan`). In a module of your own:
@@ -24,7 +41,7 @@ The model is that of the configuration which is given; its sizes: {summary}.
 """
 
 {imports}from torchtitan.trainer import Trainer
-
+{policy}
 
 def laid_out(config: Trainer.Config) -> Trainer.Config:
     """Return the configuration with the plan laid upon it."""
@@ -37,8 +54,10 @@ _IGNORED = re.compile(r"(#.*|from [a-z._]+ import [A-Za-z]+|def laid_out\(.*|ret
 def write(values: Values, request: Request, called: str) -> str:
     """Return the module whose one function sets what the plan decides."""
     title = request.title.replace("\\", "/").replace('"', "'").rstrip(".")
-    imports = _IMPORT if values["activation_checkpoint"] == FULL else ""
-    head = _HEAD.format(title=title, called=called, summary=request.spec.summary, imports=imports)
+    recomputes = values["activation_checkpoint"]
+    policy = "" if recomputes in (FULL, str(None)) else _POLICY
+    imports = (_POLICY_IMPORT if policy else "") + (_IMPORT if recomputes != str(None) else "")
+    head = _HEAD.format(title=title, called=called, summary=request.spec.summary, imports=imports, policy=policy)
     lines = [f"    config.{key} = {_shown(key, value)}\n" for key, value in values.items()]
     return head + "".join(lines) + _FOOT
 
@@ -57,8 +76,9 @@ def parse(content: bytes, file: str) -> Document:
 
 
 def _on_one_line(content: bytes) -> bytes:
-    """Return the text without its docstring, each list of stages on the first of its lines; places stay."""
+    """Return the text without docstring and policy, each list of stages on the first of its lines; places stay."""
     text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda met: b"\n" * met[0].count(b"\n"), content)
+    text = text.replace(_POLICY.encode(), b"\n" * _POLICY.count("\n"))
     return re.sub(rb"= \[\n((?:        \[[^\n]*\],\n)*)    \]", _joined, text)
 
 

@@ -18,6 +18,8 @@ _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross
 _XLA = re.compile(
     r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
 )
+_TORCH = re.compile(r"torch|fsdp|\bddp\b|fully_shard")
+"""Words of torch's own parallel APIs, and of what calls them."""
 _DDP = re.compile(r"\bddp\b|distributeddataparallel")
 
 
@@ -79,7 +81,10 @@ def memory_conventions(row: Row) -> str:
     if _FUSES_LOSS.search(words):
         row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
         return "torch_fused_loss"
-    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40] or 'framework not stated'})")
+    if not _TORCH.search(words):
+        row.assume(f"conventions of {row.text('framework')[:40] or 'the framework'} not known: those of autograd alone")
+        return "unknown"
+    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40]})")
     return "torch"
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from scenarios.prediction_interval import with_margin
 from scenarios.rows.costs import fits
 from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_sequence, sequence
 from scenarios.rows.machine import machine
@@ -35,7 +36,7 @@ def scenario_of(row: Row, place: str) -> Scenario:
     if graph.sequence != length:
         row.assume(f"samples of {graph.sequence} tokens, as {model.name} has them")
         trained = replace(trained, sequence=graph.sequence)
-    problem = Problem(graph, cluster, trained)
+    problem = with_margin(Problem(graph, cluster, trained))
     cluster.accelerator.peak(trained.precision)
     wanted = nearest(row, problem, layout(row, problem, at, size))
     plan = _chosen(row, problem, tuple(choices(row, wanted, size, graph)))

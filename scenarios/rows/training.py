@@ -51,7 +51,17 @@ def training(row: Row, accelerator: Accelerator, global_batch: int, sequence: in
         gradient_precision=_gradients(row, precision),
         framework=memory_conventions(row),
         frozen=_frozen(row),
+        composes_norms=_stated(row, "norm_kernel", ("fused", "eager")),
+        gathers_logits=_stated(row, "loss", ("sharded", "gathered")),
     )
+
+
+def _stated(row: Row, name: str, words: tuple[str, str]) -> bool:
+    """Return whether a field has the second of two words; where it has neither, or nothing, the first is assumed."""
+    word = row.text(name)
+    if word and word not in words:
+        row.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")
+    return word == words[1]
 
 
 def _frozen(row: Row) -> bool:
@@ -95,11 +105,20 @@ def _optimizer(row: Row) -> str:
     return name
 
 
+_GRADIENTS = {"fp32": "fp32", "bf16": "same", "fp16": "same"}
+"""Words of ``gradient_precision``, and what they are beside 16-bit products."""
+
+
 def _gradients(row: Row, precision: str) -> str | None:
-    """Return the precision that gradients are summed in, where words of the row say it."""
+    """Return the precision that gradients are kept in, where the row says it."""
     words = row.text("plan_note", "precision", "optimizer")
     if precision not in ("bf16", "fp8", "fp16"):
         return None
+    stated = row.text("gradient_precision")
+    if stated in _GRADIENTS:
+        return _GRADIENTS[stated]
+    if stated:
+        row.assume(f"gradient_precision {stated[:40]!r} not known; nearest: fp32, bf16, fp16")
     if re.search(r"mp mode pure|\bpure\b|grad\w*(?: reduc\w*)? in (bf16|fp16)|(bf16|fp16) (grad|reduc)", words):
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.accelerator import Accelerator
+from simulator.brief import brief
 from simulator.calibration.kernels import FusedAttention, Product, Stream
 from simulator.calibration.parameters import (
     Apply,
@@ -76,6 +77,8 @@ class Calibration:
     parameters: Mapping[str, float]
     kinds: Mapping[str, float]
     sustained: Sustained
+
+    __repr__ = brief()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.calibration.collective_rows import CollectiveRow, Timing
 from simulator.calibration.least_squares import least_squares
 from simulator.calibration.link_terms import Figures, cases, predict
@@ -89,6 +90,8 @@ class LinkFit:
     error: float
     relative: str | None = None
 
+    __repr__ = brief()
+
 
 @dataclass(frozen=True, slots=True)
 class Fits:
@@ -96,6 +99,8 @@ class Fits:
 
     links: Mapping[str, LinkFit]
     host_time: float
+
+    __repr__ = brief()
 
 
 def fit_links(rows: Sequence[CollectiveRow], leave_out: Collection[str] = ()) -> Fits:

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from simulator.accelerator import Accelerator
+from simulator.brief import brief
 from simulator.calibration.calibrate import (
     Calibration,
     Errors,
@@ -60,6 +61,8 @@ class Evidence:
     held: tuple[Held, ...]
     ranges: Mapping[str, tuple[float, float]]
     floors: tuple[Floor, ...]
+
+    __repr__ = brief()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ __all__ = [
     "cluster",
     "cluster_names",
     "data_sheet",
+    "estimated",
     "sources",
     "statuses",
     "timed_products",
@@ -85,6 +86,15 @@ def timed_products() -> frozenset[MatmulModel]:
     return frozenset(accelerator(name).matmul for name in accelerator_names() if is_calibrated(name))
 
 
+def estimated(name: str) -> tuple[str, ...]:
+    """Return in words where an accelerator's efficiency comes from; nothing where it or a relative was timed."""
+    if accelerator(name).matmul in timed_products():
+        return ()
+    found = record("accelerators", name)
+    status, source = found.origin("matmul") or ("assumed", "no source")
+    return (f"{found.figures['name']}: nobody timed its kernels; products {status}: {source}",)
+
+
 def data_sheet(name: str) -> Accelerator:
     """Return an accelerator without what was fitted to published kernels."""
     return _accelerator(record("accelerators", name, calibrated=False).figures)
@@ -94,7 +104,7 @@ def _accelerator(figures: dict[str, Any]) -> Accelerator:
     return Accelerator(
         name=figures["name"],
         peak_flops=tuple((dtype, parse(rate, Dimension.COMPUTE_RATE)) for dtype, rate in figures["peak"].items()),
-        memory=parse(figures["memory"], Dimension.SIZE),
+        memory=parse(figures["reported_memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
         matmul=_matmul(figures.get("matmul", {})),
@@ -159,7 +169,8 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
         hosts=ceil(devices / figures.get("devices_per_host", devices)),
     )
     fabric = _fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices)
-    return Cluster(name, ((node, nodes),), fabric, library=_library(figures.get("library", {})))
+    library, guesses = _library(figures.get("library", {})), estimated(figures["accelerator"])
+    return Cluster(name, ((node, nodes),), fabric, library=library, estimated=guesses)
 
 
 def _host(figures: dict[str, Any]) -> Host:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from simulator.link import Link
 from simulator.units import Dimension, parse
 
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
@@ -127,6 +128,19 @@ def _fitted(stated: Record, calibration: dict[str, Any]) -> Record:
 def is_calibrated(name: str) -> bool:
     """Return whether figures of an accelerator's kernels were fitted to published timings of its own."""
     return bool(_calibration(name))
+
+
+def fitted_links(*, inside: bool) -> tuple[Link, ...]:
+    """Return the links that were fitted to published collectives: those inside nodes or those between them."""
+    entries = (entry for entry in _json("calibration/links.json").values() if ("library" in entry) is inside)
+    return tuple(
+        Link(
+            parse(e["latency"], Dimension.TIME),
+            parse(e["bandwidth"], Dimension.BANDWIDTH),
+            parse(e.get("launch", "0 us"), Dimension.TIME),
+        )
+        for e in entries
+    )
 
 
 def _calibration(name: str) -> dict[str, Any]:

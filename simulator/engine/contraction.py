@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.engine.compiled import compiled, pays
 from simulator.engine.longest_path import Walk, walk
 from simulator.engine.step_graph import StepGraph
@@ -39,6 +40,8 @@ class Contraction:
     graph: StepGraph
     chain_of: IntArray
     offset: IntArray
+
+    __repr__ = brief()
 
 
 def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:

@@ -8,8 +8,13 @@ from typing import Any, TypeVar
 import simpy
 from simpy.events import NORMAL, EventPriority
 
+from simulator.deadline import check_deadline
+
 LAST = EventPriority(NORMAL + 1)
 """SimPy's priority of events after all others of one instant."""
+
+EVENTS = 10_000
+"""Events that happen, in some hundredths of a second, before the deadline is looked at."""
 
 T = TypeVar("T")
 
@@ -51,6 +56,14 @@ class Environment(simpy.Environment):
             return super().run(until)
         queue: list[Any] = self._queue
         while queue:
+            check_deadline()
+            self._run_some(queue)
+        return None
+
+    def _run_some(self, queue: list[Any]) -> None:
+        for _ in range(EVENTS):
+            if not queue:
+                return
             self._now, priority, number, event = heappop(queue)
             if event.__class__ is tuple:
                 action, argument = event
@@ -58,4 +71,3 @@ class Environment(simpy.Environment):
             else:
                 heappush(queue, (self._now, priority, number, event))
                 super().step()
-        return None

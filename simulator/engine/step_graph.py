@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.bundle import LONGEST, Bundle, Shapes, shapes
 from simulator.collection import no_collection
 from simulator.engine.sharing import disturbing, narrow_rows, shared_flows, watched_links
@@ -46,6 +47,8 @@ class StepGraph:
     bundles: tuple[Bundle, ...] = ()
     capacity: tuple[float, ...] = ()
     tenants: tuple[tuple[Bundle, Background], ...] = ()
+
+    __repr__ = brief()
 
     @property
     def num_tasks(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.engine.compiled import compiled, pays
 from simulator.engine.longest_path import walk
 from simulator.engine.step_graph import StepGraph
@@ -31,6 +32,8 @@ class PathTemplate:
     predecessor_start: IntArray
     predecessors: IntArray
     slot: IntArray
+
+    __repr__ = brief()
 
     def makespans(self, tables: IntArray) -> IntArray:
         """Return the end in ticks of every step of ``tables`` [steps, slots], as if no link were shared."""

@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 from math import prod
 
+from simulator.brief import brief
 from simulator.link import Link
 
 
@@ -30,6 +31,8 @@ class Mesh:
 
     link: Link
     pairs: tuple[tuple[int, int, int], ...] = ()
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if any(a == b or min(a, b) < 0 or links < 1 for a, b, links in self.pairs):
@@ -156,6 +159,8 @@ class Graph:
     """
 
     edges: tuple[tuple[str, str, Link], ...]
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if not self.edges or any(a == b for a, b, _ in self.edges):

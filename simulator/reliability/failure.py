@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
+
 _BLOCK = 256  # failures drawn at once
 
 
@@ -82,6 +84,8 @@ class FailureModel:
 
     name: str
     rates: tuple[FailureRate, ...]
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if not self.rates:

@@ -5,6 +5,7 @@ from math import exp, expm1, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from simulator.brief import brief
 from simulator.reliability.failure import FailureKind
 from simulator.reliability.job import simulate_run
 from simulator.reliability.long_run import LongRun
@@ -20,6 +21,8 @@ class Goodput:
 
     run: LongRun
     outcomes: tuple[Outcome, ...]
+
+    __repr__ = brief()
 
     @property
     def mean(self) -> float:

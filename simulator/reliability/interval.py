@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, exp, log, sqrt
 
+from simulator.brief import brief
 from simulator.reliability.goodput import NUM_RUNS, Goodput, goodput
 from simulator.reliability.long_run import LongRun
 
@@ -47,6 +48,8 @@ class BestInterval:
     interval: float
     goodput: Goodput
     tried: tuple[Goodput, ...]
+
+    __repr__ = brief()
 
 
 def best_interval(run: LongRun, runs: int = NUM_RUNS) -> BestInterval:

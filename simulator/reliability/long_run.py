@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import inf
 
+from simulator.brief import brief
 from simulator.reliability.checkpoint import Checkpoint
 from simulator.reliability.failure import FailureModel
 from simulator.reliability.recovery import Recovery
@@ -35,6 +36,8 @@ class LongRun:
     steps: int | None = None
     spares: int = 0
     seed: int = 0
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         if not 0 < self.step_time < inf:

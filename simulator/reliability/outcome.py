@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from simulator.brief import brief
 from simulator.reliability.failure import FailureKind
 
 
@@ -62,6 +63,8 @@ class Outcome:
     waiting: float
     checkpoints: int
     interruptions: tuple[Interruption, ...]
+
+    __repr__ = brief()
 
     @property
     def goodput(self) -> float:

@@ -12,14 +12,15 @@ References
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.engine import ENGINES
 from simulator.engine.steady import window
 from simulator.engine.step_graph import StepGraph, compile_program
+from simulator.piece_times import launch_times
 from simulator.program import IntArray, Program, StreamKind, TaskKind, Work
 from simulator.units import TICKS_PER_SECOND
 
@@ -59,6 +60,8 @@ class CriticalPath:
     segments: tuple[Segment, ...]
     position: int
     steps: int = 1
+
+    __repr__ = brief()
 
     @property
     def ticks(self) -> int:
@@ -118,13 +121,16 @@ def critical_path(program: Program, engine: str = "discrete_event") -> CriticalP
     class_of = _common(program, range(len(program.rank_classes)))
     segments: list[Segment] = []
     pieces = [_pieces(work) for work in program.work]
-    for task in _back(program, graph, starts, ends, last):
+    path = _back(program, graph, starts, ends, last)
+    for task, before in zip(path, [*path[1:], -1], strict=True):
         first, end = max(int(starts[task]), shown.begin), int(ends[task])
         if end <= shown.begin:
             break
         work, alone, taken = program.work_of[task], int(graph.durations[task]), end - int(starts[task])
         about = program.work[work]
-        spent = _late_part(_spent(about, pieces[work], alone, taken), end - first)
+        launches = before >= 0 and program.work[program.work_of[before]].kind is TaskKind.LAUNCH
+        kinds = _launched(about) if launches and about.kind is not TaskKind.LAUNCH else pieces[work]
+        spent = _late_part(_spent(about, kinds, alone, taken), end - first)
         place = position_of[task], class_of[task], about.stage, int(program.microbatch_of[task])
         segments += [Segment(kind, *place, ticks) for kind, ticks in reversed(spent) if ticks]
     segments.reverse()
@@ -178,14 +184,33 @@ def _spent(work: Work, pieces: list[tuple[str, int]], alone: int, taken: int) ->
 
 
 def _pieces(work: Work) -> list[tuple[str, int]]:
-    """Return the kinds of work of a task in order; where two run at once, the one that computes."""
-    marks = sorted({0, work.duration, *(mark for piece in work.pieces for mark in (piece.start, piece.end))})
+    """Return the kinds of work on the path through a task, in order."""
+    return _through(work, [piece.start for piece in work.pieces], work.duration)[0]
+
+
+def _launched(work: Work) -> list[tuple[str, int]]:
+    """Return the same of a chain of kernels that ends when it does because of when its host launched one of them."""
+    starts = launch_times(work.pieces)
+    end = max(start + piece.end - piece.start for start, piece in zip(starts, work.pieces, strict=True))
+    found, launched = _through(work, starts, end)
+    return [(str(TaskKind.LAUNCH), launched + work.duration - end), *found]
+
+
+def _through(work: Work, starts: Sequence[int], end: int) -> tuple[list[tuple[str, int]], int]:
+    """Return the kinds of work on the path through pieces that start at some ticks, in order, and when it begins.
+
+    It goes from the end back to what ends when the next piece starts; where several do, to the one that computes, as
+    between tasks.
+    """
     found: list[tuple[str, int]] = []
-    for first, end in pairwise(marks):
-        running = [piece.kind for piece in work.pieces if piece.start <= first and end <= piece.end]
-        kind = next((kind for kind in running if kind.computes), running[0] if running else work.kind)
-        found.append((str(kind), end - first))
-    return found
+    pieces = [
+        (start, start + piece.end - piece.start, piece.kind) for start, piece in zip(starts, work.pieces, strict=True)
+    ]
+    while ended := [each for each in pieces if each[0] < end == each[1]]:
+        start, _, kind = next((each for each in ended if each[2].computes), ended[0])
+        found.append((str(kind), end - start))
+        end = start
+    return found[::-1], end
 
 
 def _late_part(spent: list[tuple[str, int]], ticks: int) -> list[tuple[str, int]]:

@@ -85,14 +85,14 @@ def state_bytes(problem: Problem) -> float:
 
 
 def _data(problem: Problem, plan: Plan) -> Recommendation:
-    has, states = problem.cluster.accelerator.memory, state_bytes(problem)
+    has, states = problem.usable(problem.cluster.accelerator), state_bytes(problem)
     fitting = states <= has
     alone = plan.mesh.num_ranks == plan.data
     verb = "are at most" if fitting else "exceed"
     return Recommendation(
         "data",
         "data parallelism alone where a whole replica fits in one device",
-        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has)} of a device; "
+        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has)} usable of a device; "
         f"the plan has {plan.data} replicas over {plan.mesh.num_ranks} devices",
         alone == fitting,
         f"{ZERO}, section 3; {MINDSPORE}",
@@ -133,7 +133,7 @@ def _operator(problem: Problem, plan: Plan) -> Recommendation:
 
 
 def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
-    has, node = problem.cluster.accelerator.memory, problem.cluster.first.devices
+    has, node = problem.usable(problem.cluster.accelerator), problem.cluster.first.devices
     states = state_bytes(problem)
     needed = states > has * node
     bubble = (plan.pipeline - 1) / (plan.chunks * plan.num_microbatches)
@@ -141,7 +141,7 @@ def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[
     return Recommendation(
         "pipeline",
         "pipeline parallelism once operators cut over a whole node do not make the model fit, and no more than that",
-        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has * node)} of a node; "
+        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has * node)} usable of a node; "
         f"{plan.pipeline} stages idle (p - 1) / (v m) = {plan.pipeline - 1} / ({plan.chunks} * "
         f"{plan.num_microbatches}) = {bubble:.1%} of the time of their passes, and {timeline.bubble:.1%} of the step "
         "in the simulation" + _otherwise(others, "mesh degrees"),
@@ -176,14 +176,14 @@ def _hidden(plan: Plan, timeline: Timeline) -> Recommendation:
 
 
 def _recompute(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
-    has = problem.cluster.accelerator.memory
+    has = problem.usable(problem.cluster.accelerator)
     again = [TaskKind.RECOMPUTE]
     spent = max((timeline.busy(each, again) for each in range(len(timeline.rank_classes))), default=0.0)
     return Recommendation(
         "recompute",
         "recompute no more than memory asks for: selective recomputation costs little, full about a forward pass",
         f"recompute ({plan.recompute}) takes {format_time(spent / timeline.steps)} of a step; the fullest device holds "
-        f"{format_size(timeline.peak_memory)} of {format_size(has)}" + _otherwise(others, "recompute"),
+        f"{format_size(timeline.peak_memory)} of {format_size(has)} usable" + _otherwise(others, "recompute"),
         str(plan.recompute) != "full" or "recompute" not in others or others["recompute"].margin >= 0,
         f"{KORTHIKANTI}, section 5",
     )

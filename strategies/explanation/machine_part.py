@@ -33,6 +33,11 @@ def with_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
     return cluster.with_accelerators(lambda device: replace(device, memory=change(device.memory)))
 
 
+def with_host_memory(cluster: Cluster, change: Callable[[float], float]) -> Cluster:
+    """Return a cluster whose hosts have other memory: ``change`` of their bytes."""
+    return cluster.with_nodes(lambda node: replace(node, host=replace(node.host, memory=change(node.host.memory))))
+
+
 def _parts(cluster: Cluster, precision: str) -> Iterator[MachinePart]:
     device = cluster.accelerator
     yield MachinePart(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from strategies.evaluation import Trial
-from strategies.explanation.ranking import Allowed, Ranking, fits, ranking
+from strategies.explanation.ranking import Allowed, Among, Ranking, fits, ranking
 from strategies.problem import Problem
 from strategies.search.space import Space
 
@@ -39,31 +39,33 @@ def memory_front(ranked: Ranking, best: Trial) -> Iterator[Tradeoff]:
     Of plans that need about the same memory only the fastest is shown; the front ends at `SLOWEST`.
     """
     least = float("inf")
-    while True:
-        found = ranked.fastest(_within(least))
-        if found is None or found.evaluation.step_time > SLOWEST * best.evaluation.step_time:
-            return
+    while (found := ranked.fastest(_within(least), below=SLOWEST * best.evaluation.step_time)) is not None:
         yield _tradeoff(ranked.problem, found)
         least = found.evaluation.peak_memory * APART
 
 
 def device_front(
     problem: Problem, space: Space, best: Trial, seconds: Callable[[], float]
-) -> Iterator[tuple[int, Tradeoff | None]]:
+) -> Iterator[tuple[int, Tradeoff | None, Among | None]]:
     """Yield for ever fewer nodes, divisors of those there are, their devices and the fastest plan that fits on them.
 
-    ``None`` where nothing fits; fewer nodes would not do either. It ends where ``seconds`` left are none.
+    And among which plans it is; ``None`` of ``best``, and where no plan of these fits: then fewer nodes are not looked
+    at.
+
+    Raises
+    ------
+    OutOfTime
+        Where no ``seconds`` are left.
     """
-    yield problem.cluster.num_devices, _tradeoff(problem, best)
+    yield problem.cluster.num_devices, _tradeoff(problem, best), None
     nodes = problem.cluster.num_nodes
     for count in range(nodes // 2, 0, -1):
         if nodes % count:
             continue
-        if seconds() <= 0:
-            return
         smaller = replace(problem, cluster=problem.cluster.resized(count))
-        found = ranking(smaller, _unlimited(space)).fastest(fits)
-        yield smaller.cluster.num_devices, _tradeoff(smaller, found) if found else None
+        ranked = ranking(smaller, _unlimited(space), seconds=seconds)
+        found = ranked.fastest(fits)
+        yield smaller.cluster.num_devices, _tradeoff(smaller, found) if found else None, ranked.among
         if found is None:
             return
 

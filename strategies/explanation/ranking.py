@@ -1,17 +1,19 @@
-"""The order of all layouts of a space by step time, made exact only as far as a question needs.
+"""The order of plans by step time, made exact only as far as a question needs.
 
 A layout's step time is known by ever sharper lower bounds: one that is inherited, the closed form, the longest path,
 and last the simulation. The layout with the least bound is looked at more closely, until the least is a step time;
 then no other can be less (A*, Hart, Nilsson and Raphael 1968). Questions share what was computed for earlier ones.
 
+A small space is ranked as a whole. Of a larger one are ranked the plans that people know and those one decision away
+from the best of them, from the best of those again, and so on, until no plan one decision away is better.
+
 On another machine, the same layouts begin with bounds that are inherited: where one part is ``f`` times as fast,
 no path through a step is shorter than before divided by ``f``; where it is slower, none is shorter than before.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from math import inf
 
 from simulator.cluster import Cluster
@@ -24,14 +26,20 @@ from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.choices import family_of
+from strategies.search.descent import known_layouts
+from strategies.search.driver import OutOfTime
 from strategies.search.habits import by_habit
-from strategies.search.space import EVERYTHING, Space
+from strategies.search.space import EVERYTHING, Space, count, groups, neighbours
 
 Seen = Callable[[int], None]
 """Called now and then with how many layouts have been looked at."""
 
 TELL = 500
 """After how many layouts it is called again."""
+
+MOST_RANKED = 5_000
+"""Layouts of a space that is ranked as a whole: some seconds."""
 
 
 def unlimited() -> float:
@@ -57,35 +65,81 @@ class Candidate:
 Allowed = Callable[[Candidate], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Which plans are ranked: how many, how many the space has, and whether they are all of it.
+
+    Where they are not, they are plans that people know and those one decision away from the best of them.
+    """
+
+    plans: int
+    space: int
+    whole: bool
+
+
 class Ranking:
-    """The candidates of one problem in order of step time.
+    """Candidates of one problem in order of step time.
 
     Parameters
     ----------
     floors
         Seconds that each candidate's step takes at least.
+    seconds
+        How many are left.
+
+    Raises
+    ------
+    OutOfTime
+        By every method that looks at plans, where no seconds are left.
     """
 
-    def __init__(self, problem: Problem, candidates: Sequence[Candidate], floors: Sequence[float]) -> None:
-        self.problem, self.candidates = problem, candidates
+    def __init__(
+        self,
+        problem: Problem,
+        candidates: Iterable[Candidate] = (),
+        floors: Iterable[float] = (),
+        seconds: Callable[[], float] = unlimited,
+    ) -> None:
+        self.problem, self.candidates, self.seconds = problem, list(candidates), seconds
         self.costs = SimulatedCost(problem)
-        self.bounds, self._paths = list(floors), list(floors)
-        self._levels = [_INHERITED] * len(floors)
+        self.bounds = list(floors) or [0.0] * len(self.candidates)
+        self._paths = list(self.bounds)
+        self._levels = [_INHERITED] * len(self.bounds)
+        self._times: dict[Plan, float] = {}
         self.simulated = 0
+
+    def look(self) -> None:
+        """Raise `OutOfTime` where no seconds are left: asked before every plan that is looked at."""
+        if self.seconds() <= 0:
+            raise OutOfTime
+
+    def add(self, layouts: Iterable[Layout]) -> None:
+        """Add candidates."""
+        for layout in layouts:
+            self.look()
+            plan = complete(self.problem, layout)
+            self.candidates.append(Candidate(layout, self.costs.peak_memory(plan), self.costs.fits(plan)))
+            self.bounds.append(0.0)
+            self._paths.append(0.0)
+            self._levels.append(_INHERITED)
 
     def ascending(self, allowed: Allowed, below: float = inf) -> Iterator[Trial]:
         """Yield the candidates that are ``allowed`` as trials, the fastest first, those that take less than ``below``.
 
         ``below`` are seconds.
         """
+        return map(self._trial, self._order(allowed, below))
+
+    def _order(self, allowed: Allowed, below: float = inf) -> Iterator[int]:
         queue = [(bound, index) for index, bound in enumerate(self.bounds) if allowed(self.candidates[index])]
         heapify(queue)
         while queue and queue[0][0] < below:
+            self.look()
             bound, index = heappop(queue)
             if bound < self.bounds[index]:  # another question has learnt more of it
                 heappush(queue, (self.bounds[index], index))
             elif self._levels[index] == _SIMULATED:
-                yield self._trial(index)
+                yield index
             else:
                 self._sharpen(index)
                 heappush(queue, (self.bounds[index], index))
@@ -94,9 +148,9 @@ class Ranking:
         """Return the fastest candidate of those that are ``allowed``; ``None`` where none takes less than ``below``."""
         return next(self.ascending(allowed, below), None)
 
-    def first(self, count: int, allowed: Allowed) -> tuple[Trial, ...]:
-        """Return the ``count`` fastest candidates of those that are ``allowed``."""
-        return tuple(islice(self.ascending(allowed), count))
+    def fastest_candidate(self, allowed: Allowed) -> Candidate | None:
+        """Return the fastest candidate of those that are ``allowed`` as such."""
+        return next((self.candidates[index] for index in self._order(allowed)), None)
 
     def least_memory(self, allowed: Allowed = lambda _: True) -> Candidate | None:
         """Return the candidate whose fullest device holds least."""
@@ -109,11 +163,14 @@ class Ranking:
     def on(self, cluster: Cluster, factor: float) -> "Ranking":
         """Return the same candidates on a machine of which one part is ``factor`` times as fast."""
         floors = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
-        return Ranking(replace(self.problem, cluster=cluster), self.candidates, floors)
+        return Ranking(replace(self.problem, cluster=cluster), self.candidates, floors, self.seconds)
 
     def step_time(self, plan: Plan) -> float:
         """Return the seconds of a step, whatever memory it needs."""
-        return step_time_of(self.costs, plan)
+        if plan not in self._times:
+            self.look()
+            self._times[plan] = step_time_of(self.costs, plan)
+        return self._times[plan]
 
     def _sharpen(self, index: int) -> None:
         plan, level = self.plan(self.candidates[index]), self._levels[index] + 1
@@ -130,31 +187,112 @@ class Ranking:
         return Trial(self.plan(candidate), Evaluation(self.bounds[index], candidate.peak, candidate.fits), 0.0)
 
 
-def ranking(
-    problem: Problem,
-    space: Space = EVERYTHING,
-    *,
-    seconds: Callable[[], float] = unlimited,
-    seen: Seen | None = None,
-) -> Ranking:
-    """Return the ranking of all layouts of ``space``, or of those that were looked at before no ``seconds`` were left.
+class SpaceRanking(Ranking):
+    """Candidates of a space: all of them where they are few, else known ones, which others join.
 
     Parameters
     ----------
+    seen
+        Called with how many layouts have been looked at.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        seconds: Callable[[], float] = unlimited,
+        seen: Seen = lambda _: None,
+    ) -> None:
+        super().__init__(problem, seconds=seconds)
+        self.space, self._seen = space, seen
+        self._layouts, self._surrounded = set[Layout](), set[Layout]()
+        self._size = count(problem, space)
+        self.whole = self._size <= MOST_RANKED
+
+    @property
+    def among(self) -> Among:
+        """Which plans are ranked."""
+        return Among(len(self.candidates), self._size, self.whole)
+
+    def add(self, layouts: Iterable[Layout]) -> None:
+        """Add those layouts that are not candidates and that the space accepts."""
+        for layout in layouts:
+            if layout not in self._layouts and self._accepts(layout):
+                if len(self._layouts) % TELL == 0:
+                    self._seen(len(self._layouts))
+                self._layouts.add(layout)
+                super().add([layout])
+
+    def surround(self, layout: Layout) -> bool:
+        """Add the layouts one decision away from ``layout``; return whether this is the first time.
+
+        Of a space that is ranked as a whole it is never, for they are candidates.
+        """
+        if self.whole or layout in self._surrounded:
+            return False
+        self._surrounded.add(layout)
+        self.look()
+        self.add(neighbours(self.problem, self.space, layout))
+        return True
+
+    def descend(self) -> None:
+        """Add what is one decision away from the best candidate, until no plan so near is better.
+
+        The best is the fastest that fits, or where none does the one that needs least memory.
+        """
+        best = self.fastest_candidate(fits) or self.least_memory()
+        while best is not None and self.surround(best.layout):
+            best = self.fastest_candidate(fits) or self.least_memory()
+
+    def _accepts(self, layout: Layout) -> bool:
+        accepts = self.space.accepts
+        return self.whole or accepts is None or not accepts.refusals(self.problem, complete(self.problem, layout))
+
+
+def ranking(
+    problem: Problem,
+    space: Space = EVERYTHING,
+    around: Sequence[Layout] = (),
+    *,
+    seconds: Callable[[], float] = unlimited,
+    seen: Seen = lambda _: None,
+) -> SpaceRanking:
+    """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, else of those near known ones.
+
+    Parameters
+    ----------
+    around
+        Layouts that are also among those of a larger space, if they keep its limits, and what is one decision away.
     seconds
         How many are left.
+
+    Raises
+    ------
+    OutOfTime
+        Where none are left.
     """
-    costs = SimulatedCost(problem)
-    candidates: list[Candidate] = []
-    for layout in by_habit(problem, space):
-        if len(candidates) % TELL == 0:
-            if seconds() <= 0:
-                break
-            if seen is not None:
-                seen(len(candidates))
-        plan = complete(problem, layout)
-        candidates.append(Candidate(layout, costs.peak_memory(plan), costs.fits(plan)))
-    return Ranking(problem, candidates, [0.0] * len(candidates))
+    ranked = SpaceRanking(problem, space, seconds, seen)
+    ranked.look()
+    if ranked.whole:
+        ranked.add(by_habit(problem, space))
+        return ranked
+    ranked.add(known_layouts(problem, replace(space, starts=(*around, *space.starts))))
+    for layout in around:
+        ranked.surround(layout)
+    if not ranked.candidates:  # nothing that people know keeps the limits
+        ranked.add(_representatives(problem, space))
+    ranked.descend()
+    return ranked
+
+
+def _representatives(problem: Problem, space: Space) -> Iterator[Layout]:
+    """Yield the first layout of every family of a space."""
+    families: set[Layout] = set()
+    for group in groups(problem, space):
+        family = family_of(group.layout)
+        if group.count and family not in families:
+            families.add(family)
+            yield next(iter(group))
 
 
 def fits(candidate: Candidate) -> bool:
@@ -166,7 +304,7 @@ def fits_with(problem: Problem, memory: Callable[[float], float]) -> Allowed:
     """Return whether a candidate would fit where a device that has some bytes had ``memory`` of them."""
     changed = replace(problem, cluster=with_memory(problem.cluster, memory))
     if len(changed.cluster.accelerators) == 1:
-        capacity = changed.cluster.accelerator.memory
+        capacity = changed.usable(changed.cluster.accelerator)
         return lambda candidate: candidate.peak <= capacity
     costs = SimulatedCost(changed)
     return lambda candidate: costs.fits(complete(changed, candidate.layout))

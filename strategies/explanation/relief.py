@@ -2,25 +2,34 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from math import ceil
 
+from simulator.engine import simulate
 from simulator.units import format_size
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.explanation.machine_part import with_memory
-from strategies.explanation.ranking import Candidate, Ranking, fits
+from strategies.explanation.machine_part import with_host_memory, with_memory
+from strategies.explanation.ranking import Ranking, fits, unlimited
 from strategies.layout import Layout
 from strategies.layout_rules import violations
-from strategies.offloading import Offloading
+from strategies.lowering import lower
+from strategies.offloading import OFFLOADS, Offloading, StepPlace
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import Recompute
+from strategies.search.acceptance import Accepts
+from strategies.search.driver import OutOfTime
 from strategies.violation import Violation
 
 GIB = 2.0**30
 
 TRIED = 48
 """Layouts, those that need least memory, that every change is tried on."""
+
+FACTORS = (2, 4, 8, 16, 32, 64, 128)
+"""By how many times the nodes are tried to be more, until something fits."""
 
 SIMULATED = 3
 """Of these, so many where memory is known by simulation only."""
@@ -69,7 +78,13 @@ class _Change:
         self.problem, self.layouts, self.tried, self.machine = problem, layouts, tried, machine
 
 
-def reliefs(problem: Problem, tried: Sequence[Layout], count: int = 3) -> tuple[Relief, ...]:
+def reliefs(
+    problem: Problem,
+    tried: Sequence[Layout],
+    count: int = 3,
+    accepts: Accepts | None = None,
+    seconds: Callable[[], float] = unlimited,
+) -> tuple[Relief, ...]:
     """Return the changes that make one of some layouts fit, the cheapest first.
 
     First those that the machine has room for, and after them those of the machine; of either by device-seconds a step.
@@ -79,29 +94,42 @@ def reliefs(problem: Problem, tried: Sequence[Layout], count: int = 3) -> tuple[
     ----------
     tried
         Layouts that do not fit.
+    accepts
+        What the plans that fit have to be accepted by.
+    seconds
+        How many are left: changes for which there are none are not looked at.
     """
-    found = [relief for change in _changes(problem) for relief in _best(change, tried)]
-    found += _more_memory(problem, tried)
+    found = _more_memory(problem, tried[:TRIED])
+    try:
+        for change in _changes(problem):
+            of_change = _best(change, tried, accepts, seconds)
+            found += of_change
+            if change.machine and of_change:
+                break  # still more nodes fit too
+    except OutOfTime:
+        pass
     return tuple(sorted(found, key=lambda relief: (relief.machine, relief.cost, relief.change)))[:count]
 
 
-def _best(change: _Change, tried: Sequence[Layout]) -> list[Relief]:
+def _best(
+    change: _Change, tried: Sequence[Layout], accepts: Accepts | None, seconds: Callable[[], float]
+) -> list[Relief]:
     """Return the cheapest plan that fits after a change; none where there is none."""
-    costs = SimulatedCost(change.problem)
+    ranked = Ranking(change.problem, seconds=seconds)
     names: dict[Layout, str] = {}
     for layout in tried[: change.tried]:
         for name, other in change.layouts(layout):
             names.setdefault(other, name)
-    candidates = []
     for layout in names:
+        ranked.look()
         if _first_violation(change.problem, layout) is None:
             plan = complete(change.problem, layout)
-            if costs.fits(plan):
-                candidates.append(Candidate(layout, costs.peak_memory(plan), True))
-    best = Ranking(change.problem, candidates, [0.0] * len(candidates)).fastest(fits)
+            if ranked.costs.fits(plan) and (accepts is None or not accepts.refusals(change.problem, plan)):
+                ranked.add([layout])
+    best = ranked.fastest(fits)
     if best is None:
         return []
-    chosen = next(each.layout for each in candidates if complete(change.problem, each.layout) == best.plan)
+    chosen = next(each.layout for each in ranked.candidates if complete(change.problem, each.layout) == best.plan)
     at = best.evaluation
     ranks, machine = best.plan.mesh.num_ranks, change.machine
     return [Relief(names[chosen], best.plan, at.step_time, at.peak_memory, ranks, machine)]
@@ -112,21 +140,29 @@ def _first_violation(problem: Problem, layout: Layout) -> Violation | None:
 
 
 def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
-    """Return the layout that needs least on devices that have so much, in whole GiB."""
+    """Return the layout that needs least on devices, and hosts, that have so much, in whole GiB."""
     costs = SimulatedCost(problem)
     plans = [complete(problem, layout) for layout in tried if _first_violation(problem, layout) is None]
     if not plans:
         return []
     least = min(plans, key=costs.peak_memory)
-    needed = ceil(costs.peak_memory(least) / GIB) * GIB
-    larger = replace(problem, cluster=with_memory(problem.cluster, lambda memory: max(memory, needed)))
-    found = SimulatedCost(larger).evaluate(least)
+    timeline, cluster, names = simulate(lower(problem, least, costs=costs.costs)), problem.cluster, []
+    for name, profiles, widened in (
+        ("devices", timeline.memory, with_memory),
+        ("hosts", timeline.host_memory, with_host_memory),
+    ):
+        peak = max((profile.peak for profile in profiles), default=0.0)
+        if name == "devices":
+            peak = max(problem.needed(device, peak) for device in cluster.accelerators)
+        needed = ceil(peak / GIB) * GIB
+        if any(profile.peak > profile.capacity for profile in profiles):
+            cluster = widened(cluster, partial(max, needed))
+            names.append(f"{name} with {format_size(needed)}")
+    found = SimulatedCost(replace(problem, cluster=cluster)).evaluate(least)
     if not found.fits:
         return []
     ranks = least.mesh.num_ranks
-    return [
-        Relief(f"devices with {format_size(needed)}", least, found.step_time, found.peak_memory, ranks, machine=True)
-    ]
+    return [Relief(" and ".join(names), least, found.step_time, found.peak_memory, ranks, machine=True)]
 
 
 def _changes(problem: Problem) -> Iterator[_Change]:
@@ -136,11 +172,12 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     yield _Change(problem, _model_parallel)
     for what in ("optimizer", "activations", "parameters"):
         yield _Change(problem, _offloading(what), TRIED if what == "optimizer" else SIMULATED)
+    yield _Change(problem, _on_devices)
     training = problem.training
     if training.gradient_bytes > training.parameter_bytes:
         narrow = replace(problem, training=replace(training, gradient_precision="same"))
         yield _Change(narrow, lambda layout: iter([(f"gradients in {training.dtype}", layout)]))
-    for factor in (2, 4):
+    for factor in FACTORS:
         try:
             more = replace(problem, cluster=problem.cluster.resized(problem.cluster.num_nodes * factor))
         except ValueError:
@@ -188,12 +225,22 @@ def _offloading(what: str) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
     return offloading
 
 
+def _on_devices(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield the layout without some or all of what it keeps on hosts."""
+    away = [name for name in OFFLOADS if any(getattr(layout.offload, name))]
+    for count in range(1, len(away) + 1):
+        for names in combinations(away, count):
+            step = StepPlace.HOST if "optimizer" in names else layout.offload.step
+            offload = replace(layout.offload, **dict.fromkeys(names, ()), step=step)
+            yield f"{', '.join(names)} kept on devices", replace(layout, offload=offload)
+
+
 def _more_nodes(factor: int, nodes: int) -> Callable[[Layout], Iterator[tuple[str, Layout]]]:
     def more_nodes(layout: Layout) -> Iterator[tuple[str, Layout]]:
         for name in ("data", "tensor", "pipeline"):
             for stages in ("even", "balanced"):
                 degree = getattr(layout, name) * factor
-                for zero in {layout.zero, 1}:
+                for zero in sorted({layout.zero, 1, 3}):
                     wider = replace(layout, **{name: degree}, stages=stages, zero=zero)
                     yield f"{nodes} nodes: {name} {degree}, ZeRO-{zero}", wider
 

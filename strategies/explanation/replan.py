@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
+from simulator.brief import brief
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation, Trial
@@ -13,6 +14,7 @@ from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.search.driver import OutOfTime
 from strategies.search.space import Space
 
 FORWARD_AND_BACKWARD = 3
@@ -46,6 +48,9 @@ class Replan:
         Numbers of devices that were looked at.
     proven
         Whether no other number of devices can be faster.
+    whole
+        Whether all plans of the space were compared on every number of devices, not only those that people know and
+        those near the best of them.
     """
 
     lost: int
@@ -55,6 +60,9 @@ class Replan:
     break_even: float | None
     sizes: tuple[int, ...]
     proven: bool
+    whole: bool = True
+
+    __repr__ = brief()
 
 
 def replan(
@@ -77,23 +85,26 @@ def replan(
         )
     smaller = list(_smaller(problem, devices - lost))
     best: Trial | None = None
-    where, proven, sizes = problem, False, []
+    where, proven, whole, sizes = problem, False, True, list[int]()
     for part in smaller:
         limit = best.evaluation.step_time if best else inf
         if _least(part) >= limit:
             proven = True
             break
-        if seconds() <= 0:
+        try:
+            ranked = ranking(part, replace(space, data=None, tensor=None, pipeline=None), seconds=seconds)
+            found = ranked.fastest(fits, below=limit)
+        except OutOfTime:
             break
         sizes.append(part.cluster.num_devices)
-        found = ranking(part, replace(space, data=None, tensor=None, pipeline=None)).fastest(fits, below=limit)
+        whole = whole and ranked.whole
         if found is not None:
             best, where = found, part
     else:
         proven = True
     change = _change(problem, where, plan, best, devices - lost) if best else None
     moves = _fewest_moves(smaller, problem, plan, layout, devices - lost)
-    return Replan(lost, devices - lost, change, moves, _break_even(change, moves), tuple(sizes), proven)
+    return Replan(lost, devices - lost, change, moves, _break_even(change, moves), tuple(sizes), proven, whole)
 
 
 def _smaller(problem: Problem, left: int) -> Iterator[Problem]:

@@ -29,9 +29,8 @@ class Prospect:
 
 def prospect(ranking: Ranking, trial: Trial, uncertainty: Uncertainty, quantile: float, most: float) -> Prospect:
     """Return what a plan's run may take; it is allowed where it lacks memory with probability ``most`` at most."""
-    device = min(ranking.problem.cluster.accelerators, key=lambda each: each.memory)
     at = trial.evaluation
-    lacks = uncertainty.out_of_memory(at.peak_memory, device.memory, device.reserved)
+    lacks = uncertainty.lacks_memory(ranking.problem.cluster, at.peak_memory)
     through = uncertainty.step_time_quantile(at.step_time, quantile / (1 - lacks)) if lacks < 1 else inf
     return Prospect(trial, through, lacks, lacks <= most)
 

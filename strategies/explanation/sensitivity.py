@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, log
 
+from simulator.brief import brief
 from simulator.cluster import Cluster
 from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Trial
+from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.machine_part import MachinePart, with_memory
 from strategies.explanation.ranking import Ranking, fits, fits_with, step_time_of
 from strategies.explanation.shadow_price import next_larger_memory
@@ -75,13 +76,21 @@ class Sensitivity:
     region: tuple[float, float]
     reached: tuple[bool, bool]
 
+    __repr__ = brief()
+
 
 def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
     """Return how the choice of a plan hangs on the speed of a part: by exact searches, and bisection between plans."""
+    own = frozenset(each.layout for each in ranking.candidates if each.fits and ranking.plan(each) == plan)
 
     def outcome(factor: float) -> Outcome:
         changed = ranking.on(part.scaled(factor), factor)
-        return Outcome(factor, changed.fastest(fits), changed.step_time(plan))
+        now = changed.step_time(plan)  # first: then only plans that may take less are looked at
+        other = changed.fastest(lambda each: each.fits and each.layout not in own, below=now)
+        if other is not None or not own:
+            return Outcome(factor, other or changed.fastest(fits), now)
+        at = Evaluation(now, ranking.costs.peak_memory(plan), fits=True)
+        return Outcome(factor, Trial(plan, at, 0.0), now)
 
     times = _Times(ranking, part.scaled)
     outcomes = outcome(1 - OFF), outcome(1 + OFF)
@@ -102,9 +111,9 @@ def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivit
         return Outcome(factor, best, trial.evaluation.step_time if has else None)
 
     outcomes = outcome(1 - OFF), outcome(1 + OFF)
-    larger, memory = next_larger_memory(ranking, trial), cluster.accelerator.memory
-    low = trial.evaluation.peak_memory / memory
-    high = larger.evaluation.peak_memory / memory if larger else REACH
+    larger, device = next_larger_memory(ranking, trial), cluster.accelerator
+    low = ranking.problem.needed(device, trial.evaluation.peak_memory) / device.memory
+    high = ranking.problem.needed(device, larger.evaluation.peak_memory) / device.memory if larger else REACH
     return Sensitivity("memory", speed, outcomes, (low, high), (False, larger is None))
 
 
@@ -116,6 +125,7 @@ class _Times:
         self._costs: dict[float, SimulatedCost] = {}
 
     def __call__(self, plan: Plan, factor: float) -> float:
+        self.ranking.look()
         if factor not in self._costs:
             self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scaled(factor)))
         return step_time_of(self._costs[factor], plan)

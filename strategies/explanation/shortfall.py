@@ -1,9 +1,9 @@
-"""Which device lacks how much memory for a plan, and what fills it at that moment."""
+"""Which device or host lacks how much memory for a plan, and what fills it at that moment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.engine import simulate
-from simulator.memory import CATEGORIES
+from simulator.memory import CATEGORIES, MemoryProfile
 from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -11,20 +11,24 @@ from strategies.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The device that lacks most.
+    """The device or host that lacks most.
 
     Parameters
     ----------
     stages
-        Its pipeline stages.
+        Its pipeline stages; of a host those of all its devices.
     needs, has
-        Bytes at its peak, and of the device.
+        Bytes at its peak, and those of the device or host that a plan may use.
+    reported
+        Bytes that the framework reports of the device, of which those it has are usable; of a host as many as it has.
     held
         Bytes at that moment by kind.
     time
         Seconds from the start of the step.
     during
-        What runs then: pass, microbatch and operator.
+        What runs then: pass, microbatch and operator; nothing is told of a host.
+    host
+        The name of the host; empty for a device.
     """
 
     stages: tuple[int, ...]
@@ -33,6 +37,8 @@ class Shortfall:
     held: tuple[tuple[str, float], ...]
     time: float
     during: str
+    host: str = ""
+    reported: float = 0.0
 
     @property
     def lacks(self) -> float:
@@ -41,19 +47,44 @@ class Shortfall:
 
 
 def shortfall(problem: Problem, plan: Plan) -> Shortfall:
-    """Return what the device holds whose memory is used most, by simulation."""
+    """Return what the device or host holds that lacks most of its own memory, by simulation.
+
+    Where none lacks any it is the device that is nearest to it.
+    """
     timeline = simulate(lower(problem, plan), "longest_path")
-    fullest = max(timeline.memory, key=lambda profile: profile.peak - profile.capacity)
-    row = fullest.usage[fullest.totals.index(fullest.peak)]
-    span = timeline.running(fullest.rank_class, fullest.peak_time)
+    device, host = (max(profiles, key=_used, default=None) for profiles in (timeline.memory, timeline.host_memory))
+    assert device is not None  # every plan has ranks
+    if host is not None and _used(host) > max(_used(device), 1.0):
+        members = timeline.hosts[host.rank_class]
+        stages = {stage for index, _ in members.members for stage in timeline.rank_classes[index].stages}
+        return _shortfall(host, tuple(sorted(stages)), "", members.name)
+    span = timeline.running(device.rank_class, device.peak_time)
     during = f"{span.kind}, {span.operators}" if span else "nothing"
     if span and span.microbatch >= 0:
         during = f"{span.kind} of microbatch {span.microbatch}, {span.operators}"
+    found = _shortfall(device, timeline.rank_classes[device.rank_class].stages, during)
+    return replace(found, reported=_reported(problem, device.capacity))
+
+
+def _reported(problem: Problem, usable: float) -> float:
+    """Return the memory of the device of which some bytes are usable."""
+    return next(each.memory for each in problem.cluster.accelerators if problem.usable(each) == usable)
+
+
+def _used(profile: MemoryProfile) -> float:
+    """Return the fraction of its memory that a device or host holds at its peak."""
+    return profile.peak / profile.capacity
+
+
+def _shortfall(profile: MemoryProfile, stages: tuple[int, ...], during: str, host: str = "") -> Shortfall:
+    row = profile.usage[profile.totals.index(profile.peak)]
     return Shortfall(
-        stages=timeline.rank_classes[fullest.rank_class].stages,
-        needs=fullest.peak,
-        has=fullest.capacity,
+        stages=stages,
+        needs=profile.peak,
+        has=profile.capacity,
         held=tuple((str(category), row[index]) for index, category in enumerate(CATEGORIES)),
-        time=fullest.peak_time,
+        time=profile.peak_time,
         during=during,
+        host=host,
+        reported=profile.capacity,
     )

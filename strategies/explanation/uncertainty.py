@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import exp, inf
 from statistics import NormalDist
 
+from simulator.cluster import Cluster
+
 NORMAL = NormalDist()
 
 POINTS = 201
@@ -50,6 +52,26 @@ class Uncertainty:
         errors = (exp(sigma * NORMAL.inv_cdf((point + 0.5) / POINTS)) for point in range(POINTS))
         room = (has - taken) / max(peak - taken, 1.0)
         return sum(1 - self._below(room / error) for error in errors) / POINTS
+
+    def lacks_memory(self, cluster: Cluster, peak: float) -> float:
+        """Return the probability that the smallest device of a cluster lacks memory for a predicted peak in bytes."""
+        device = min(cluster.accelerators, key=lambda each: each.memory)
+        return self.out_of_memory(peak, device.memory, device.reserved)
+
+    def memory_margin(self, risk: float) -> float:
+        """Return the bytes a device needs for every predicted one, so that it lacks some with probability ``risk``.
+
+        The probability that `out_of_memory` returns hangs on this ratio alone and falls as it grows, so that a peak
+        has at most that probability where it fits with this margin, and more where it does not.
+        """
+        low, high = 0.0, 16.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            if self.out_of_memory(1e6, 1e6 * middle) > risk:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def _sigma(self, half_width: float) -> float:
         return half_width / NORMAL.inv_cdf((1 + self.coverage) / 2)

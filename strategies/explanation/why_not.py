@@ -6,19 +6,18 @@ from itertools import product
 from math import inf, log2
 from typing import Any
 
+from simulator.brief import brief
 from simulator.engine import simulate
-from strategies.completion import complete
-from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.device_time import device_time, difference
-from strategies.explanation.ranking import Candidate, Ranking, fits
+from strategies.explanation.ranking import Candidate, Ranking, fits, ranking
 from strategies.explanation.shortfall import Shortfall, shortfall
 from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.search.space import Space, layouts
+from strategies.search.space import EVERYTHING, Space
 from strategies.violation import Violation
 
 Asked = Mapping[str, Any]
@@ -43,6 +42,10 @@ class WhyNot:
         The seconds that it takes more, by kind; they add up to the difference of the step times.
     nearest
         The plan that works and has most of what was asked for, the fastest of those; ``None`` where nothing fits.
+    outside
+        Whether there are such plans, but the limits of the space allow none of them.
+    whole
+        Whether ``legal`` are all such plans, not only those that people know and those near the best of them.
     """
 
     asked: tuple[tuple[str, Any], ...]
@@ -53,42 +56,43 @@ class WhyNot:
     margin: float | None = None
     more: tuple[tuple[str, float], ...] = ()
     nearest: Trial | None = None
+    outside: bool = False
+    whole: bool = True
+
+    __repr__ = brief()
 
 
-def why_not(ranking: Ranking, best: Trial, layout: Layout, asked: Asked) -> WhyNot:
+def why_not(ranked: Ranking, best: Trial, layout: Layout, asked: Asked, space: Space = EVERYTHING) -> WhyNot:
     """Return why the plan of ``layout`` is preferred to all that have what is ``asked`` for.
 
-    What is left open is completed by search.
+    What is left open is completed by search, within the limits of ``space`` on it.
     """
-    problem, told = ranking.problem, tuple(asked.items())
-    found = list(_completions(problem, asked))
-    if not found:
-        return WhyNot(told, 0, _broken(problem, layout, asked), nearest=nearest(ranking, asked))
-    costs = SimulatedCost(problem)
-    plans = [complete(problem, each) for each in found]
-    candidates = [
-        Candidate(each, costs.peak_memory(plan), costs.fits(plan)) for each, plan in zip(found, plans, strict=True)
-    ]
-    others = Ranking(problem, candidates, [0.0] * len(candidates))
+    problem, told = ranked.problem, tuple(asked.items())
+    others, whole = _ranked(ranked, layout, asked, space)
+    legal = len(others.candidates)
+    if not legal:
+        outside = bool(_ranked(ranked, layout, asked, EVERYTHING)[0].candidates)
+        broken = () if outside else _broken(problem, layout, asked)
+        return WhyNot(told, 0, broken, nearest=nearest(ranked, asked), outside=outside)
     other = others.fastest(fits)
     if other is None:
         least = others.least_memory()
         assert least is not None  # there are some
         plan = others.plan(least)
-        lacking, near = shortfall(problem, plan), nearest(ranking, asked)
-        return WhyNot(told, len(found), (), lacking, _unsimulated(plan, least), nearest=near)
+        lacking, near = shortfall(problem, plan), nearest(ranked, asked)
+        return WhyNot(told, legal, (), lacking, _unsimulated(plan, least), nearest=near, whole=whole)
     spent = [device_time(simulate(lower(problem, trial.plan))) for trial in (best, other)]
     margin = other.evaluation.step_time / best.evaluation.step_time - 1
-    return WhyNot(told, len(found), (), None, other, margin, tuple(difference(*spent).items()))
+    return WhyNot(told, legal, (), None, other, margin, tuple(difference(*spent).items()), whole=whole)
 
 
-def nearest(ranking: Ranking, asked: Asked) -> Trial | None:
+def nearest(ranked: Ranking, asked: Asked) -> Trial | None:
     """Return the plan that fits and differs in as few of the fields asked for, and by as little, as can be."""
-    distances = [_distance(each.layout, asked) if each.fits else (inf, inf) for each in ranking.candidates]
+    distances = [_distance(each.layout, asked) if each.fits else (inf, inf) for each in ranked.candidates]
     least = min(distances, default=(inf, inf))
     if least[0] == inf:
         return None
-    return ranking.fastest(lambda each: each.fits and _distance(each.layout, asked) == least)
+    return ranked.fastest(lambda each: each.fits and _distance(each.layout, asked) == least)
 
 
 def _unsimulated(plan: Plan, least: Candidate) -> Trial:
@@ -107,21 +111,28 @@ def _distance(layout: Layout, asked: Asked) -> tuple[float, float]:
     return count, round(factors, 9)
 
 
-def _completions(problem: Problem, asked: Asked) -> Iterator[Layout]:
-    """Yield every legal layout that has what is asked for; what a space cannot be limited to is put in afterwards."""
-    limits, others = dict[str, Any](), dict[str, Any]()
+def _ranked(of: Ranking, layout: Layout, asked: Asked, space: Space) -> tuple[Ranking, bool]:
+    """Return the ranking of legal layouts that have what is asked for, and are of a space in all else.
+
+    And whether they are all. What a space cannot be limited to is put in afterwards.
+    """
+    problem, limits, others = of.problem, dict[str, Any](), dict[str, Any]()
     for name, value in asked.items():
         (limits if _limits(name, value) else others)[name] = (value,)
+    own = (_probe(problem, replace(layout, **choice), asked) for choice in _choices(layout))
+    starts = (probe for probe in dict.fromkeys(own) if next(violations(problem, probe), None) is None)
+    limited = replace(space, **limits, starts=(*starts, *space.starts))
+    ranked = ranking(problem, limited, seconds=of.seconds)
+    if not others:
+        return ranked, ranked.whole
     changed: dict[str, Any] = {name: value for name, (value,) in others.items()}
     chunks = (1, 2) if "schedule" in others and "chunks" not in asked else (0,)
-    for layout in dict.fromkeys(layouts(problem, Space(**limits))):
-        if not others:
-            yield layout
-        else:
-            for count in chunks:
-                whole = replace(layout, **changed | ({"chunks": count} if count else {}))
-                if next(violations(problem, whole), None) is None:
-                    yield whole
+    found = Ranking(problem, seconds=of.seconds)
+    for candidate, number in product(ranked.candidates, chunks):
+        whole = replace(candidate.layout, **changed | ({"chunks": number} if number else {}))
+        if next(violations(problem, whole), None) is None:
+            found.add([whole])
+    return found, ranked.whole
 
 
 def _limits(name: str, value: Any) -> bool:

@@ -19,7 +19,7 @@ from strategies.lowering.replicated import replicated_elements
 from strategies.lowering.split import Split, split, undeferred_elements
 from strategies.lowering.step import Step, chain_ticks
 from strategies.lowering.tensor_overlap import with_overlap
-from strategies.lowering.weights import factored_elements, quantised_elements
+from strategies.lowering.weights import Unit, factored_elements, quantised_elements, unit
 from strategies.mesh import OPERATOR_AXES, Axis
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -33,7 +33,8 @@ class BlockCost(NamedTuple):
 
     ``split`` is its backward in two, where the schedule runs it so, and ``undeferred`` the parameters whose gradients
     come with those of inputs then; ``away`` are the bytes of one microbatch that are in host memory from forward to
-    backward. ``first`` is its memory in the pass that makes its first gradients, where they have no place before.
+    backward, ``unit`` what of its parameters data ranks share at once. ``first`` is its memory in the pass that makes
+    its first gradients, where they have no place before.
     """
 
     steps: BlockSteps
@@ -46,6 +47,7 @@ class BlockCost(NamedTuple):
     split: Split | None = None
     away: int = 0
     undeferred: int = 0
+    unit: Unit = Unit()
     first: BlockMemory | None = None
 
     def offloaded(self) -> "BlockCost":
@@ -91,11 +93,12 @@ class BlockCosts:
         self._shardings: Numbers[tuple[OperatorSharding, ...]] = Numbers()
         self._cuts: Numbers[tuple[int, ...]] = Numbers()
         self._cut_of: dict[tuple[tuple[Axis, ...], int], int] = {}
-        self._ways: Numbers[tuple[int, Microbatch, bool, bool, bool, bool]] = Numbers()
+        self._ways: Numbers[tuple[int, Microbatch, bool, bool, bool, bool, bool]] = Numbers()
         self._hows: Numbers[tuple[int, Recomputation]] = Numbers()
         self._latest: tuple[Plan | None, int, int, int] = None, -1, -1, -1
         self._seen: tuple[Plan | None, dict[int, Plan]] = None, {}
         self._layouts: dict[tuple[str, int, int], BlockLayout] = {}
+        self._units: dict[tuple[str, int], Unit] = {}
         self._parameters: dict[tuple[str, int], int] = {}
         self._replicated: dict[tuple[str, int], tuple[int, ...]] = {}
         self._scaling: dict[tuple[str, int], bool] = {}
@@ -138,8 +141,8 @@ class BlockCosts:
             if key not in self._cut_of:
                 self._cut_of[key] = self._cuts.of((*_degrees(plan), key[1]))
             cut = self._cut_of[key]
-            adds = self.adds_gradients(plan)
-            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds
+            adds, begins = self.adds_gradients(plan), begin_in_step(self.problem.training, plan)
+            runs = plan.splits_backward, self._leaves_whole(plan), plan.overlap_tensor, adds, begins
             way = self._ways.of((cut, plan.microbatch, *runs))
             self._latest = plan, cut, way, self._hows.of((way, plan.recompute))
         return self._latest
@@ -194,6 +197,7 @@ class BlockCosts:
                 len(self.block(plan, name).parameters),
                 split(self.layout(plan, name), rank.accelerator, steps.backward) if plan.splits_backward else None,
                 undeferred=self.undeferred(plan, name),
+                unit=self.unit(plan, name),
                 first=self.first_memory(plan, name, how),
             )
         return self._costs[key]
@@ -302,6 +306,13 @@ class BlockCosts:
     def quantised(self, plan: Plan, name: str) -> int:
         """Return the elements of the weights on a rank by which a block multiplies in fp8."""
         return quantised_elements(self.layout(plan, name))
+
+    def unit(self, plan: Plan, name: str) -> Unit:
+        """Return what of a block's parameters data ranks share at once."""
+        key = (name, self.cut(plan))
+        if key not in self._units:
+            self._units[key] = unit(self.problem.training, self.layout(plan, name))
+        return self._units[key]
 
     def layout(self, plan: Plan, name: str) -> BlockLayout:
         """Return a block under the plan's shardings, with the smallest microbatch of several."""

@@ -21,7 +21,8 @@ class Passes(StrEnum):
     """What runs a pass of a stage.
 
     ``rank``: each class of ranks alone; nothing can disturb the collectives inside. ``group``: its ranks,
-    of several classes that compute alike, together. ``apart``: collectives are tasks of their own.
+    of several classes that compute alike, together: those that come first are shown to wait before the pass, not in its
+    first collective. ``apart``: collectives are tasks of their own.
     """
 
     RANK = "rank"

@@ -4,7 +4,7 @@ from functools import cached_property
 
 from simulator.collective_kinds import Collective
 from strategies.lowering.contention import Passes, passes
-from strategies.lowering.data import Bucket, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
+from strategies.lowering.data import Bucket, at_once, bucket_limit, buckets, fillings, overlaps, reduces_in_buckets
 from strategies.lowering.fully_sharded import Changes, changes, copy_ticks, sharing
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.offload import OnHost
@@ -14,6 +14,7 @@ from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
 from strategies.lowering.variant import FIRST, FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
+from strategies.lowering.weights import Unit
 from strategies.mesh import OPERATOR_AXES, TENSOR
 from strategies.plan import Plan
 from strategies.schedule import MAKES_GRADIENTS, ActionKind
@@ -120,8 +121,10 @@ class Cuts:
         shards = [updated_parameters(self.plan, block.parameters, block.experts) for block in blocks[:away]]
         shards = [*shards, *(0,) * (len(blocks) - away)] if shared and away else []
         undeferred = [*(block.undeferred for block in moving), *still]
+        units = [*(block.unit for block in moving), *(Unit() for _ in still)]
         turn = 1 if kind_of(variant) is ActionKind.FORWARD else -1
-        of_pass = elements[::turn], filled, shards[::turn], undeferred[::-1], begins
+        sizes = [unit.size for unit in units]
+        of_pass = sizes[::turn], at_once(filled, units[::-1]), shards[::turn], undeferred[::-1], begins
         return changes(self.sharing, self.training, variant, *of_pass)
 
     def before(self, stage: int, variant: int, rank: Rank) -> tuple[Step, ...]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from strategies.lowering.stage import StageCost
+from strategies.lowering.weights import Unit
 from strategies.mesh import DATA, EXPERT_DATA
 from strategies.plan import Plan
 from strategies.training import Training
@@ -84,6 +85,12 @@ def fillings(
     dense = tuple(every - own for every, own in zip(parameters, experts, strict=True))
     kinds = [(DATA, dense)] + ([(EXPERT_DATA, tuple(experts))] if any(experts) else [])
     return tuple(Filling(kind, each, _counts(each, gradient_bytes, limit)) for kind, each in kinds)
+
+
+def at_once(found: Sequence[Filling], units: Sequence[Unit]) -> tuple[Filling, ...]:
+    """Return the same with the elements of every block whose gradients are whole at once."""
+    parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.experts for unit in units)}
+    return tuple(filling._replace(elements=parts[filling.kind]) for filling in found)
 
 
 def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:

@@ -186,7 +186,7 @@ def changes(
     Parameters
     ----------
     parameters
-        Elements on a rank of every block, in the order of the pass.
+        Bytes on a rank of every block's parameters where they are gathered, in the order of the pass.
     gradients
         How gradients fill buckets: those that leave with a block are whole until the next ones leave.
     shards
@@ -207,8 +207,8 @@ def changes(
     copied = [0] * len(parameters)
     if shared.parameters and not (shared.reshard and kind is ActionKind.WEIGHT):
         comes, goes = (each(variant, len(parameters)) for each in (shared.gathered, shared.given_up))
-        for unit, elements in enumerate(parameters):
-            change = Change(Category.PARAMETERS, elements * training.parameter_bytes)
+        for unit, size in enumerate(parameters):
+            change = Change(Category.PARAMETERS, size)
             if comes[unit]:
                 gathered[max(unit - shared.held, 0)].append(change)
             if goes[unit]:

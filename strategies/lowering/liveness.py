@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from simulator.accelerator import RMS_NORM
 from simulator.collective_kinds import Collective
-from simulator.compute import PRODUCTS
+from simulator.compute import PRODUCTS, streaming_kind
 from simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
@@ -89,12 +90,19 @@ class Liveness:
 
     def saved(self, operator: Operator) -> tuple[str, ...]:
         """Return the tensors that an operator keeps."""
+        if self._composed(operator):
+            return ()
         if self.framework.keeps_results or operator.kind is not OperatorKind.PERMUTE:
             return operator.saved
         return tuple(name for name in operator.saved if _ROUTED not in self.block.tensor[name].dims)
 
     def unnamed(self, operator: Operator) -> dict[str, int]:
         """Return what an operator keeps beside the graph's tensors."""
+        if self._composed(operator):
+            (output,) = operator.outputs
+            size = self.made(output)
+            wide = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
+            return {f"{operator.name} in fp32": wide, f"{operator.name} scaled": size}
         if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):
             return {f"{operator.name} gate": self.made(operator.outputs[0])}
         each = self.framework.routing_bytes
@@ -104,6 +112,10 @@ class Liveness:
         for size in self.layout.sizes(operator).values():
             pairs *= size
         return {f"{operator.name} maps": each * pairs}
+
+    def _composed(self, operator: Operator) -> bool:
+        """Return whether an operator is a norm of root mean squares that is composed of torch's operators."""
+        return self.framework.composes_norms and streaming_kind(operator) == RMS_NORM
 
     def _exchanged(self, operator: Operator, name: str) -> bool:
         """Return whether a tensor comes to a reader in an all-to-all: a copy, cut along another dim."""

@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from simulator.brief import in_brief
 from simulator.collection import no_collection
 from simulator.engine.longest_path import finish_times
 from simulator.engine.steady import window
@@ -69,6 +70,7 @@ def lower(
         return _steady(step) if plan.asynchronous else step.program()
 
 
+@in_brief
 class Sited(NamedTuple):
     """A program, and for every task where it is: ``slots`` and the class of ranks or groups there, by ``rows``."""
 
@@ -141,7 +143,7 @@ class _Step(NamedTuple):
             predecessor_start=columns.frame.predecessor_start,
             predecessor_of=columns.frame.predecessor_of,
             resident=residents(machine, costs, plan, cuts.on_host),
-            capacity=tuple(machine.rank(index).accelerator.memory for index in range(len(table))),
+            capacity=tuple(costs.problem.usable(machine.rank(index).accelerator) for index in range(len(table))),
             links=_links(table),
             traffic=traffic(cuts, plan),
             hosts=hosts(machine) if plan.offload else (),

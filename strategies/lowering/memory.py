@@ -51,7 +51,8 @@ def resident(
         How often weights and gradients are kept.
     """
     share = updated_parameters(plan, parameters.elements, parameters.experts)
-    quantised = parameters.quantised * training.more_bytes
+    gathered = plan.zero == 3 and plan.shards > 1  # copies in fp8 are then made of each block and given up with it
+    quantised = 0 if gathered else parameters.quantised * training.more_bytes
     states, states_away = state_bytes(training, plan, parameters), host_states(training, plan, parameters, on_host)
     kept_bytes = 0 if begin_in_step(training, plan) else training.gradient_bytes
     weights, gradients = ((share if plan.zero >= least else parameters.elements) for least in (3, 2))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.deadline import check_deadline
 from simulator.program import IntArray, StreamKind
 from strategies.lowering.kept import Activations
 from strategies.lowering.offload import FROM_HOST, GRADIENTS, HOST, PARAMETERS, SUM, TO_HOST
@@ -22,9 +23,9 @@ from strategies.schedules.rule import Placement
 
 
 class _PartSlots(NamedTuple):
-    """The streams that a part holds and its slots: launching before, itself phase by phase, launching after."""
+    """The stream that a part holds and its slots: launching before, itself phase by phase, launching after."""
 
-    held: tuple[StreamKind, ...]
+    stream: StreamKind
     lead: int
     legs: tuple[int, ...]
     rest: int
@@ -32,13 +33,13 @@ class _PartSlots(NamedTuple):
 
 @dataclass(slots=True)
 class Chain:
-    """The end of what runs one after another: the last task, the streams it holds, and others that must end too.
+    """The end of what runs one after another: the last task, the stream it holds, and others that must end too.
 
     ``beside`` is what runs beside the next task.
     """
 
     tail: int | None = None
-    held: tuple[StreamKind, ...] = ()
+    stream: StreamKind | None = None
     beside: int | None = None
     joined: int | None = None
 
@@ -51,14 +52,14 @@ class Chain:
 class _Body(NamedTuple):
     """The tasks of a pass that wait for none but its own; numbers count from the first of them.
 
-    ``tail`` and ``joined`` end the chain, and ``held`` are the streams there.
+    ``tail`` and ``joined`` end the chain, and ``stream`` is the one there.
     """
 
     slots: list[int]
     edges: IntArray
     tail: int
     joined: int | None
-    held: tuple[StreamKind, ...]
+    stream: StreamKind | None
 
 
 class Passes(TaskList):
@@ -90,6 +91,7 @@ class Passes(TaskList):
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
+        check_deadline()
         chain = self.chain[self.order.rank_of(actions[0].stage)]
         chains = [chain, *(replace(chain) for _ in actions[1:])]
         alone = len(actions) == 1
@@ -97,7 +99,7 @@ class Passes(TaskList):
         for _ in zip_longest(*runs):
             pass
         for other in chains[1:]:
-            chain.joined, chain.tail, chain.held = chain.tail, other.tail, other.held
+            chain.joined, chain.tail, chain.stream = chain.tail, other.tail, other.stream
 
     def action(self, action: Action, chain: Chain, *, alone: bool) -> Iterator[None]:
         """Add the tasks of an action, up to its next collective at a time.
@@ -127,7 +129,8 @@ class Passes(TaskList):
                     waits.append(self.scattered[position])
                 self._part(chain, position, (action.stage, variant, index), part, action.microbatch, waits, hosts_wait)
                 hosts_wait = [chain.tail] if self.shape.hosts_wait_inside and part.legs and not part.beside else []
-                waits = self._reduce(chain, position, action, index) if leaves else []
+                waits = waits if part.beside else []  # the next one starts with it
+                waits += self._reduce(chain, position, action, index) if leaves else []
                 kept.after(index)
                 units.after(index)
                 if part.legs and not part.beside:
@@ -150,7 +153,7 @@ class Passes(TaskList):
             if not part.beside:
                 self._rest(chain, position, action, variant, index + 1)
                 return
-            waits, hosts_wait = [], []
+            hosts_wait = []  # the next one starts with it
 
     def _rest(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> None:
         """Add the parts of a pass from ``first`` on, of which each waits for those before it alone."""
@@ -163,7 +166,7 @@ class Passes(TaskList):
             body = self._body(chain, position, action, variant, first)
             self.bodies[key] = body, []
             self.repeated.append((body.edges, self.bodies[key][1]))
-        chain.tail, chain.joined, chain.held = start + body.tail, _shifted(body.joined, start), body.held
+        chain.tail, chain.joined, chain.stream = start + body.tail, _shifted(body.joined, start), body.stream
 
     def _body(self, chain: Chain, position: int, action: Action, variant: int, first: int) -> _Body:
         """Add the parts of a pass from ``first`` on, and return what they are."""
@@ -172,7 +175,7 @@ class Passes(TaskList):
             self._part(chain, position, (action.stage, variant, index), part, action.microbatch, [], [])
         edges = np.array(self.edges[num_edges:], dtype=np.int64).reshape(-1, 3) - (start, start, 0)
         assert chain.tail is not None
-        return _Body(self.slot_of[start:], edges, chain.tail - start, _shifted(chain.joined, -start), chain.held)
+        return _Body(self.slot_of[start:], edges, chain.tail - start, _shifted(chain.joined, -start), chain.stream)
 
     def is_final(self, action: Action) -> bool:
         """Return whether an action makes the last gradients of its stage before an update."""
@@ -198,7 +201,7 @@ class Passes(TaskList):
             self.parts[key] = self._part_slots(position, key, part)
         slots = self.parts[key]
         waits = [(task, position) for task in (*after, chain.joined)]
-        if not any(kind in slots.held for kind in chain.held):  # else the stream they share keeps their order
+        if slots.stream is not chain.stream:  # else the stream they share keeps their order
             waits.append((chain.tail, position))
         if part.launched:
             launched = self.task(slots.lead, microbatch, [(task, position) for task in launched_after])
@@ -206,7 +209,7 @@ class Passes(TaskList):
         for slot in slots.legs:
             number = self.task(slot, microbatch, waits)
             waits = []
-        if StreamKind.COMPUTE in slots.held:
+        if slots.stream is StreamKind.COMPUTE:
             self.computed[position] = number
         if part.launched:
             self.task(slots.rest, microbatch, [])
@@ -214,20 +217,20 @@ class Passes(TaskList):
             chain.beside = number
             return
         chain.joined, chain.beside = chain.beside, None
-        chain.tail, chain.held = number, slots.held
+        chain.tail, chain.stream = number, slots.stream
 
     def _part_slots(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartSlots:
         """Return the slots of a part, in the order of its tasks."""
-        held = _HELD[part.communicates] if not part.legs else _BESIDE if part.beside else (StreamKind.TENSOR,)
+        kind = StreamKind.COMPUTE if not part.legs else StreamKind.CONTEXT if part.beside else StreamKind.TENSOR
         rank, launch = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(part.along, position) if part.legs or part.together else rank
-        streams = tuple((position, kind) for kind in held)
+        streams = ((position, kind),)
         lead = self.slot(rank, "lead", key, launch) if part.launched else -1
         if part.legs:
             legs = tuple(self.slot(site, "collective", (*key, leg), streams) for leg in range(part.legs))
         else:
             legs = (self.slot(site, "pass", key, streams),)
-        return _PartSlots(held, lead, legs, self.slot(rank, "rest", key, launch) if part.launched else -1)
+        return _PartSlots(kind, lead, legs, self.slot(rank, "rest", key, launch) if part.launched else -1)
 
     def _reduce(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
         """Reduce the gradients that a part has made whole; return the reductions that the next part waits for."""
@@ -365,8 +368,6 @@ def _shifted(task: int | None, by: int) -> int | None:
     return None if task is None else task + by
 
 
-_HELD = {False: (StreamKind.COMPUTE,), True: (StreamKind.COMPUTE, StreamKind.TENSOR)}
-_BESIDE = (StreamKind.CONTEXT,)
 _HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
 _STREAMS = {
     True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),

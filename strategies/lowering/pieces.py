@@ -216,21 +216,25 @@ def _chains(items: list[_Item], cut: Cut) -> Iterator[list[_Item]]:
 def _part(items: list[_Item], index: int, kind: ActionKind, launch: float) -> Part:
     joint = len(items) == 1 and items[0].step.collective is not None
     ticks = items[0].step.ticks if joint else chain_ticks(item.step for item in items)
-    work = Work(items[0].step.kind if joint else _TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(items)))
+    work = Work(
+        items[0].step.kind if joint else _TASK_KIND[kind], index, ticks, Deferred(lambda: _pieces(items, launch))
+    )
     lead, rest = _launching(items, launch) if launch else (0, 0)
     communicates = any(item.step.collective is not None for item in items)
     step, last = items[0].step if joint else None, items[-1]
     return Part(items[0].label, work, step, last.completes, last.ends_loss, lead, rest, communicates)
 
 
-def _pieces(items: list[_Item]) -> list[Piece]:
-    pieces, start, end = [], 0, 0
+def _pieces(items: list[_Item], launch: float = 0.0) -> list[Piece]:
+    pieces, start, end, launched = [], 0, 0, 0
     for item in items:
         step = item.step
+        launched += to_ticks(launch * step.launches)
         stream = StreamKind.COMPUTE if step.collective is None else _stream(step)
         moved = step.size if step.collective is not None else 0.0
         changes = item.acquired, item.released
-        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, *changes, moved))
+        waits = launched if step.launches else 0  # a kernel that is launched with an earlier one waits for none itself
+        pieces.append(Piece(step.kind, item.label, start, start + step.ticks, stream, *changes, moved, waits))
         end = max(end, start + step.ticks)
         start = start if step.beside else end
     return pieces
@@ -252,7 +256,7 @@ def _launching(items: list[_Item], launch: float) -> tuple[int, int]:
     together: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
     for item in items:
         launched += to_ticks(launch * item.step.launches)
-        together.append((launched, item.step.ticks))
+        together.append((launched if item.step.launches else 0, item.step.ticks))
         if not item.step.beside or item is items[-1]:
             done += max(ticks for _, ticks in together)
             lead = max(lead, *(at + ticks - done for at, ticks in together))

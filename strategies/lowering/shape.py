@@ -144,7 +144,7 @@ class _Shape:
             legs = self._legs(step.axis, self.cuts.positions[stage], (step.collective, step.size)) or 1
         together = self.cuts.passes[self.cuts.positions[stage]] is Passes.GROUP and part.communicates and not legs
         along = step.axis if step is not None else TENSOR
-        return PartShape(legs, part.communicates, together, part.lead > 0, along, part.beside)
+        return PartShape(legs, together, part.lead > 0, along, part.beside)
 
     def _ending(self, position: int, what: Callable[[str, int], Volume]) -> tuple[tuple[str, int], ...]:
         """Return the kinds of groups that run a collective at the end of the step, and its phases."""

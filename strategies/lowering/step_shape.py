@@ -13,12 +13,11 @@ from strategies.schedule import KINDS, MAKES_GRADIENTS, ActionKind
 class PartShape(NamedTuple):
     """One part of a pass: how many phases where it is a collective of a group ``along`` an axis (0: a rank's own).
 
-    ``communicates`` says that a rank's own part holds the tensor stream too, ``together`` that the ranks of
-    a tensor group run it as one, ``beside`` that it starts with the next part.
+    ``together`` says that the ranks of a tensor group run a rank's own part as one, ``beside`` that it starts with the
+    next part.
     """
 
     legs: int
-    communicates: bool
     together: bool
     launched: bool
     along: str = TENSOR

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from math import prod
+from typing import NamedTuple
 
 from simulator.compute import PRODUCTS
 from simulator.operator_graph import Operator, OperatorKind, Tensor
 from strategies.lowering.operator import BlockLayout
 from strategies.parallelism import EXPERTS
+from strategies.training import Training
 
 
 def factored_elements(layout: BlockLayout, parameters: Iterable[Tensor]) -> int:
@@ -32,5 +34,38 @@ def factored_share(layout: BlockLayout, operator: Operator, tensor: Tensor) -> i
 
 def quantised_elements(layout: BlockLayout) -> int:
     """Return the elements of a rank's share of the weights that a block multiplies by in fp8."""
-    weights = {o.parameters[0] for o in layout.block.operators if o.parameters and layout.quantises(o)}
-    return sum(layout.parameter_share(layout.block.tensor[name]) for name in weights)
+    return sum(layout.parameter_share(layout.block.tensor[name]) for name in _quantised(layout))
+
+
+def _quantised(layout: BlockLayout) -> set[str]:
+    return {o.parameters[0] for o in layout.block.operators if o.parameters and layout.quantises(o)}
+
+
+class Unit(NamedTuple):
+    """What of a block's parameters data ranks share at once: all of them, or the largest where they share one by one.
+
+    Parameters
+    ----------
+    elements, experts
+        Elements on a rank whose gradients are whole at once: of what is no expert, and of experts.
+    size
+        Bytes on a rank of what is gathered, copies in fp8 included.
+    """
+
+    elements: int = 0
+    experts: int = 0
+    size: int = 0
+
+
+def unit(training: Training, layout: BlockLayout) -> Unit:
+    """Return what of a block's parameters data ranks share at once."""
+    at_once = max if training.conventions.shares_weights else sum
+    own = {tensor.name for tensor in layout.expert_parameters()}
+    cast = _quantised(layout) if training.quantised_bytes else set()
+    shares = {tensor.name: layout.parameter_share(tensor) for tensor in layout.block.parameters}
+    sizes = [n * (training.parameter_bytes + training.more_bytes * (name in cast)) for name, n in shares.items()]
+    return Unit(
+        at_once([0, *(n for name, n in shares.items() if name not in own)]),
+        at_once([0, *(n for name, n in shares.items() if name in own)]),
+        at_once([0, *sizes]),
+    )

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.brief import brief
+
 IntArray = NDArray[np.int64]
 MOST = 2**62
 """No sum over all nodes and edges may reach this: sums of 64-bit integers stay exact."""
@@ -54,6 +56,8 @@ class CostGraph:
     transient: tuple[IntArray, ...]
     edges: tuple[Edge, ...]
     copies: tuple[int, ...]
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
         lengths = {len(self.times), len(self.kept), len(self.transient), len(self.copies)}
@@ -122,6 +126,8 @@ class Solution:
     price: float | None = None
     interrupted: bool = False
 
+    __repr__ = brief()
+
     @property
     def gap(self) -> float:
         """Fraction by which the time is above the bound; 0 is proven optimal."""
@@ -135,6 +141,8 @@ class Shortfall:
     choice: tuple[int, ...]
     memory: int
     limit: int
+
+    __repr__ = brief()
 
 
 def least_memory(graph: CostGraph) -> tuple[int, ...]:

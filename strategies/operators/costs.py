@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.brief import brief
 from simulator.operator_graph import Block, Operator
 from strategies.lowering.stage import StageCosts
 from strategies.operators.choices import choices
@@ -69,10 +70,12 @@ class OperatorCosts:
     graph: CostGraph
     resident: int
 
+    __repr__ = brief()
+
     @property
     def limit(self) -> int:
         """Bytes that choices may take on a device."""
-        return int(self.problem.cluster.accelerator.memory) - self.resident
+        return int(self.problem.usable(self.problem.cluster.accelerator)) - self.resident
 
     @cached_property
     def tied(self) -> tuple[tuple[tuple[int, str], tuple[int, str]], ...]:

@@ -28,6 +28,7 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
         expert=plan.expert > 1,
         attention=plan.attention,
         rows=plan.tensor_rows > 1,
+        gathers_logits=problem.training.gathers_logits,
     )
     usual, met = shardings(problem.graph, by), {sharding.operator for sharding in plan.shardings}
     return plan.shardings != usual and bool(met & set(operators_by_name(problem)))

@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import count
 
+from simulator.brief import brief
 from strategies.schedules.order import Order
 
 
@@ -112,6 +113,8 @@ class ScheduleRule:
     weight_versions: Callable[[int, int], int] = one_version
     updates_every_microbatch: bool = False
     pairs: Callable[[int, int, int, int], tuple[int, ...]] = no_pairs
+
+    __repr__ = brief("name", "source")
 
     def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank of every stage."""

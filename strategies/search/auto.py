@@ -1,62 +1,76 @@
 """The exact searches one after another: the uniform plan first, then the layers of every stage."""
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
+from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
+from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.search.best_first import BestFirst
+from strategies.recomputation import Recompute
+from strategies.search.best_first import Run
 from strategies.search.certificate import Certificate
-from strategies.search.driver import Considered, Proof, Proposals, Upcoming
+from strategies.search.driver import Considered, OutOfTime, Proof, Proposals, Upcoming
 from strategies.search.inter_stage_milp import InterStageMILP
-from strategies.search.per_stage import dividable, meshes
-from strategies.search.space import Space
+from strategies.search.per_stage import dividable
+from strategies.search.space import Space, neighbours
+
+MOST_MESHES = 8
+"""Meshes near the best uniform plan whose stages are divided anew, those of the least bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
     """The best uniform plan by `best_first`, then stages of different layers and recomputation by `inter_stage_milp`.
 
-    What is proven holds for uniform plans, and for all divisions of the layers of usual ones whose passes are not
-    written out or split.
+    What is proven holds for the space, whose plans are uniform: stages differ in their layers only as its ``stages``
+    say, and all recompute alike. Stages are divided anew on the mesh of the best one and on those one decision away,
+    unless the space limits stages or recomputation.
     """
 
     name: ClassVar[str] = "auto"
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans of both searches, and what is proven of all of them."""
-        best, uniform = yield from _passed_on(BestFirst().propose(problem, space, costs), lambda _: None)
-        among = list(filter(dividable, meshes(problem, space)))
-        if not among:
-            return uniform
-        floor = uniform.lower_bound if uniform is not None else inf
+        """Yield the plans of both searches; return what is proven of uniform ones."""
+        run = Run(problem, costs)
+        uniform = yield from run.search(space)
+        free = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
+        if free and run.layout is not None:
+            try:
+                meshes = nearby_meshes(problem, space, costs, run.layout)
+                yield from _unproven(InterStageMILP().refine(problem, space, costs, meshes, run.best))
+            except OutOfTime:
+                pass
+        return uniform
 
-        def of_both(proof: Proof) -> Proof | None:
-            return Proof(min(proof.lower_bound, floor)) if uniform is not None or best == inf else None
 
-        _, divided = yield from _passed_on(InterStageMILP().refine(problem, space, costs, among, best), of_both)
-        return of_both(divided) if divided is not None else None
+def nearby_meshes(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> list[Layout]:
+    """Return the layouts that stand for all divisions of a plan's mesh, and of the most promising of its neighbours."""
+    candidates = dict.fromkeys(_without_recompute(layout, *neighbours(problem, space, layout)))
+    bounds = {mesh: costs.bound(complete(problem, mesh)) for mesh in candidates}
+    return sorted(candidates, key=bounds.__getitem__)[:MOST_MESHES]
 
 
-def _passed_on(
-    proposals: Proposals, shown: Callable[[Proof], Proof | None]
-) -> Generator[Plan | Proof | Certificate | Upcoming | Considered, Evaluation, tuple[float, Proof | None]]:
-    """Yield what an algorithm yields, its proofs as ``shown``; return the least step time and the last proof."""
-    best, answer = inf, cast(Evaluation, None)  # what a generator is first sent
+def _without_recompute(*layouts: Layout) -> Iterator[Layout]:
+    """Yield the layouts whose stages may be divided anew, recomputing nothing."""
+    for layout in layouts:
+        if dividable(layout):
+            yield replace(layout, recompute=Recompute.NONE)
+
+
+def _unproven(proposals: Proposals) -> Generator[Plan | Certificate | Upcoming | Considered, Evaluation, None]:
+    """Yield what an algorithm yields but its proofs."""
+    answer = cast(Evaluation, None)  # what a generator is first sent
     while True:
         try:
             proposal = proposals.send(answer)
-        except StopIteration as end:
-            return best, cast("Proof | None", end.value)
+        except StopIteration:
+            return
         answer = cast(Evaluation, None)
         if isinstance(proposal, Plan):
             answer = yield proposal
-            best = min(best, answer.step_time)
         elif not isinstance(proposal, Proof):
             yield proposal
-        elif (proof := shown(proposal)) is not None:
-            yield proof

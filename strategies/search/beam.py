@@ -15,7 +15,7 @@ from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.search.driver import Proposals, Upcoming
 from strategies.search.habits import by_habit
-from strategies.search.space import Space, neighbours
+from strategies.search.space import MOST_LISTED, Space, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Beam:
     """
 
     name: ClassVar[str] = "beam"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     width: int = 8
 

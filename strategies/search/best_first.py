@@ -10,7 +10,7 @@ References
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -21,14 +21,17 @@ import numpy as np
 from simulator.program import IntArray
 from strategies.completion import complete
 from strategies.cost_model import CostModel
+from strategies.floor import least_step_time
 from strategies.group import Group
 from strategies.group_bounds import FloatArray
 from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
 from strategies.schedules.rule import no_pairs
+from strategies.search.choices import offloadings
+from strategies.search.descent import best_known, descend, first_known
 from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
-from strategies.search.space import Space, choices_of, usual
+from strategies.search.space import Space, choices_of
 
 
 class _Members:
@@ -113,38 +116,75 @@ class BestFirst:
     when no bound left is below the best step time: no other plan can be faster. Where a budget ends it, the lower
     bound is that of the first in the queue. Where the time is up, or at Ctrl-C, the best so far stands, or else the
     most promising plan is evaluated.
+
+    Parameters
+    ----------
+    starts
+        Whether it begins with the plans that people know (`strategies.search.starts`, and those of the space) and
+        goes down from the best of them: a good plan drops most of a space at once.
     """
 
     name: ClassVar[str] = "best_first"
 
+    starts: bool = True
+
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plan again and again, and how fast any plan can be; return the last proof."""
-        run = _Run(problem, costs)
-        try:
-            if space.wide:  # a good plan to begin with: most groups have only slower ones
-                yield from run.best_of(usual(space), proves=False)
-            yield from run.best_of(space, proves=True)
-        except (OutOfTime, KeyboardInterrupt) as stop:
-            if run.best == inf and (layout := run.queue.first_plan) is not None:
-                yield complete(problem, layout)
-            if isinstance(stop, KeyboardInterrupt):
-                raise
-            return None
-        return Proof(run.best) if run.best < inf else None
+        return (yield from Run(problem, costs).search(space, starts=self.starts))
 
 
 @dataclass(slots=True)
-class _Run:
-    """One search: the best step time so far, what waits, and whether some plan is known to fit."""
+class Run:
+    """One search: the best step time so far and its layout, what waits, and whether some plan is known to fit."""
 
     problem: Problem
     costs: CostModel
     best: float = inf
+    layout: Layout | None = None
     queue: "_Queue" = field(default_factory=_Queue)
     fits: bool = False
 
-    def best_of(self, space: Space, *, proves: bool) -> Proposals:
-        """Yield the plans of a space that may be better than the best so far, and what is proven of all of it."""
+    def search(self, space: Space, *, starts: bool = True) -> Proposals:
+        """Yield known plans, if ``starts``, then those of a space; return the last proof, ``None`` out of time."""
+        proven = None
+        try:
+            if starts:
+                yield from self.begin(space)
+            yield from self.best_of(space)
+            if self.best == inf and space.offload is None and not (space.core or space.wide):
+                proven = replace(space, offload=offloadings())
+                yield from self.best_of(proven, proven)
+        except (OutOfTime, KeyboardInterrupt) as stop:
+            if self.best == inf and (layout := self.queue.first_plan) is not None:
+                yield from self._evaluate(layout)
+            if isinstance(stop, KeyboardInterrupt):
+                raise
+            return None
+        return Proof(self.best, proven)
+
+    def _evaluate(self, layout: Layout) -> Proposals:
+        step_time = (yield complete(self.problem, layout)).step_time
+        if step_time < self.best:
+            self.best, self.layout = step_time, layout
+        return None
+
+    def begin(self, space: Space) -> Proposals:
+        """Yield a plan at once and what no plan can be below, then the best known plan and what is down from it."""
+        problem, costs = self.problem, self.costs
+        self.best, self.layout = yield from first_known(problem, space, costs)
+        self.fits = self.best < inf
+        if self.fits:
+            yield Proof(least_step_time(problem))
+        self.best, self.layout = yield from best_known(problem, space, costs, self.best, self.layout)
+        if self.layout is not None:
+            self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
+        return None
+
+    def best_of(self, space: Space, proven: Space | None = None) -> Proposals:
+        """Yield the plans of a space that may be better than the best so far, and what is proven of all of it.
+
+        ``proven`` says of which space that is, where it is not the one that is searched.
+        """
         choices, queue = choices_of(self.problem, space), _Queue()
         self.queue = queue
         total = 0
@@ -152,8 +192,8 @@ class _Run:
             total += choices.count(family)
             queue.push(self.costs.floor(family), _Family(family))
         while queue.bound < self.best:
-            if proves and self.fits and queue.bound > 0:
-                yield Proof(queue.bound)
+            if self.fits and queue.bound > 0:
+                yield Proof(queue.bound, proven)
             bound, node = queue.bound, queue.pop()
             if isinstance(node, _Family) and node.pairs is None:
                 queue.push(bound, _Family(node.layout, pairs=True))
@@ -173,9 +213,8 @@ class _Run:
                     continue
                 queue.push(path, _Plan(node.layout, rough=False))
             else:
-                self.best = min(self.best, (yield complete(self.problem, node.layout)).step_time)
-        if proves:
-            yield Considered(total)
+                yield from self._evaluate(node.layout)
+        yield Considered(total)
         return None
 
     def _consider(self, queue: _Queue, layout: Layout, bound: float) -> None:

@@ -19,7 +19,7 @@ from strategies.problem import Problem
 from strategies.resources import Resource
 from strategies.search.driver import Proposals
 from strategies.search.habits import by_habit
-from strategies.search.space import Space, neighbours
+from strategies.search.space import MOST_LISTED, Space, neighbours
 
 _RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
     Resource.COMPUTE: lambda old, new: new.microbatch > old.microbatch or new.tensor < old.tensor,  # type: ignore[operator]
@@ -47,6 +47,7 @@ class Bottleneck:
     """
 
     name: ClassVar[str] = "bottleneck"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the rewrites that may relieve a plan; it proves nothing."""

@@ -9,7 +9,6 @@ References
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from strategies.completion import complete
@@ -20,7 +19,7 @@ from strategies.problem import Problem
 from strategies.search.ahead import ahead
 from strategies.search.driver import Proof, Proposals
 from strategies.search.habits import by_habit
-from strategies.search.space import Space, neighbours
+from strategies.search.space import MOST_LISTED, Space, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,12 @@ class BreadthFirst:
     """
 
     name: ClassVar[str] = "breadth_first"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans that fit by rising number of rewrites from the first one; return the last proof."""
         best = yield from ahead(_by_rewrites(problem, space, costs))
-        return Proof(best) if best < inf else None
+        return Proof(best)
 
 
 def _by_rewrites(problem: Problem, space: Space, costs: CostModel) -> Iterator[Plan]:

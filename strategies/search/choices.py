@@ -19,31 +19,45 @@ from strategies.layout_rules import violations
 from strategies.mesh import AXES, REPLICA
 from strategies.offload_rules import Around, offload_rules
 from strategies.offloading import NOTHING, Offloading, fraction_of
-from strategies.paced import paced
+from strategies.paced import paced, paces
 from strategies.parallelism import EXPERTS, Attention
-from strategies.partition import num_layers, partition
+from strategies.partition import most_stages, num_layers, partition, share_ends
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute
+from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
 from strategies.schedule import SCHEDULES
 from strategies.schedules.rule import ScheduleRule, no_pairs
+from strategies.search.acceptance import FIELDS, OF_FAMILIES, Answers
 
 if TYPE_CHECKING:
     from strategies.search.space import Space
 
 T = TypeVar("T")
 
-USUAL_SCHEDULES = ("1f1b", "gpipe", "interleaved")
-"""What the space has where no limit names others."""
-USUAL_ZERO = (0, 1)
+CORE_SCHEDULES = ("1f1b", "gpipe", "interleaved")
+"""What the core has where no limit names others; first in every space."""
+
+USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
+"""What people set today: torchtitan, torch.distributed.pipelining and zero-bubble forks of Megatron-LM run them."""
+
+EXPERT_SCHEDULES = ("dualpipev",)
+"""What is usual besides where a model has experts, whose exchange it hides (DeepSeek-V3)."""
+
+CORE_ZERO = (0, 1)
+
+ACTIVATIONS = "activation"
+"""The operator whose output alone is computed again where people save a little memory at no cost."""
 
 OFFLOADED = (0.5, 1.0)
-"""Fractions of optimizer states that a wide space offloads."""
+"""Fractions of optimizer states that a space offloads which has offload."""
 
 RECOMPUTED = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
-"""Fractions of a stage's layers that a wide space recomputes, besides none and all of them."""
+"""Fractions of a stage's layers that are recomputed, besides none and all of them."""
 
 LEAST_TOKENS = 2048
-"""Tokens of a sequence that a rank has at least where a wide space divides it: less is no long sequence."""
+"""Tokens of a sequence that a rank has at least where a space divides it: less is no long sequence."""
+
+MOST_TOKENS = 131_072
+"""Tokens that a microbatch has at most where it has several sequences: as many keep any accelerator busy."""
 
 LEAST_BUSY = 7 / 8
 """The part of the free devices that a wide space uses at least."""
@@ -81,12 +95,16 @@ class Choices:
         self._counts: dict[tuple[object, ...], int] = {}
         self._layers_of: dict[tuple[int, str | tuple[int, ...]], tuple[int, ...]] = {}
         self._allowed_offloads = self._offloadings()
+        self._answers = None if space.accepts is None else Answers(space.accepts.rules(problem))
+        self._alone = self._operators_alone()
 
     def families(self) -> Iterator[Layout]:
         """Yield what shares degrees, ranks and microbatch, by rising tensor, pipeline and microbatch."""
         for degrees in self._degrees():
             for microbatch in self.microbatches(degrees.data, degrees.tensor_rows):
-                yield replace(degrees, microbatch=microbatch)
+                family = replace(degrees, microbatch=microbatch)
+                if self._answers is None or not self._answers.refuses(family, FIELDS - OF_FAMILIES):
+                    yield family
 
     def groups(self, family: Layout, *, pairs: bool | None = None) -> Iterator[Group]:
         """Yield the groups of a family, those alone whose passes run in ``pairs`` or those whose do not, or all."""
@@ -95,6 +113,7 @@ class Choices:
                 continue
             for slices in self._slices(family):
                 found = self._group(family, scheduled, slices=slices)
+                found = found if self._answers is None else self._answers.accepted(found)
                 if found.count:
                     yield found
 
@@ -102,7 +121,8 @@ class Choices:
         """Return how many layouts a family has."""
         cut = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
         shared = family.data * family.context > 1, family.zero_shards > 0
-        key = (family.pipeline, self.batch // family.sequences, cut, shared, self._paces(family))
+        paces = family if self._answers is not None else self._paces(family)
+        key = (family.pipeline, self.batch // family.sequences, cut, shared, paces)
         if key not in self._counts:
             self._counts[key] = sum(group.count for group in self.groups(family))
         return self._counts[key]
@@ -110,7 +130,7 @@ class Choices:
     def contains(self, layout: Layout) -> bool:
         """Return whether the space has a layout."""
         family = family_of(layout)
-        if not self._is_family(family):
+        if not self.has_family(family):
             return False
         scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
         if scheduled not in self.schedules(family) or layout.scatter_gather not in self._slices(family):
@@ -121,7 +141,8 @@ class Choices:
         of_pass = PassChoice(layout.recompute, layout.overlap_tensor, layout.offload.activations)
         if of_pass not in group.passes or (of_state := _state_of(layout)) not in group.states:
             return False
-        return bool(group.legal[group.passes.index(of_pass), group.states.index(of_state)])
+        legal = bool(group.legal[group.passes.index(of_pass), group.states.index(of_state)])
+        return legal and (self._answers is None or not self._answers.refuses(layout))
 
     def variants(self, layout: Layout) -> Iterator[Layout]:
         """Yield the layout with other values of one field that is no degree, legal or not; its stages may be others."""
@@ -162,7 +183,8 @@ class Choices:
         passes, states = self.passes(layout), self.states(layout)
         return Group(layout, passes, states, self._together(passes, states))
 
-    def _is_family(self, family: Layout) -> bool:
+    def has_family(self, family: Layout) -> bool:
+        """Return whether the space has a family."""
         same = replace(family, microbatch=1)
         return family.microbatch in self.microbatches(family.data, family.tensor_rows) and same in self._known
 
@@ -231,28 +253,35 @@ class Choices:
     @property
     def degrees(self) -> tuple[str, ...]:
         """The degrees that are not always 1."""
-        always = {"context": self.space.context is None and not self.space.wide}
+        always = {"context": self.space.context is None and self.space.core}
         always["tensor_rows"] = self.space.tensor_rows is None
         return tuple(name for name in DEGREES if not always.get(name))
 
     def _contexts(self, ranks: int) -> Sequence[int]:
-        if self.space.context is None and not self.space.wide:
+        if self.space.context is None and self.space.core:
             return (1,)
         limit = self.space.context or range(1, max(self.graph.sequence // LEAST_TOKENS, 1) + 1)
         return [context for context in _divisors(ranks) if context in limit and self.graph.sequence % context == 0]
 
     def _attentions(self) -> tuple[Attention, ...]:
-        return _of_wide(self.space.attention, (Attention.RING,), tuple(Attention), self.space.wide)
+        return self._of_extent(self.space.attention, (Attention.RING,), (Attention.RING,), tuple(Attention))
 
     def _experts(self, data: int) -> Sequence[int]:
         every = _divisors(data) if self._has_experts else (1,)
         return [expert for expert in every if _allows(self.space.expert, expert)]
 
     def _shards(self, layout: Layout) -> Sequence[int]:
-        """Return how many data ranks may share states; 0 for all."""
-        data = layout.data
-        found = dict.fromkeys(0 if n == data else n for n in _limited(self.space.zero_shards, (0,)))
-        zero = any(_limited(self.space.zero, ZERO_STAGES if self.space.wide else USUAL_ZERO))
+        """Return how many data ranks may share states; 0 for all.
+
+        Usually all, or those of one node (hybrid sharding).
+        """
+        data, inner = layout.data, layout.tensor * layout.tensor_rows * layout.context
+        inside = self.problem.cluster.first.devices // inner
+        usual = (0, inside) if inside > 1 and layout.order == AXES else (0,)
+        found = dict.fromkeys(
+            0 if n == data else n for n in self._of_extent(self.space.zero_shards, (0,), usual, usual)
+        )
+        zero = any(self._zeros)
         legal = (n for n in found if n > 1 and zero and data % n == 0 and n % layout.expert == 0)
         return [0] * (0 in found) + list(legal)
 
@@ -273,7 +302,10 @@ class Choices:
         sizes = (size for size in _divisors(share) if size % rows == 0)
         if self.space.microbatch is not None:
             return tuple(size for size in sizes if size in self.space.microbatch)
-        return tuple(size for size in sizes if self.space.wide or size & (size - 1) == 0 or size == share)
+        most = share if self.space.core or self.space.wide else max(MOST_TOKENS // self.graph.sequence, 1)
+        return tuple(
+            size for size in sizes if self.space.wide or (size <= most and (size & (size - 1) == 0 or size == share))
+        )
 
     def schedules(self, family: Layout) -> tuple[Scheduled, ...]:
         """Return the schedules of a family: those with one chunk a rank, then others."""
@@ -281,8 +313,9 @@ class Choices:
         key = (pipeline, count, self._paces(family))
         if key not in self._schedules:
             wide = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
-            names = _of_wide(self.space.schedule, USUAL_SCHEDULES, wide, self.space.wide)
-            ordered = [*(name for name in USUAL_SCHEDULES if name in names), *dict.fromkeys(names)]
+            usual = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
+            names = self._of_extent(self.space.schedule, CORE_SCHEDULES, usual, wide)
+            ordered = [*(name for name in CORE_SCHEDULES if name in names), *dict.fromkeys(names)]
             rules = [SCHEDULES[name] for name in dict.fromkeys(ordered)]
             flat = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED]
             looped = product(rules, self._chunks(pipeline) if pipeline > 1 else ())
@@ -300,17 +333,27 @@ class Choices:
         return not frozen and rule.violation(pipeline, count, chunks) is None
 
     def _chunks(self, pipeline: int) -> tuple[int, ...]:
+        """Return how many chunks a rank may have, more than one.
+
+        Those that divide the layers of the fullest rank: no rank has more layers than with one chunk.
+        """
+        most = most_stages(self.graph) // pipeline
         if self.space.chunks is not None:
-            return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= self.layers // pipeline)
-        return _divisors(self.layers // pipeline)[1:] if self.layers % pipeline == 0 else ()
+            return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= most)
+        if self.space.core and self.layers % pipeline:
+            return ()
+        return tuple(count for count in _divisors(ceil(self.layers / pipeline))[1:] if count <= most)
 
     def _paces(self, family: Layout) -> object:
         """Return what the stages of a family depend on besides how many there are."""
-        return family if self.mixed else None
+        return paces(self.problem, family) if self.mixed else None
 
     def _stages(self, family: Layout, rule: ScheduleRule, chunks: int) -> list[str | tuple[int, ...]]:
         stages = family.pipeline * chunks
-        usual = ["balanced" if self.layers % stages else "even", *(["paced"] if self.mixed else [])]
+        usual: list[str | tuple[int, ...]] = ["balanced" if self.layers % stages else "even"]
+        if not self.space.core and (shared := self._shared_ends(stages, usual[0])):
+            usual.append(shared)
+        usual += ["paced"] if self.mixed else []
         found: dict[tuple[int, ...], str | tuple[int, ...]] = {}
         for choice in self.space.stages or usual:
             positions = rule.stage_ranks(family.pipeline, chunks)
@@ -319,6 +362,13 @@ class Choices:
             if not wrong and not (how == "even" and self.layers % stages):
                 found.setdefault(self._layers(stages, how), how)
         return list(found.values())
+
+    def _shared_ends(self, stages: int, usual: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers of stages whose ends have one less, where no stage then has more than usually."""
+        if stages < 2 or stages > self.layers + 2 or most_stages(self.graph) < self.layers + 2:
+            return ()
+        counts = share_ends(self.layers, stages)
+        return counts if max(counts) <= max(self._layers(stages, usual)) else ()
 
     def _layers(self, stages: int, how: str | tuple[int, ...]) -> tuple[int, ...]:
         """Return the layers of every stage."""
@@ -332,7 +382,7 @@ class Choices:
 
     def _slices(self, family: Layout) -> tuple[bool, ...]:
         """Return whether stage boundaries may cross in slices; one answer where nothing hangs on it."""
-        choices = _of_wide(self.space.scatter_gather, (False,), (False, True), self.space.wide)
+        choices = self._of_extent(self.space.scatter_gather, (False,), (False,), (False, True))
         some = family.pipeline > 1 and family.tensor > 1 and family.tensor_rows == 1 and not family.sequence_parallel
         return tuple(dict.fromkeys(choices)) if some else choices[:1]
 
@@ -343,7 +393,7 @@ class Choices:
         whole = not rule.splits_backward and rule.pairs is no_pairs and not rule.asynchronous
         key = (counts, overlaps, whole, layout.pipeline)
         if key not in self._passes:
-            beside = _of_wide(self.space.overlap_tensor, (False,), (False, True), self.space.wide)
+            beside = self._of_extent(self.space.overlap_tensor, (False,), (False, True), (False, True))
             away = self._activations(counts, layout.pipeline) if whole else ((),)
             chosen = tuple(each for each in dict.fromkeys(beside) if overlaps or not each)
             self._passes[key] = tuple(
@@ -356,9 +406,17 @@ class Choices:
         if self.space.recompute is not None:
             named = (Recompute(each) if isinstance(each, str) else each for each in self.space.recompute)
             return tuple(dict.fromkeys(each for each in named if (each.layers or 0) <= most))
+        if self.space.core:
+            return tuple(Recompute)
+        hows = (Recompute.SELECTIVE, Recompute.FULL) if self.space.wide else (Recompute.FULL,)
         first = dict.fromkeys(ceil(most * part) for part in RECOMPUTED)
-        some = (FirstLayers(how, n) for how in (Recompute.SELECTIVE, Recompute.FULL) for n in first if n < most)
-        return (*Recompute, *some) if self.space.wide else tuple(Recompute)
+        some = (FirstLayers(how, n) for how in hows for n in first if n < most)
+        return (*Recompute, *self._alone, *some)
+
+    def _operators_alone(self) -> tuple[SomeOperators, ...]:
+        """Return the operators of layers that people compute again alone: activations."""
+        names = {each.name for block in self.graph.blocks if block.layer for each in block.operators}
+        return (SomeOperators((ACTIVATIONS,)),) if ACTIVATIONS in names else ()
 
     def _activations(self, counts: tuple[int, ...], pipeline: int) -> tuple[tuple[float, ...], ...]:
         """Return the fractions of activations that may be away; of those that mean the same layers the first."""
@@ -378,10 +436,9 @@ class Choices:
         key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
         if key not in self._states:
             space, flags = self.space, (True, False)
-            zeros = sorted(set(_of_wide(space.zero, USUAL_ZERO, ZERO_STAGES, space.wide)))
-            zeros = [zero for zero in zeros if zero or not layout.zero_shards]
+            zeros = [zero for zero in self._zeros if zero or not layout.zero_shards]
             overlaps = tuple(dict.fromkeys(space.overlap_gradients or (True,)))
-            kept = tuple(dict.fromkeys(_of_wide(space.reshard_after_forward, (True,), flags, space.wide)))
+            kept = tuple(dict.fromkeys(self._of_extent(space.reshard_after_forward, (True,), flags, flags)))
             central = tuple(dict.fromkeys(space.gradient_reduction or ("all_reduce",)))
             away = tuple(dict.fromkeys(replace(each, activations=()) for each in self._allowed_offloads))
             if ranks == 1:
@@ -389,6 +446,10 @@ class Choices:
             states = (StateChoice(*each) for each in product(zeros, kept, overlaps, central, away))
             self._states[key] = tuple(state for state in states if self._state_legal(layout, state))
         return self._states[key]
+
+    @cached_property
+    def _zeros(self) -> list[int]:
+        return sorted(set(self._of_extent(self.space.zero, CORE_ZERO, ZERO_STAGES, ZERO_STAGES)))
 
     def _state_legal(self, layout: Layout, state: StateChoice) -> bool:
         if (not state.reshard_after_forward and state.zero != 3) or (
@@ -430,7 +491,15 @@ class Choices:
             return tuple(dict.fromkeys(self.space.offload))
         if not self.space.wide:
             return (NOTHING,)
-        return (NOTHING, *(Offloading(optimizer=(part,)) for part in OFFLOADED))
+        return offloadings()
+
+    def _of_extent(
+        self, limit: tuple[T, ...] | None, core: tuple[T, ...], usual: tuple[T, ...], wide: tuple[T, ...]
+    ) -> tuple[T, ...]:
+        """Return a limit, or where there is none what the extent of the space has."""
+        if limit is not None:
+            return limit
+        return core if self.space.core else wide if self.space.wide else usual
 
 
 _LOOPED = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})
@@ -465,6 +534,11 @@ def _state_of(layout: Layout) -> StateChoice:
     )
 
 
+def offloadings() -> tuple[Offloading, ...]:
+    """Return what a space offloads that has offload: nothing, and optimizer states, a part of them or all."""
+    return (NOTHING, *(Offloading(optimizer=(part,)) for part in OFFLOADED))
+
+
 def _joined(states: Offloading, activations: tuple[float, ...]) -> Offloading:
     return replace(states, activations=activations)
 
@@ -476,12 +550,6 @@ def _allows(limit: Iterable[T] | None, value: T) -> bool:
 def _limited(limit: Iterable[T] | None, otherwise: Iterable[T]) -> tuple[T, ...]:
     """Return the values of a limit in order, each once."""
     return tuple(sorted(set(otherwise if limit is None else limit)))  # type: ignore[type-var]
-
-
-def _of_wide(limit: tuple[T, ...] | None, usual: tuple[T, ...], every: tuple[T, ...], wide: bool) -> tuple[T, ...]:
-    if limit is not None:
-        return limit
-    return every if wide else usual
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+from simulator.brief import brief, in_brief
 from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.search.space import Space, listed
@@ -53,12 +54,15 @@ class Partial:
     closed: bool = False
     branches: "tuple[Branch, ...] | None" = None
 
+    __repr__ = brief()
+
     @property
     def layout(self) -> Layout | None:
         """The layout, where all is decided."""
         return self.open[0] if len(self.open) == 1 and not self.families else None
 
 
+@in_brief
 class Branch(NamedTuple):
     """One decision: values of fields, and the partial plan after it."""
 

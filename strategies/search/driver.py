@@ -6,15 +6,20 @@ learn about a plan, and may yield or return a `Proof` to say what it knows about
 at once; trials and answers are the same without one.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from math import inf
 from time import perf_counter
 from typing import ClassVar, Protocol
 
+import numpy as np
+
+from simulator.brief import brief
+from simulator.deadline import watched_by
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.evaluation import Evaluation, Trial
@@ -23,10 +28,13 @@ from strategies.group_bounds import FloatArray
 from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import Recompute
 from strategies.resources import Resource
 from strategies.search.certificate import Certificate
+from strategies.search.descent import known_layouts, soonest_known
 from strategies.search.fan_out import FanOut
-from strategies.search.space import EVERYTHING, Space, layouts
+from strategies.search.scope import Scope, scope_of
+from strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
 
 TELL_SECONDS = 0.5
 """How often a search that only looks at plans says how far it is."""
@@ -35,6 +43,12 @@ MAX_REPEATS = 1000
 
 MAX_NEAREST = 20_000
 """Plans whose memory is looked at where none fits."""
+
+NEAREST_SECONDS = 1.0
+"""How long at most after the time is up."""
+
+FINISHED, OUT_OF_TIME, BUDGET, INTERRUPTED = "finished", "out of time", "budget", "interrupted"
+"""How a search ends: its algorithm has nothing left to propose, or a limit or the user ended it."""
 
 
 class OutOfTime(Exception):
@@ -46,9 +60,13 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The claim that no plan of the space that fits takes less than ``lower_bound`` seconds."""
+    """The claim that no plan that fits takes less than ``lower_bound`` seconds: of ``space``, by default the whole.
+
+    An infinite bound is the claim that none fits.
+    """
 
     lower_bound: float
+    space: Space | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +74,8 @@ class Upcoming:
     """Plans that will be proposed, in this order as far as the budget goes: they may be evaluated at once."""
 
     plans: tuple[Plan, ...]
+
+    __repr__ = brief()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +93,8 @@ class SearchAlgorithm(Protocol):
     """A way to look for the best plan; its fields are its hyper-parameters."""
 
     name: ClassVar[str]
+
+    # Those that list all plans have a ``most_plans: ClassVar[int]``: of a larger space they are given the core.
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield plans to evaluate, and proofs; return the last proof, or ``None``."""
@@ -130,15 +152,21 @@ class SearchResult:
     lower_bound
         Seconds below which no plan of the space that fits can come; ``None`` where none is known.
     gap
-        ``(best - lower_bound) / lower_bound``: 0 is proven optimal, ``None`` where none is known.
+        ``(best - lower_bound) / lower_bound``, at least 0: then no plan of ``scope`` is faster. ``None`` where no bound
+        is known.
     wall_time
         Seconds.
     history
         ``(evaluations, elapsed, step_time)`` whenever the best became better.
-    interrupted
-        Whether the user ended it.
+    end
+        `FINISHED`, `OUT_OF_TIME`, `BUDGET` or `INTERRUPTED`.
+    nothing_fits
+        Whether the algorithm has proven of all plans of the space that none fits.
     certificate
         What the algorithm said of the best plan, if it did.
+    scope
+        The plans among which it looked, of which ``lower_bound`` and ``gap`` are: the best may be none of them.
+        ``None`` where it chose a sharding for every operator, of which the certificate tells.
     """
 
     algorithm: str
@@ -151,8 +179,17 @@ class SearchResult:
     gap: float | None
     wall_time: float
     history: tuple[tuple[int, float, float], ...]
-    interrupted: bool
+    end: str
     certificate: Certificate | None = None
+    scope: Scope | None = None
+    nothing_fits: bool = False
+
+    __repr__ = brief("algorithm", "best", "evaluations", "lower_bound", "gap", "wall_time")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended it."""
+        return self.end == INTERRUPTED
 
 
 def search(
@@ -201,18 +238,27 @@ def search(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
     costs = SimulatedCost(problem) if costs is None else costs
+    most = getattr(algorithm, "most_plans", None)
+    whole, space = space, space if most is None else within(problem, space, most)
     fan_out = FanOut(costs, executor)
-    run = _Run(costs, fan_out, journal, budget, seconds, progress, clock)
-    nearest, interrupted = None, False
+    limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
+    accepted = partial(_accepted, problem, space) if limited else None
+    run = _Run(costs, fan_out, journal, budget, seconds, progress, clock, accepted)
+    nearest = None
     try:
         run.drive(algorithm.propose(problem, space, run))
+        if run.best is None and run.end == OUT_OF_TIME:
+            run.fall_back(problem, space)
         if run.best is None:
             nearest = run.nearest(problem, space)
+            if nearest is not None and run.end == OUT_OF_TIME and run.fits_in_the_end(nearest):
+                run.record(nearest)
+                nearest = None
     except KeyboardInterrupt:
-        interrupted = True
+        run.end = INTERRUPTED
     finally:
         fan_out.cancel()
-    if journal is not None and run.best is not None and not interrupted:
+    if journal is not None and run.best is not None and run.end != INTERRUPTED:
         _confirm(run.best, journal, costs)
     return SearchResult(
         algorithm=algorithm.name,
@@ -221,19 +267,35 @@ def search(
         trials=tuple(run.trials),
         evaluations=len(run.trials),
         considered=run.considered,
-        lower_bound=run.lower_bound,
+        lower_bound=run.lower_bound if run.lower_bound != inf else None,
         gap=_gap(run.best, run.lower_bound),
         wall_time=run.elapsed,
         history=tuple(run.history),
-        interrupted=interrupted,
+        end=run.end,
         certificate=run.certificate,
+        scope=scope_of(problem, run.space or space) if run.said is None else None,
+        nothing_fits=run.lower_bound == inf and space is whole,
     )
 
 
 def _gap(best: Trial | None, lower_bound: float | None) -> float | None:
     if best is None or lower_bound is None or lower_bound <= 0:
         return None
-    return (best.evaluation.step_time - lower_bound) / lower_bound
+    return max(best.evaluation.step_time - lower_bound, 0.0) / lower_bound
+
+
+def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
+    """Yield layouts of a space: of the smallest microbatch, and of most recompute where it has that; else all."""
+    frugal = space if space.microbatch else replace(space, microbatch=(1,))
+    for group in groups(problem, frugal):
+        fullest = [choice.recompute is Recompute.FULL for choice in group.passes]
+        yield from replace(group, legal=group.legal & np.array(fullest)[:, None]) if any(fullest) else group
+    yield from layouts(problem, space) if not count(problem, frugal) else ()
+
+
+def _accepted(problem: Problem, space: Space, plan: Plan) -> bool:
+    """Return whether a plan keeps the limits that an algorithm which divides stages itself may leave."""
+    return keeps_limits(problem, space, plan) and (space.accepts is None or not space.accepts.refusals(problem, plan))
 
 
 def _confirm(best: Trial, journal: Journal, costs: CostModel) -> None:
@@ -260,7 +322,9 @@ class _Run:
         seconds: float | None,
         progress: Callable[[Progress], None] | None,
         clock: Callable[[], float],
+        accepted: Callable[[Plan], bool] | None,
     ) -> None:
+        self.accepted = accepted
         self.costs, self.fan_out, self.journal = costs, fan_out, journal
         self.budget, self.seconds = budget, seconds
         self.progress, self.clock, self.start = progress, clock, clock()
@@ -271,10 +335,12 @@ class _Run:
         self.history: list[tuple[int, float, float]] = []
         self.best: Trial | None = None
         self.lower_bound: float | None = None
+        self.space: Space | None = None
         self.said: Certificate | None = None
         self.certificate: Certificate | None = None
         self.repeats = 0
         self.told = 0.0
+        self.end = FINISHED
 
     @property
     def considered(self) -> int:
@@ -309,10 +375,15 @@ class _Run:
                 elif self._spent(proposal):
                     return
                 else:
-                    answer = self.evaluate(proposal)
+                    try:
+                        answer = self.evaluate(proposal)
+                    except OutOfTime:
+                        return
 
     def _learn(self, proof: Proof | None) -> None:
         if proof is not None:
+            if proof.space != self.space:  # nothing fits in the one before
+                self.space, self.lower_bound = proof.space, None
             self.lower_bound = max(proof.lower_bound, self.lower_bound or 0.0)
 
     @property
@@ -330,26 +401,41 @@ class _Run:
 
     def _spent(self, plan: Plan) -> bool:
         if self.trials and self._late and self._known(plan) is None:
+            self.end = OUT_OF_TIME
             return True
         if plan in self.memo:
             self.repeats += 1
             return self.repeats >= MAX_REPEATS
         self.repeats = 0
-        return self.budget is not None and len(self.trials) >= self.budget
+        if self.budget is None or len(self.trials) < self.budget:
+            return False
+        self.end = BUDGET
+        return True
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return the evaluation of ``plan``, from the memo where it is known."""
         if plan not in self.memo:
             self.seen.add(hash(plan))
             known = self._known(plan)
-            self._record(self._simulate(plan) if known is None else self._recall(known))
+            self.record(self._simulate(plan) if known is None else self._recall(known))
         return self.memo[plan]
 
     def _simulate(self, plan: Plan) -> Trial:
-        trial = Trial(plan, self.fan_out.evaluate(plan), self.elapsed)
+        if self.accepted is None or self.accepted(plan):
+            with watched_by(self._check_simulation):
+                evaluation = self.fan_out.evaluate(plan)
+        else:  # of an algorithm that leaves the space, as those do that choose the layers of stages
+            evaluation = Evaluation(inf, self.costs.peak_memory(plan), fits=False)
+        trial = Trial(plan, evaluation, self.elapsed)
         if self.journal is not None:
             self.journal.keep(trial)
         return trial
+
+    def _check_simulation(self) -> None:
+        """Raise `OutOfTime` where the time has been over for a moment: what is simulated may take long."""
+        if self.seconds is not None and self.elapsed >= self.seconds + NEAREST_SECONDS:
+            self.end = OUT_OF_TIME
+            raise OutOfTime
 
     def _recall(self, known: Trial) -> Trial:
         """Return a trial of an earlier run, and set the clock to what it was then."""
@@ -357,7 +443,8 @@ class _Run:
         self.start = self.clock() - elapsed
         return replace(known, elapsed=elapsed)
 
-    def _record(self, trial: Trial) -> None:
+    def record(self, trial: Trial) -> None:
+        """Take in a trial, the best so far or not."""
         evaluation = trial.evaluation
         self.memo[trial.plan] = evaluation
         self.trials.append(trial)
@@ -381,11 +468,16 @@ class _Run:
     def _look(self, plan: Plan | None = None) -> None:
         elapsed = self.elapsed
         if self.seconds is not None and elapsed >= self.seconds:
+            self.end = OUT_OF_TIME
             raise OutOfTime
         if plan is not None:
             self.seen.add(hash(plan))
         if elapsed - self.told > TELL_SECONDS:
             self._tell(elapsed)
+
+    def check_time(self) -> None:
+        """Raise `OutOfTime` where the time is over."""
+        self._look()
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the bytes of the fullest device."""
@@ -393,9 +485,9 @@ class _Run:
         return self.costs.peak_memory(plan)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the plan fits in memory."""
+        """Return whether the plan fits in memory, and is accepted."""
         self._look(plan)
-        return self.costs.fits(plan)
+        return self.costs.fits(plan) and (self.accepted is None or self.accepted(plan))
 
     def bound(self, plan: Plan) -> float:
         """Return seconds that the plan's step takes at least."""
@@ -428,15 +520,28 @@ class _Run:
             self._look(plan)
         return self.costs.longest_paths(plans)
 
+    def fits_in_the_end(self, nearest: Trial) -> bool:
+        """Return whether a plan that was looked at when the time was up fits, and is accepted."""
+        return nearest.evaluation.fits and (self.accepted is None or self.accepted(nearest.plan))
+
+    def fall_back(self, problem: Problem, space: Space) -> None:
+        """Take in the known plan that fits and is simulated soonest, where the time was too short for any other."""
+        for plan, _ in soonest_known(problem, space):
+            if self.costs.fits(plan) and (self.accepted is None or self.accepted(plan)):
+                self.record(Trial(plan, self.costs.evaluate(plan), self.elapsed))
+                return
+
     def nearest(self, problem: Problem, space: Space) -> Trial | None:
-        """Return the plan with the least peak memory of those that there is time to look at."""
+        """Return the plan with the least peak memory of those that there is time to look at, and a moment more."""
         least: tuple[float, Plan] | None = None
-        try:
-            for layout in islice(layouts(problem, space), MAX_NEAREST):
-                plan = complete(problem, layout)
-                memory = self.peak_memory(plan)
-                if least is None or memory < least[0]:
-                    least = memory, plan
-        except OutOfTime:
-            pass
+        end = inf if self.seconds is None else max(self.seconds, self.elapsed + NEAREST_SECONDS)
+        among = chain(known_layouts(problem, space), _that_keep_least(problem, self.space or space))
+        for layout in islice(among, MAX_NEAREST):
+            plan = complete(problem, layout)
+            self.seen.add(hash(plan))
+            memory = self.costs.peak_memory(plan)
+            if least is None or memory < least[0]:
+                least = memory, plan
+            if self.elapsed >= end:
+                break
         return None if least is None else Trial(least[1], self.costs.evaluate(least[1]), self.elapsed)

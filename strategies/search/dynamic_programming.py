@@ -29,7 +29,7 @@ class DynamicProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return operator_search(problem, space, self._solve)
+        return operator_search(problem, space, costs, self._solve)
 
     def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
         return eliminate(table.graph, limit, faithful=self.faithful)

@@ -1,7 +1,6 @@
 """The reference: every plan of the space, none left out by a bound."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from strategies.completion import complete
@@ -22,4 +21,4 @@ class Exhaustive:
         """Yield the plans that fit in the order of the space; at the end the best of them is proven."""
         plans = (complete(problem, layout) for layout in layouts(problem, space))
         best = yield from ahead(plan for plan in plans if costs.fits(plan))
-        return Proof(best) if best < inf else None
+        return Proof(best)

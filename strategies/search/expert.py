@@ -25,7 +25,7 @@ from strategies.layout import Layout
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem
 from strategies.search.driver import Proposals, Upcoming
-from strategies.search.space import Space, listed
+from strategies.search.space import MOST_LISTED, Space, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Expert:
     """
 
     name: ClassVar[str] = "expert"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     choices: int = 8
 

@@ -41,7 +41,7 @@ class IntegerProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return operator_search(problem, space, self._solve, among="layers cut alike" if self.tie else "")
+        return operator_search(problem, space, costs, self._solve, among="layers cut alike" if self.tie else "")
 
     def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
         return integer_programming(table.graph, limit, gap=self.gap, seconds=self.seconds, tie=self.tie)

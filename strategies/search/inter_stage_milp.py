@@ -80,6 +80,7 @@ class InterStageMILP:
     """
 
     name: ClassVar[str] = "inter_stage_milp"
+    most_plans: ClassVar[int] = 0
 
     spread: int = 16
     looped_spread: int = 0
@@ -101,7 +102,7 @@ class InterStageMILP:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, then ever better divisions, and how fast any can be."""
         if self.faithful:
-            yield from best_of(problem, space, costs, list(_published(problem, space)), self.choices)
+            yield from best_of(problem, space, costs, _published(problem, space), self.choices)
             return None
         first = promising(problem, space, costs)
         best = inf if first is None else (yield complete(problem, first)).step_time

@@ -6,19 +6,18 @@ References
    2023, section 3.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.completion import complete
 from strategies.cost_model import CostModel
-from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import OfStage, Recompute
 from strategies.search.driver import Proposals
-from strategies.search.per_stage import best_of, dividable, divided, meshes, of_layers, ways
+from strategies.search.per_stage import Found, best_of, dividable, divided, meshes, of_layers, ways
 from strategies.search.space import Space
 from strategies.stages.division import DivisionProblem
 from strategies.stages.layer_choice import Choice, fastest_ways, fastest_ways_on_grid
@@ -42,6 +41,7 @@ class LayerDP:
     """
 
     name: ClassVar[str] = "layer_dp"
+    most_plans: ClassVar[int] = 0
 
     choices: int = 32
     faithful: bool = False
@@ -52,8 +52,12 @@ class LayerDP:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, and the plans whose layers are chosen best."""
+        yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
+        return None
+
+    def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
+        """Yield for every mesh the choice of every layer that takes least."""
         tables, allowed = StageCosts(problem), ways(space)
-        found: list[tuple[float, Layout]] = []
         for layout in meshes(problem, space):
             if layout.chunks > 1 or not dividable(layout):
                 continue
@@ -62,11 +66,11 @@ class LayerDP:
             counts = _layers(problem, plan)
             chosen = [self._stage(given, allowed, stage, count) for stage, count in enumerate(counts)]
             hows = [each[0] for each in chosen if each is not None]
-            if len(hows) == len(counts):
+            if len(hows) != len(counts):
+                yield None
+            else:
                 again = [[each[1] if each and each[2] is way else 0 for each in chosen] for way in allowed]
-                found.append((given.step(counts, again), divided(layout, counts, hows)))
-        yield from best_of(problem, space, costs, found, self.choices)
-        return None
+                yield given.step(counts, again), divided(layout, counts, hows)
 
     def _stage(
         self, given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int

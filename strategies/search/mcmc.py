@@ -22,7 +22,7 @@ from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.driver import Proposals
 from strategies.search.habits import by_habit
-from strategies.search.space import Space, neighbours
+from strategies.search.space import MOST_LISTED, Space, neighbours
 
 RESTART_DRAWS = 100
 """Random layouts that a restart tries before it goes back to the best."""
@@ -71,6 +71,7 @@ class MCMC:
     """
 
     name: ClassVar[str] = "mcmc"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     seed: int = 0
     steps: int = 10_000

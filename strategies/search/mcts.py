@@ -24,7 +24,7 @@ from strategies.problem import Problem
 from strategies.search.decisions import Decisions, Partial
 from strategies.search.driver import Proof, Proposals
 from strategies.search.outlook import Outlooks
-from strategies.search.space import Space
+from strategies.search.space import MOST_LISTED, Space
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ class MCTS:
     """
 
     name: ClassVar[str] = "mcts"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     seed: int = 0
     exploration: float = 0.2
@@ -92,7 +93,7 @@ class MCTS:
         rng, outlooks, tree = Random(self.seed), Outlooks(problem, costs), Decisions(problem, space)
         first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
         if first is None:
-            return None
+            return Proof(inf)
         expert = best = (yield complete(problem, first)).step_time
         arms: dict[Partial, Arm] = {}
         while not tree.closed(tree.root):

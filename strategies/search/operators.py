@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 
 from simulator.units import TICKS_PER_SECOND
+from strategies.cost_model import CostModel
 from strategies.divisors import divisors
 from strategies.evaluation import Evaluation
 from strategies.lowering import StageCosts
@@ -30,22 +31,28 @@ BINDING = 0.97
 """Part of the memory from which on it is taken to decide."""
 
 
-def operator_search(problem: Problem, space: Space, solve: Solve, *, among: str = "") -> Proposals:
+def operator_search(problem: Problem, space: Space, costs: CostModel, solve: Solve, *, among: str = "") -> Proposals:
     """Yield the plan that ``solve`` chooses on every arrangement of the devices that a space allows.
 
     Of each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``among`` says of
     which choices ``solve`` takes the best, where these are not all.
     """
-    costs, pins = StageCosts(problem), resolved(problem.graph, space.pin)
+    stages, pins = StageCosts(problem), resolved(problem.graph, space.pin)
+    in_time = partial(_in_time, costs, solve)
     for degrees in arrangements(problem, space):
         for microbatch in microbatches(problem, space, degrees):
             if broken(pins, dict(degrees), microbatch):
                 continue
-            table = operator_costs(problem, dict(degrees), microbatch, costs=costs, allowed=partial(admitted, pins))
-            fitted = yield from _proposals(table, space, solve, among)
+            table = operator_costs(problem, dict(degrees), microbatch, costs=stages, allowed=partial(admitted, pins))
+            fitted = yield from _proposals(table, space, in_time, among)
             if fitted:
                 break
     return None
+
+
+def _in_time(costs: CostModel, solve: Solve, table: OperatorCosts, limit: int) -> Solution | Shortfall:
+    costs.check_time()
+    return solve(table, limit)
 
 
 def check_pins(problem: Problem, space: Space) -> None:

@@ -35,7 +35,7 @@ class Outlooks(dict[Layout, Outlook]):
     def __init__(self, problem: Problem, costs: CostModel) -> None:
         super().__init__()
         self.problem, self.costs = problem, costs
-        self.capacity = min(each.memory for each in problem.cluster.accelerators)
+        self.capacity = min(problem.usable(each) for each in problem.cluster.accelerators)
 
     def __missing__(self, layout: Layout) -> Outlook:
         plan = complete(self.problem, layout)

@@ -1,6 +1,6 @@
 """What searches have in common that choose the layers of every stage, and what each of them recomputes."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import NamedTuple
@@ -16,18 +16,21 @@ from strategies.path_times import WALKED
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute
-from strategies.search.space import Space, listed, usual
+from strategies.search.space import Space, core_of, listed
 from strategies.stages.critical_path import FloatArray
 from strategies.stages.division import DivisionProblem
 from strategies.stages.tables import WAYS
+
+Found = tuple[float, Layout]
+"""Seconds that a formula gives a step, and the layout of which."""
 
 
 def meshes(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield every layout once that differs in more than recomputation: it stands for all divisions.
 
-    Of a wide space the usual layouts.
+    Of the core of the space.
     """
-    yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in listed(problem, usual(space)))
+    yield from dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in listed(problem, core_of(space)))
 
 
 def dividable(layout: Layout) -> bool:
@@ -48,7 +51,7 @@ def whole_layers(space: Space) -> bool:
 def promising(problem: Problem, space: Space, costs: CostModel) -> Layout | None:
     """Return the layout of ``space`` that fits whose bound is least; ``None`` where none fits."""
     least, found = inf, None
-    for layout in listed(problem, usual(space)):
+    for layout in listed(problem, core_of(space)):
         plan = complete(problem, layout)
         if costs.fits(plan) and (bound := costs.bound(plan)) < least:
             least, found = bound, layout
@@ -103,7 +106,10 @@ def least_recompute(given: DivisionProblem, allowed: Sequence[Recompute], *, for
 def stage_options(
     given: DivisionProblem, allowed: Sequence[Recompute], stage: int, count: int, *, forgets: bool = False
 ) -> list[tuple[float, OfStage]]:
-    """Return the ticks of a microbatch on a stage with so many layers in every way with which it fits, none first."""
+    """Return the ticks of a microbatch on a stage with so many layers.
+
+    Without recomputation where that fits, else in every way that does.
+    """
     own = slice(2 * stage, 2 * stage + 2)
     plain = float(given.ends[own].sum() + count * given.layer[own].sum())
     if forgets or _needed(given, stage, count, None) == 0:
@@ -128,12 +134,16 @@ def _needed(given: DivisionProblem, stage: int, count: int, way: int | None) -> 
 
 
 def best_of(
-    problem: Problem, space: Space, costs: CostModel, found: Sequence[tuple[float, Layout]], choices: int
+    problem: Problem, space: Space, costs: CostModel, meshes: Iterable[Found | None], choices: int
 ) -> Generator[Plan, Evaluation, None]:
-    """Yield the most promising uniform plan of ``space``, and those of ``found`` that fit, the least times first."""
+    """Yield the most promising uniform plan of ``space``, and those found on meshes that fit, the least times first."""
     first = promising(problem, space, costs)
     if first is not None:
         yield complete(problem, first)
+    found: list[Found] = []
+    for each in meshes:
+        costs.check_time()
+        found += [] if each is None else [each]
     tried = 0
     for _, layout in sorted(found, key=lambda each: each[0]):
         plan = complete(problem, layout)

@@ -1,5 +1,6 @@
 """Layers of every stage by the dynamic programs of PipeDream, DAPPLE, Piper and Alpa."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from strategies.layout import Layout
 from strategies.lowering import StageCosts
 from strategies.problem import Problem
 from strategies.search.driver import Proposals
-from strategies.search.per_stage import best_of, dividable, divided, least_recompute, meshes, ways
+from strategies.search.per_stage import Found, best_of, dividable, divided, least_recompute, meshes, ways
 from strategies.search.space import Space
 from strategies.stages.critical_path import FloatArray
 from strategies.stages.division import DivisionProblem
@@ -41,6 +42,7 @@ class PipelineDP:
     """
 
     name: ClassVar[str] = "pipeline_dp"
+    most_plans: ClassVar[int] = 0
 
     method: str = "alpa"
     choices: int = 32
@@ -57,19 +59,23 @@ class PipelineDP:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield a uniform plan, and the divisions that the formula finds best."""
+        yield from best_of(problem, space, costs, self._found(problem, space), self.choices)
+        return None
+
+    def _found(self, problem: Problem, space: Space) -> Iterator[Found | None]:
+        """Yield for every mesh the division that the formula finds best."""
         tables, allowed = StageCosts(problem), ways(space)
-        found: list[tuple[float, Layout]] = []
         for layout in meshes(problem, space):
             if layout.chunks > 1 or not dividable(layout):
                 continue
             given = division_problem(tables, complete(problem, layout), allowed, self.spread)
             chosen = least_recompute(given, allowed, forgets=self.faithful and self.method in ("pipedream", "dapple"))
             division = self._divided(given, chosen.times, layout)
-            if division is not None:
+            if division is None:
+                yield None
+            else:
                 hows = [chosen.hows[stage][count] for stage, count in enumerate(division.counts)]
-                found.append((division.time, divided(layout, division.counts, hows)))
-        yield from best_of(problem, space, costs, found, self.choices)
-        return None
+                yield division.time, divided(layout, division.counts, hows)
 
     def _divided(self, given: DivisionProblem, times: FloatArray, layout: Layout) -> Partition | None:
         microbatches = len(given.arranged.code) // (2 * given.stages)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from strategies.completion import complete
@@ -28,7 +28,7 @@ from strategies.problem import Problem
 from strategies.search.decisions import Branch, Decisions, Partial
 from strategies.search.driver import Proof, Proposals
 from strategies.search.outlook import Outlooks
-from strategies.search.space import Space
+from strategies.search.space import MOST_LISTED, Space
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +71,7 @@ class Reinforcement:
     """
 
     name: ClassVar[str] = "reinforcement"
+    most_plans: ClassVar[int] = MOST_LISTED
 
     seed: int = 0
     batch: int = 32
@@ -117,7 +118,7 @@ class Reinforcement:
         outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
         first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
         if first is None:
-            return None
+            return Proof(inf)
         expert = best = (yield complete(problem, first)).step_time
         times = {first: expert}
         policy = Policy(problem, torch.Generator().manual_seed(self.seed), self.learning_rate)

@@ -38,7 +38,7 @@ class ShardingPropagation:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plan of every arrangement of the devices on which the pins hold."""
         pinned = frozenset(resolved(problem.graph, space.pin))
-        return operator_search(problem, space, partial(self._solve, pinned))
+        return operator_search(problem, space, costs, partial(self._solve, pinned))
 
     def _solve(self, pinned: frozenset[str], table: OperatorCosts, limit: int) -> Solution | Shortfall:
         if not self.faithful:

@@ -10,10 +10,13 @@ Layouts come in families, which share degrees, ranks and microbatch, and those i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import permutations, product
 from math import prod
 from typing import Literal
 
+from simulator.brief import brief
+from simulator.operator_graph import OperatorGraph
 from strategies.divisors import divisors
 from strategies.group import Group
 from strategies.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
@@ -21,9 +24,12 @@ from strategies.mesh import AXES
 from strategies.offloading import Offloading
 from strategies.operators.pins import Pin
 from strategies.parallelism import Attention
+from strategies.partition import num_layers, partition
+from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage, Recompute, SomeOperators
+from strategies.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
 from strategies.schedule import SCHEDULES
+from strategies.search.acceptance import Accepts
 from strategies.search.choices import DEGREES, Choices, family_of
 
 SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
@@ -53,19 +59,22 @@ _VALUES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Limits on the fields of a `Layout`; ``None`` allows what is usual, or with ``wide`` everything.
+    """Limits on the fields of a `Layout`; ``None`` allows what people set today.
+
+    A space without limits has one of three extents: its core, which is small enough to list, what is usual, and with
+    ``wide`` everything.
 
     Parameters
     ----------
-    wide
-        What a field without a limit may be: what an engineer tries first, or all that the field can be.
+    wide, core
+        What a field without a limit may be: all that the field can be, or the few values of 3-D parallelism.
     devices
         How many of the free devices have ranks, the first ones; usually all of them. Wide: also those of fewer whole
         nodes, down to seven eighths of all.
     data, tensor, pipeline
         Degrees: every divisor of the number of devices.
     context
-        Ranks that share a sequence; usually 1. Wide: every divisor that leaves each rank 2,048 tokens.
+        Ranks that share a sequence: every divisor that leaves each rank 2,048 tokens. Core: 1.
     expert
         Ranks that share experts: every divisor of the experts.
     tensor_rows
@@ -76,36 +85,47 @@ class Space:
         Axes from the outermost to the innermost; `strategies.mesh.AXES` unless a limit names others.
     microbatch
         Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
-        (no gradient accumulation). Wide, or by a limit: any divisor.
+        (no gradient accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens.
+        Wide, or by a limit: any divisor.
     schedule
-        Names; usually 1f1b, gpipe and interleaved. Wide: every one of `SYNCHRONOUS`.
+        Names; usually 1f1b, gpipe, interleaved, zb1p, interleaved_zero_bubble, zbv, and dualpipev of models with
+        experts. Core: the first three. Wide: every one of `SYNCHRONOUS`.
     chunks
-        Chunks a pipeline rank, 1 for schedules that are not looped; every divisor of the layers of a rank. A limit
-        may name counts that do not divide them.
+        Chunks a pipeline rank, 1 for schedules that are not looped; every divisor of the layers of the fullest rank.
+        Core: only where ranks have as many layers. A limit may name other counts.
     stages
-        ``even`` where stages divide the layers and ``balanced`` where not, and on devices of different speed also
-        ``paced``: layers in proportion to it. A limit may name these, and counts a stage.
+        ``even`` where stages divide the layers and ``balanced`` where not; also one layer less at both ends
+        (`strategies.partition.share_ends`) where no stage has more then; and on devices of different speed also
+        ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the words, and counts
+        a stage.
     sequence_parallel
         Both.
     attention
         How context ranks compute attention; usually a ring. Wide: all.
     zero, zero_shards
-        Levels, usually 0 and 1, and wide all; data ranks that share states, all (0) unless a limit names others.
+        All levels, and data ranks that share states: all (0), or those of a node. Core: 0 and 1, over all.
     reshard_after_forward
-        Usually on. Wide: both.
+        Both. Core: on.
     overlap_gradients
         On unless a limit says otherwise.
     overlap_tensor, scatter_gather
-        Usually off. Wide: both.
+        Communication beside products: both. Core: off. Slices over stage boundaries: off. Wide: both.
     recompute
-        Usually none, selective and full. Wide: also selective and full of a quarter, half and three quarters of a
-        stage's layers, the first ones. A limit may name any number.
+        None, activations alone, selective, full, and full of a quarter, half and three quarters of a stage's layers,
+        the first ones. Core: none, selective and full. Wide: also selective of some layers. A limit may name any
+        number.
     offload
-        Usually nothing. Wide: half of the optimizer states, and all. A limit may name any `Offloading`.
+        Nothing; where nothing fits without, and wide, half of the optimizer states, and all. A limit may name any
+        `Offloading`.
     gradient_reduction
         ``all_reduce`` unless a limit names others.
     pin
         What the user has decided of single operators; only searches that choose for every operator read it.
+    accepts
+        What all plans have to be accepted by, as a trainer that they are for; every algorithm heeds it.
+    starts
+        Layouts that `best_first` and `auto` evaluate before all others, those that keep the limits: published recipes,
+        say. They may have values that the space has not.
 
     Raises
     ------
@@ -126,6 +146,7 @@ class Space:
     tensor_depth: tuple[int, ...] | None = None
     pin: tuple[Pin, ...] = ()
     wide: bool = False
+    core: bool = False
     devices: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
     attention: tuple[Attention, ...] | None = None
@@ -139,12 +160,30 @@ class Space:
     scatter_gather: tuple[bool, ...] | None = None
     offload: tuple[Offloading, ...] | None = None
     gradient_reduction: tuple[str, ...] | None = None
+    accepts: Accepts | None = None
+    starts: tuple[Layout, ...] = ()
+
+    __repr__ = brief()
 
     def __post_init__(self) -> None:
+        if self.core and self.wide:
+            raise ValueError("space: core and wide are two extents, met both; nearest: wide")
         for field in fields(self):
             limit = getattr(self, field.name)
-            if limit is not None and field.name not in ("pin", "wide"):
+            if limit is not None and field.name not in _UNLIMITED:
                 _check(field.name, limit)
+
+    def allows(self, layout: Layout) -> bool:
+        """Return whether a layout keeps every limit; where there is none, any value does."""
+        limits = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name not in _OF_NO_FIELD)
+        return all(limit is None or getattr(layout, name) in limit for name, limit in limits)
+
+
+_UNLIMITED = ("pin", "wide", "core", "accepts", "starts")
+"""Fields of a space that are no limits."""
+
+_OF_NO_FIELD = (*_UNLIMITED, "devices", "tensor_depth")
+"""Fields of a space that are no limits of a field of a layout."""
 
 
 def _check(name: str, limit: tuple[object, ...]) -> None:
@@ -174,7 +213,10 @@ def _check_value(name: str, value: object) -> None:
 
 
 EVERYTHING = Space()
-"""The space without limits."""
+"""The space without limits: what people set today."""
+
+CORE = Space(core=True)
+"""The space of 3-D parallelism alone, small enough to list."""
 
 WIDE = Space(wide=True)
 """The space of all that a layout can be."""
@@ -193,13 +235,18 @@ def groups(problem: Problem, space: Space = EVERYTHING) -> Iterator[Group]:
         yield from choices.groups(family)
 
 
-def usual(space: Space) -> Space:
-    """Return what an engineer tries first of a wide space, and communication beside products; others as they are."""
-    return replace(space, wide=False, overlap_tensor=space.overlap_tensor or (False, True)) if space.wide else space
+def core_of(space: Space) -> Space:
+    """Return a space within the same limits that is small enough to list."""
+    return replace(space, wide=False, core=True)
 
 
-MOST_LISTED = 200_000
+MOST_LISTED = 50_000
 """Layouts that are listed at once: some seconds, and some hundreds of MB."""
+
+
+def within(problem: Problem, space: Space, most: int) -> Space:
+    """Return ``space``, or its core where it has more than ``most`` legal layouts."""
+    return space if space.core or count(problem, space) <= most else core_of(space)
 
 
 def listed(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
@@ -265,7 +312,43 @@ def _resized(choices: Choices, layout: Layout) -> Iterator[Layout]:
 
 
 def _with_stages(choices: Choices, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout with each division into stages that its degrees and its schedule have."""
-    for name, chunks, stages in choices.schedules(family_of(layout)):
+    """Yield the layout with each division into stages that its degrees and its schedule have; none of no family."""
+    family = family_of(layout)
+    for name, chunks, stages in choices.schedules(family) if choices.has_family(family) else ():
         if (name, chunks) == (layout.schedule, layout.chunks):
             yield replace(layout, stages=stages)
+
+
+def keeps_limits(problem: Problem, space: Space, plan: Plan) -> bool:
+    """Return whether the stages of a plan have layers, and are recomputed, as the limits of a space say.
+
+    What devices of different speed get is not looked at.
+    """
+    hows = {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))}
+    if space.recompute is not None and not all(_recomputes(how, space.recompute) for how in hows):
+        return False
+    if space.stages is None or "paced" in space.stages:
+        return True
+    blocks = tuple(stage.blocks for stage in plan.stages)
+    return blocks in _divisions(problem.graph, len(blocks), space.stages)
+
+
+def _recomputes(how: OfStage, limit: tuple[OfStage, ...]) -> bool:
+    """Return whether a limit has what a stage recomputes, or what both parts of its layers do."""
+    parts = {how.layer, Recompute.NONE} if isinstance(how, FirstLayers) else {how}
+    return how in limit or parts <= set(limit)
+
+
+@lru_cache(maxsize=256)
+def _divisions(
+    graph: OperatorGraph, stages: int, ways: tuple[str | tuple[int, ...], ...]
+) -> frozenset[tuple[tuple[str, ...], ...]]:
+    """Return the blocks of every stage in each way that gives so many stages."""
+    layers = num_layers(graph)
+
+    def legal(how: str | tuple[int, ...]) -> bool:
+        if isinstance(how, tuple):
+            return len(how) == stages and sum(how) == layers
+        return how != "even" or layers % stages == 0
+
+    return frozenset(tuple(stage.blocks for stage in partition(graph, stages, how)) for how in ways if legal(how))

@@ -77,6 +77,7 @@ def test_traffic_of_a_norm() -> None:
     assert traffic("norm") == 5 * 4 * 128 * 256 * 4
 
 
+@pytest.mark.long
 def test_calibrated_machine() -> None:
     pytest.importorskip("torch")
     told: list[str] = []

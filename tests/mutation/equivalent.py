@@ -268,8 +268,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what takes as long as the limit is left out of the table anyway",
     (
         "strategies/group_bounds.py",
-        "late, chosen = self._late(plan, states[0]), [passes[row] for row in hopeful.tolist()]",
-        "late, chosen = self._late(plan, states[(-1)]), [passes[row] for row in hopeful.tolist()]",
+        "activations, row_of = self._activations(plan, passes, late=self._late(plan, states[0]))",
+        "activations, row_of = self._activations(plan, passes, late=self._late(plan, states[(-1)]))",
     ): "passes cost and keep the same under all states of a class",
     (
         "strategies/group_bounds.py",

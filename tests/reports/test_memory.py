@@ -15,8 +15,8 @@ def profile(capacity: float = 10 * GIB) -> MemoryProfile:
 
 
 def test_the_facts_state_the_peak_its_moment_and_the_capacity():
-    assert facts(profile(), "stage 0") == "peak 9 GiB on stage 0 at 1 s: 90% of 10 GiB, fits"
-    assert facts(profile(6 * GIB), "stage 0").endswith("150% of 6 GiB, does not fit")
+    assert facts(profile(), "stage 0") == "peak 9 GiB on stage 0 at 1 s: 90% of 10 GiB usable, fits"
+    assert facts(profile(6 * GIB), "stage 0").endswith("150% of 6 GiB usable, does not fit")
     assert facts(profile(float("inf")), "stage 0") == "peak 9 GiB on stage 0 at 1 s"
 
 
@@ -54,7 +54,7 @@ def test_the_fullest_class_is_the_one_nearest_to_its_own_capacity(step, tmp_path
     monkeypatch.setattr("reports.memory.header", lambda figure, title, line: said.append(line))
     small = MemoryProfile(1, 8 * GIB, (0.0,), ((7 * GIB, 0, 0, 0, 0),))
     draw_memory(dataclasses.replace(step(), memory=(profile(20 * GIB), small)), tmp_path / "x.svg")
-    assert said == ["peak 7 GiB on stage 1 (rank 1) at 0 ns: 88% of 8 GiB, fits"]
+    assert said == ["peak 7 GiB on stage 1 (rank 1) at 0 ns: 88% of 8 GiB usable, fits"]
 
 
 def test_the_same_memory_gives_the_same_svg(step, tmp_path: Path):

@@ -118,7 +118,8 @@ def test_a_plan_that_does_not_fit_is_code_3_with_the_reason_and_the_nearest_that
 
 
 def test_a_search_where_nothing_fits_is_code_3(folder: Path, capsys) -> None:
-    text = CRAMPED.replace("gpt3-13b", "gpt3-175b").replace("plan: {data: 8, microbatch: 8}", "")
+    few = "search: {space: {core: true}}"
+    text = CRAMPED.replace("gpt3-13b", "gpt3-175b").replace("plan: {data: 8, microbatch: 8}", few)
     (folder / "s.yaml").write_text(text)
     assert run(["search", "s.yaml", "--out", "plan.json", "--json"]) == 3
     captured = capsys.readouterr()
@@ -127,9 +128,22 @@ def test_a_search_where_nothing_fits_is_code_3(folder: Path, capsys) -> None:
     assert not (folder / "plan.json").exists()
 
 
+def test_a_search_whose_time_runs_out_does_not_say_that_nothing_fits(folder: Path, capsys) -> None:
+    text = CRAMPED.replace("gpt3-13b", "gpt3-175b").replace("plan: {data: 8, microbatch: 8}", "")
+    (folder / "s.yaml").write_text(text)
+    for command in ("search", "compare"):
+        algorithms = ["--algorithms", "best_first,random"] if command == "compare" else []
+        assert run([command, "s.yaml", "--seconds", "0.001", "--json", *algorithms]) == 1
+        captured = capsys.readouterr()
+        found = json.loads(captured.out)
+        for result in found if command == "compare" else [found]:
+            assert (result["best"], result["end"]) == (None, "out of time")
+        assert "time ran out after" in captured.err and "nothing fits" not in captured.err
+
+
 FIELDS = {
     "step_time", "tokens_per_second", "tokens_per_second_per_device", "model_flops_per_second_per_device", "mfu",
-    "step_time_interval", "peak_memory_interval", "fits_with_margin",
+    "step_time_interval", "peak_memory_interval", "out_of_memory", "peak_reserved", "peak_device", "memory_usable",
     "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "links",
     "bottleneck", "engine", "tasks", "classes", "ranks", "wall_time", "assumptions",
 }  # fmt: skip
@@ -254,7 +268,9 @@ def test_validate_json_lists_the_errors(folder: Path, capsys) -> None:
     assert document["kind"] == "cluster"
     assert document["valid"] is False
     assert {"file", "line", "column", "field", "message"} == set(document["errors"][0])
-    assert "nearest: a100-80gb" in next(e["message"] for e in document["errors"] if e["field"] == "accelerator.preset")
+    assert "nearest: a100-40gb, a100-80gb" in next(
+        e["message"] for e in document["errors"] if e["field"] == "accelerator.preset"
+    )
 
 
 @pytest.mark.parametrize("kind", ["scenario", "plan", "cluster"])
@@ -312,7 +328,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         (["simulate", "local/dp2", "--timeline", "page.html"], "steps"),
         (["search", "local/dp2", "--algorithm", "best_first", "--report", "page.html"], "searches"),
         (["compare", "local/dp2", "--algorithms", "best_first,random", "--report", "page.html"], "searches"),
-        (["explain", "local/dp2", "--seconds", "0", "--report", "page.html"], "explanation"),
+        (["explain", "local/dp2", "--report", "page.html"], "explanation"),
     ],
 )
 def test_commands_write_what_they_know_as_one_page(arguments: list[str], part: str, folder: Path, capsys) -> None:
@@ -381,4 +397,4 @@ def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     loaded, searches = lines(done.stdout)[-2:]
     assert loaded == "[] 0", done.stderr
-    assert searches == str([f"strategies.search.{name}" for name in ("choices", "registry", "space")])
+    assert searches == str([f"strategies.search.{name}" for name in ("acceptance", "choices", "registry", "space")])

@@ -48,6 +48,7 @@ def test_what_cannot_run_here_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_calibrate_writes_a_cluster_that_a_scenario_can_name(tmp_path: Path, capsys) -> None:
     path = tmp_path / "cluster.yaml"
     assert run(["calibrate", "--seconds", "2", "--out", str(path), "--json"]) == 0

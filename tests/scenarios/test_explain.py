@@ -22,7 +22,7 @@ model: {preset: gpt3-13b}
 training: {global_batch: 64, sequence: 2048, precision: bf16}
 cluster: {preset: dgx-a100-80gb, nodes: 1}
 plan: {data: 8, microbatch: 8}
-search: {space: {data: [8], zero: [0]}}
+search: {space: {core: true, data: [8], zero: [0]}}
 """
 SECTIONS = (
     "plan", "critical_path", "device_time", "own_plan", "shadow_prices", "runner_up", "decisions", "recommendation",
@@ -135,6 +135,50 @@ def test_robust_choice(folder: Path, capsys) -> None:
     assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
     assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
     assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err
+
+
+def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path, capsys, monkeypatch) -> None:
+    assert run(["explain", "small.yaml", "--json", "--seconds", "0"]) == 1
+    captured = capsys.readouterr()
+    assert "time ran out after 0 s, before the end of: looking at plans of the space" in captured.err
+    assert "plan" not in json.loads(captured.out)
+
+    from scenarios import explanation
+    from scenarios.commands import explain
+
+    late = []
+    whole = explanation.critical_path
+    monkeypatch.setattr(explanation, "critical_path", lambda program: late.append(True) or whole(program))
+    monkeypatch.setattr(explain.time, "process_time", lambda: 9.0 if late else 0.0)  # the plan is known, time is up
+    assert run(["explain", "small.yaml", "--json", "--seconds", "5"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "critical_path" in found and "sensitivity" not in found
+    assert f"before the end of: {found['not_looked_at']}" in captured.err
+
+
+def test_a_large_space_is_not_listed_and_no_proof_is_claimed_of_it(folder: Path, capsys, monkeypatch) -> None:
+    from strategies.explanation import ranking
+
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(ranking, "MOST_RANKED", 10)
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    near = json.loads(capsys.readouterr().out)
+    assert whole["plan"]["among"]["whole"] and not near["plan"]["among"]["whole"]
+    assert near["plan"]["among"]["space"] == whole["plan"]["among"]["plans"] == whole["plan"]["among"]["space"]
+    assert near["plan"]["step_time"] >= whole["plan"]["step_time"]
+    assert "all of the space" in "\n".join(explanation_lines(whole))
+    text = "\n".join(explanation_lines(near))
+    assert f"not all {whole['plan']['among']['space']:,} of the space" in text and "all of the space" not in text
+
+
+@pytest.mark.parametrize(("algorithm", "code"), [("best_first", 3), ("exhaustive", 3), ("random", 1), ("beam", 1)])
+def test_nothing_fits_is_said_where_it_is_proven_alone(algorithm: str, code: int, folder: Path, capsys) -> None:
+    assert run(["search", "cramped.yaml", "--algorithm", algorithm]) == code
+    said = capsys.readouterr().err
+    assert ("nothing fits" in said) is (code == 3)
+    assert ("is not known" in said) is (code == 1)
 
 
 def test_ctrl_c_prints_what_is_known(folder: Path, capsys, monkeypatch) -> None:

@@ -13,10 +13,10 @@ from scenarios.command_line import run
 ROOT = Path(__file__).parents[2]
 SCENARIOS = {
     "torchtitan": "pipeline-zbv",
-    "megatron": "llama3-405b-16384-h100",
+    "megatron": "llama3-405b-16384-1f1b",
     "deepspeed": "zero-1-optimizer",
     "accelerate": "data-parallel-buckets",
-    "nanotron": "llama3-8b-8-h100",
+    "nanotron": "tinyllama-1.1b-8-a100",
 }
 
 

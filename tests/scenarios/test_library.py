@@ -27,7 +27,7 @@ def test_the_library_is_complete() -> None:
     folders = [name.split("/")[0] for name in NAMES if "/" in name]
     assert folders.count("megatron") == 10
     assert folders.count("korthikanti") == 8
-    assert folders.count("machines") == 5
+    assert folders.count("machines") == 6
     assert {"gpt3-175b-1024-a100", "megatron/gpt-145b-1536-a100", "local/dp2-tp2-pp2", "starter"} <= set(NAMES)
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from scenarios import library, load
-from scenarios.cluster_file import cluster_document, cluster_table
+from scenarios.cluster_file import cluster_document, cluster_table, exact
 from scenarios.command_line import run
 from scenarios.magnitudes import unusual
 from scenarios.reader import parse
+from simulator import units
 from simulator.catalog import cluster, cluster_names
+from simulator.units import Dimension, format_bandwidth, format_compute_rate
 
 SCENARIO = """\
 model: {transformer: {layers: 4, hidden: 48, heads: 6, ffn: 192, vocab: 256}}
@@ -19,7 +21,7 @@ cluster:
   name: box
   nodes: 2
   devices_per_node: 1
-  accelerator: {name: chip, peak: {fp32: 1 TFLOP/s}, memory: 8 GiB, memory_bandwidth: 100 GB/s}
+  accelerator: {name: chip, peak: {fp32: 1 TFLOP/s}, memory: 8 GiB, memory_bandwidth: 200 GB/s}
   host: {name: host, memory: 64 GiB}
   intra_node: {bandwidth: 10 GB/s}
   inter_node: {bandwidth: 100 Gb/s, latency: 5 us}
@@ -41,8 +43,8 @@ def remarks(tmp_path: Path, old: str, new: str) -> list[str]:
         (
             "bandwidth: 100 Gb/s",
             "bandwidth: 400 GB/s",  # 8 * 400 = 3200 Gb/s; as Gb/s it is 400 / 8 = 50 GB/s
-            "10:16: cluster.inter_node.bandwidth: is unusual: 400 GB/s, usual are 100 MB/s to 200 GB/s; "
-            "400 Gb/s are 50 GB/s",
+            "10:16: cluster.inter_node.bandwidth: is unusual beside the machine's other figures: 400 GB/s, "
+            "the catalogue's machines have 1 GB/s to 96 GB/s; probably 400 Gb/s, which are 50 GB/s",
         ),
         (
             "memory: 8 GiB",
@@ -101,7 +103,10 @@ def test_simulate_says_it_among_what_the_result_rests_on(tmp_path: Path, capsys:
     file.write_text(SCENARIO.replace("bandwidth: 100 Gb/s", "bandwidth: 400 GB/s"))
     assert run(["simulate", str(file), "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["assumptions"]
-    assert any(line.startswith("cluster.inter_node.bandwidth is unusual: 400 GB/s") for line in lines)
+    assert any(
+        line.startswith("cluster.inter_node.bandwidth is unusual beside the machine's other figures: 400 GB/s")
+        for line in lines
+    )
 
 
 def test_a_cluster_file_is_remarked_on_in_its_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +115,30 @@ def test_a_cluster_file_is_remarked_on_in_its_own_lines(tmp_path: Path, capsys: 
     file = tmp_path / "s.yaml"
     file.write_text("\n".join([*lines[:2], "cluster: {file: c.yaml}", lines[10]]) + "\n")
     (remark,) = load(file).warnings
-    assert str(remark).startswith(f"{tmp_path / 'c.yaml'}:7:14: inter_node.bandwidth: is unusual: 400 GB/s")
+    assert str(remark).startswith(f"{tmp_path / 'c.yaml'}:7:14: inter_node.bandwidth: is unusual beside")
     assert run(["validate", str(tmp_path / "c.yaml")]) == 0
-    assert "inter_node.bandwidth: is unusual" in capsys.readouterr().err
+    assert "inter_node.bandwidth: is unusual beside" in capsys.readouterr().err
+
+
+RATES = (("accelerator", "memory_bandwidth"), ("intra_node", "bandwidth"), ("inter_node", "bandwidth"))
+
+
+@pytest.mark.parametrize("scale", [1000, 1 / 1000])
+@pytest.mark.parametrize("name", cluster_names())
+def test_a_unit_off_by_a_thousand_is_told_on_every_rate_of_every_machine(name: str, scale: float) -> None:
+    """The remark is on that very figure, and what it says is probably meant is what the catalogue has."""
+    peaks = cluster_document(cluster(name))["accelerator"]["peak"]
+    for path in (*RATES, *(("accelerator", "peak", dtype) for dtype in peaks)):
+        data = cluster_document(cluster(name))
+        *above, last = path
+        table = data
+        for key in above:
+            table = table[key]
+        dimension = Dimension.COMPUTE_RATE if "peak" in path else Dimension.BANDWIDTH
+        value = units.parse(table[last], dimension)
+        table[last] = exact(value * scale, dimension)
+        document = parse(json.dumps(data).encode(), name)
+        (fault,) = unusual(cluster_table(document), document)
+        words = format_compute_rate if "peak" in path else format_bandwidth
+        assert fault.field == ".".join(path)
+        assert fault.message.endswith(f"; probably {words(value)}")

@@ -1,21 +1,30 @@
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import load
+from scenarios.nothing_fits import nothing_fits, room_in_words
 from scenarios.prediction_interval import (
+    RISK,
     Category,
     category,
+    memory_margin,
+    out_of_memory_of,
     peak_memory_interval,
     step_time_interval,
+    uncertainty,
+    uncertainty_of,
     with_margin,
 )
 from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import accelerator, cluster, timed_products
 from simulator.kernels.matmul import MatmulModel
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.layout import Layout
 
 
 @pytest.mark.parametrize("preset", ["dgx-a100-80gb", "dgx-h100", "dgx-b200", "dgx-b300", "dgx-1-v100-32gb"])
@@ -54,11 +63,23 @@ def test_the_less_is_known_the_wider_it_is() -> None:
     assert peak_memory_interval(1.0)[1] < 1.01
 
 
-def test_the_margin_is_of_tensors_and_not_of_what_the_framework_takes() -> None:
-    ratio = with_margin(1.0, 0.0)
-    assert 1.02 < ratio < 1.2
-    assert with_margin(11.0, 1.0) == pytest.approx(1 + 10 * ratio)
-    assert with_margin(1.0, 1.0) == 1.0
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("risk", [0.01, 0.05, 0.3])
+def test_a_peak_has_room_with_the_margin_just_where_it_lacks_memory_with_less_than_the_risk(
+    risk: float, caching: bool
+) -> None:
+    doubt, margin = uncertainty(Category.STATED, caching=caching), memory_margin(risk, caching=caching)
+    for reserved in (0.0, 7.0):
+        at_limit = reserved + (100.0 - reserved) / margin
+        assert doubt.out_of_memory(0.9999 * at_limit, 100.0, reserved) <= risk
+        assert doubt.out_of_memory(1.0001 * at_limit, 100.0, reserved) > risk - 0.01
+
+
+def test_an_allocator_that_keeps_blocks_needs_more_than_one_that_plans() -> None:
+    # measured: 1.0404 at the median and 1.0928 at most, so 1.0404 + 0.9 * 0.0524 = 1.0876 in 95 of 100 runs
+    assert memory_margin(0.05, caching=True) == pytest.approx(1.0876, abs=0.002)
+    assert 1.0 < memory_margin(0.05, caching=False) < 1.005
+    assert memory_margin(0.01, caching=True) > memory_margin(0.05, caching=True)
 
 
 def test_a_simulation_says_how_sure_it_is() -> None:
@@ -69,10 +90,11 @@ def test_a_simulation_says_how_sure_it_is() -> None:
     low, high = result.step_time_interval
     assert scenario.measured is not None and low < scenario.measured.step_time < high
     assert result.to_json()["step_time_interval"] == (low, high)
-    assert result.fits and result.fits_with_margin
+    assert result.fits and result.out_of_memory == 0
+    assert result.peak_memory < result.peak_device < result.memory_capacity
 
 
-def test_a_plan_that_fills_the_device_fits_without_margin_only() -> None:
+def test_a_plan_that_fills_the_device_fits_for_the_brave_only() -> None:
     scenario = load("megatron/gpt-1.7b-32-a100")
     peak = scenario.simulate().peak_memory
     fits = {}
@@ -82,5 +104,54 @@ def test_a_plan_that_fills_the_device_fits_without_margin_only() -> None:
         small = replace(node, accelerator=replace(node.accelerator, memory=room * peak))
         problem = replace(scenario.problem, cluster=replace(machine, nodes=((small, count),)))
         result = replace(scenario, problem=problem).simulate()
-        fits[room] = (result.fits, result.fits_with_margin)
-    assert fits == {0.99: (False, False), 1.01: (True, False), 1.2: (True, True)}
+        brave = replace(scenario, problem=replace(problem, memory_margin=1.0)).simulate()
+        fits[room] = (brave.fits, result.fits, result.out_of_memory > 0.05)
+    assert fits == {0.99: (False, False, True), 1.01: (True, False, True), 1.2: (True, True, False)}
+
+
+def test_search_robust_and_simulate_say_the_same_probability() -> None:
+    """The plan needs 67.6 GiB; of 79.1 GiB 72.8 are usable, of 0.92 * 79.1 = 72.8 GiB 67.0."""
+    scenario = load("llama3-70b-64-h100")
+    machine = scenario.problem.cluster
+    node, count = machine.nodes[0]
+    for room in (1.0, 0.92):
+        small = replace(node, accelerator=replace(node.accelerator, memory=room * node.accelerator.memory))
+        problem = replace(scenario.problem, cluster=replace(machine, nodes=((small, count),)))
+        result = replace(scenario, problem=problem).simulate()
+        assert result.out_of_memory == out_of_memory_of(problem, result.peak_memory)
+        assert result.out_of_memory == uncertainty_of(problem, scenario.assumptions).lacks_memory(
+            problem.cluster, result.peak_memory
+        )
+        assert result.fits == (result.out_of_memory <= RISK) == (result.peak_memory <= result.memory_usable)
+
+
+def test_pages_of_the_allocator_leave_the_room_that_blocks_take() -> None:
+    # of 100 the blocks of one allocator leave 100 / 1.0876 = 92 to tensors, the pages of the other all but 0.5 %
+    scenario = load("megatron/gpt-1.7b-32-a100")
+    paged = replace(scenario.problem.training, expandable_segments=True)
+    problem = with_margin(replace(scenario.problem, training=paged))
+    assert 1.0 < problem.memory_margin < 1.005 < 1.08 < scenario.problem.memory_margin
+    layout, said = Layout(data=32, microbatch=4), {}
+    peak = SimulatedCost(problem).peak_memory(complete(problem, layout))
+    for room in (0.97, 1.03):
+        tight = problem.cluster.with_accelerators(lambda each, room=room: replace(each, memory=room * peak))
+        tried = replace(scenario.problem, cluster=tight)
+        said[room] = "with training.expandable_segments: true it fits" in nothing_fits(tried, [layout])["reason"]
+    assert said == {0.97: False, 1.03: True}
+
+
+def test_what_a_refusal_says_of_the_room_is_what_is_usable_of_what_is_reported() -> None:
+    problem = load("llama3-70b-64-h100").problem
+    device = problem.cluster.accelerator
+    words = room_in_words(problem.usable(device), device.memory)
+    assert words == "usable are 72.8 GiB of the 79.1 GiB that the framework reports (risk 5 %)"
+    assert room_in_words(device.memory, device.memory) == "a device has 79.1 GiB"
+    assert problem.needed(device, problem.usable(device)) == pytest.approx(device.memory)
+
+
+def test_peaks_of_frameworks_that_are_not_known_are_further_off() -> None:
+    # a peak is off by exp(half width) at most in 95 of 100 runs, and an allocator keeps some more
+    known, unknown = (memory_margin(RISK, caching=True, known=known) for known in (True, False))
+    assert unknown > known > 1
+    width = uncertainty(Category.STATED, known=False).peak_memory
+    assert memory_margin(RISK, caching=False, known=False) == pytest.approx(exp(width), rel=5e-3)

@@ -94,7 +94,7 @@ def test_runs_are_those_of_the_search_and_are_made_once() -> None:
     assert seeds == [0, 1]
     for run in runs:
         if run.algorithm in ("beam", "exhaustive"):
-            alone = search(LAYOUT_ALGORITHMS[run.algorithm](), SMALL.problem(), budget=6)
+            alone = search(LAYOUT_ALGORITHMS[run.algorithm](), SMALL.problem(), SMALL.space, budget=6)
             assert [(n, time) for n, _, time in run.history] == [(n, time) for n, _, time in alone.history]
     assert list(run_case(SMALL, 2, runs)) == []
     again = list(run_case(SMALL, 2, [run for run in runs if run.seed != 1]))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from simulator.engine import simulate
 from simulator.engine.longest_path import finish_times
-from simulator.program import Flow, Piece, Program, RankClass, StreamKind, Task, TaskKind, Work
+from simulator.program import Flow, Piece, Program, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
 from simulator.timeline import LinkUse, Span, Timeline, simulated
 from simulator.units import TICKS_PER_SECOND as SECOND
 
@@ -111,6 +111,30 @@ def test_pieces_are_shown_on_the_streams_they_name() -> None:
         (tensor, TaskKind.FORWARD, "layers.1", 4.0, 7.0),
     ]
     assert {s.stage for s in simulate(step).spans} == {0, 5}
+
+
+def test_a_piece_beside_another_is_on_a_stream_that_its_task_need_not_hold() -> None:
+    # from 2 s on a product of 1 s and an exchange of 3 s run at once on both classes: the product is not drawn longer
+    pieces = (
+        Piece(TaskKind.BACKWARD, "inputs", 0, 2 * SECOND, StreamKind.COMPUTE),
+        Piece(TaskKind.TENSOR_COMMUNICATION, "sum", 2 * SECOND, 5 * SECOND, StreamKind.CONTEXT),
+        Piece(TaskKind.BACKWARD, "weights", 2 * SECOND, 3 * SECOND, StreamKind.COMPUTE),
+    )
+    classes = [RankClass(name, (0,), (rank,)) for rank, name in enumerate("ab")]
+    streams = [Stream(rank, kind) for kind in (StreamKind.COMPUTE, StreamKind.TENSOR) for rank in (0, 1)]
+    step = program_of(classes, streams, [Task(TaskKind.BACKWARD, (0, 1, 2, 3), 5 * SECOND)])
+    timeline = simulate(replace(step, work=(Work(TaskKind.BACKWARD, 0, 5 * SECOND, pieces),)))
+    compute, context = StreamKind.COMPUTE, StreamKind.CONTEXT
+    assert [(s.rank_class, s.stream, s.operators, s.start, s.end) for s in timeline.spans] == [
+        (0, compute, "inputs", 0.0, 2.0),
+        (1, compute, "inputs", 0.0, 2.0),
+        (0, compute, "weights", 2.0, 3.0),
+        (1, compute, "weights", 2.0, 3.0),
+        (0, context, "sum", 2.0, 5.0),
+        (1, context, "sum", 2.0, 5.0),
+    ]
+    assert timeline.bubble == 0.0
+    assert timeline.exposed_communication()[TaskKind.TENSOR_COMMUNICATION] == 2.0
 
 
 def test_links_tell_bytes_and_the_bottleneck() -> None:

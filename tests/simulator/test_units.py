@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.units import UNITS, Dimension, parse, to_ticks
@@ -42,7 +42,9 @@ def test_every_unit_scales(value: float, dimension: Dimension, data: st.DataObje
 
 
 @given(st.integers(0, 10**15), st.integers(1, 10**6))
+@example(17_592_186_044_415, 1)
 def test_ticks_round_up_by_less_than_one(picoseconds: int, parts: int) -> None:
     seconds = picoseconds / 1e12 / parts
     exact = Fraction(seconds) * 10**12
-    assert exact - 1e-3 <= to_ticks(seconds) < exact + 1 + 1e-3
+    rounding = exact / 2**52  # of the product, in double precision
+    assert exact - rounding <= to_ticks(seconds) < exact + 1 + rounding

@@ -169,7 +169,7 @@ def any_case(choose: Choose, most: int = 12) -> Case:
         recompute=_recompute(choose, SCHEDULES[schedule].num_stages(pipeline, chunks)),
         **_choices(choose, kind, degrees),
     )
-    machine = _machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
+    machine = any_machine(choose, data * degrees["tensor"] * degrees["tensor_rows"] * degrees["context"] * pipeline)
     ranks = machine.nodes * machine.devices
     if not machine.tenants and choose([False, False, True]):
         turn, step = choose(range(ranks)), choose([-1, 1])
@@ -264,7 +264,7 @@ def _names(order: tuple[str, ...], degrees: dict[str, Any]) -> bool:
     return all(degrees[axis] == 1 or axis in order for axis in ("context", "expert", "tensor_rows"))
 
 
-def _machine(choose: Choose, ranks: int) -> Machine:
+def any_machine(choose: Choose, ranks: int) -> Machine:
     """Return a machine with so many free devices."""
     devices = choose([size for size in (1, 2, 4, 8) if ranks % size == 0])
     link, wide = Link(1e-6, 1.0), Link(1e-6, 1e9)

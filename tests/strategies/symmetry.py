@@ -54,12 +54,13 @@ def _nodes(machine: Machine, random: Random) -> list[int]:
 def _inside(machine: Machine, random: Random) -> list[int]:
     """Return the new name of every device of a node, in each the same.
 
-    Devices keep their names where they have NICs of their own: of more ranks than channels the first ones send.
+    Devices keep their names where each has its own way to other nodes, a NIC or a link of PCIe: where a group has more
+    ranks on a node than channels, those of the first names send, and other jobs of the step meet them there.
     """
     devices = list(range(machine.devices))
-    if machine.nics > 1:
-        return devices
     pairs = machine.host.pcie is not None
+    if machine.nics > 1 or (pairs and machine.nodes > 1):
+        return devices
     if isinstance(machine.network, Switch | Mesh) and not pairs:
         return shuffled(devices, random)
     if isinstance(machine.network, Ring) and (len(devices) % 2 == 0 or not pairs):

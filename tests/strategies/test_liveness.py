@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.models.builder import BlockBuilder
 from simulator.models.experts import Experts
-from simulator.models.layers import cross_entropy, linear, residual
+from simulator.models.layers import cross_entropy, linear, norm, residual
 from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, OperatorKind
 from strategies.completion import complete
@@ -94,6 +94,18 @@ def test_a_gated_activation_keeps_its_gates_where_two_operators_make_it() -> Non
     assert two.backward[0][0] == one.backward[0][0]  # it has gone then
     assert of(gated(), TORCH, Recompute.FULL).kept == X
     assert of(gated(), TORCH, SomeOperators(("activation",))).kept == X + WIDE
+
+
+def test_a_norm_composed_of_operators_keeps_a_wide_input_and_the_scaled_one() -> None:
+    builder = BlockBuilder("bf16", {"sequence": 4, "hidden": 8})
+    x = builder.tensor("x", "batch sequence hidden")  # 4 * 8 * 2 = 64 bytes
+    out = norm(builder, "norm", x, bias=False)
+    block = builder.block("normed", (x,), (out,), layer=True)
+    composed = replace(TORCH, composes_norms=True)
+    # one kernel keeps x; composed, x.float() of 128 bytes and x * rsqrt in bf16, of 64, are kept, and x is not
+    assert of(block, TORCH).kept == X
+    assert of(block, composed).kept == 2 * X + X
+    assert of(block, composed, Recompute.FULL).kept == X
 
 
 def test_full_recompute_keeps_the_input_alone() -> None:
@@ -244,10 +256,12 @@ def test_frameworks_by_name() -> None:
         "nemo",
         "torch",
         "torch_fused_loss",
+        "torchtitan",
+        "unknown",
         "xla",
     }
     with pytest.raises(
         ValueError,
-        match="framework is one of megatron, megatron_2021, megatron_deepspeed, nemo, torch, torch_fused_loss",
+        match="framework is one of megatron, megatron_2021, megatron_deepspeed, nemo, torch, torchtitan,",
     ):
         replace(problem().training, framework="jax")

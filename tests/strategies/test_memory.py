@@ -8,6 +8,8 @@ from simulator.accelerator import Accelerator
 from simulator.program import Category
 from strategies.completion import complete
 from strategies.layout import Layout
+from strategies.lowering.block import BlockCosts
+from strategies.lowering.fully_sharded import Sharing, changes
 from strategies.lowering.memory import (
     ONCE,
     Copies,
@@ -19,6 +21,8 @@ from strategies.lowering.memory import (
 from strategies.lowering.offload import ALL_ON_DEVICES, OnHost
 from strategies.lowering.parameters import Parameters
 from strategies.lowering.recompute import BlockMemory
+from strategies.lowering.variant import FORWARD_PASS
+from strategies.lowering.weights import unit
 from strategies.offloading import WHOLE, Offloading
 from strategies.plan import Plan
 from strategies.training import Training
@@ -72,6 +76,30 @@ def test_weights_that_layers_multiply_by_in_fp8_are_kept_twice_more() -> None:
     fp8 = replace(TRAINING, precision="fp8")
     parameters, gradients, *_ = held(Layout(), fp8, HELD._replace(quantised=100))
     assert (parameters, gradients) == (2 * 1000 + 2 * 100, 4 * 1000)
+
+
+def test_copies_in_fp8_of_shared_weights_come_and_go_with_the_block() -> None:
+    # of 100 weights a copy and its transpose, of 1 byte each: a rank that shares them has none of the whole model
+    # for the step, and those of a block as long as it has the block's parameters gathered
+    fp8 = replace(TRAINING, precision="fp8")
+    both = replace(TRAINING, precision="bf16"), fp8
+    kept = [held(Layout(data=4, zero=3), each, HELD._replace(quantised=100))[0] for each in both]
+    assert kept[0] == kept[1]
+    shared = Sharing(gradients=True, parameters=True)
+    (block,) = changes(shared, fp8, FORWARD_PASS, [2 * 1000 + 2 * 100], ())
+    assert [change.size for change in (*block.gathered, *block.released)] == [2200, 2200]
+
+
+def test_xla_has_one_weight_of_a_block_whole_where_torch_has_all_of_them() -> None:
+    # the widest weight of a layer is up's, 64 * 256, of 4 bytes; its gradient is whole alone
+    small = problem(devices=4)
+    both = [replace(small, training=replace(small.training, framework=name)) for name in ("torch", "xla")]
+    layouts = [BlockCosts(each).layout(complete(each, Layout(data=4, zero=3)), "layers") for each in both]
+    shares = [layouts[0].parameter_share(tensor) for tensor in layouts[0].block.parameters]
+    units = [unit(each.training, layout) for each, layout in zip(both, layouts, strict=True)]
+    assert units[0] == (sum(shares), 0, 4 * sum(shares))
+    assert units[1] == (64 * 256, 0, 4 * 64 * 256)
+    assert sum(shares) > 4 * 64 * 64 + 2 * 64 * 256  # query, key, value, projection; up and down; norms besides
 
 
 def test_versions_of_weights_and_buffers_of_gradients_count_each() -> None:

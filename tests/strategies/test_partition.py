@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulator.models.builder import BlockBuilder
 from simulator.models.layers import linear
 from simulator.operator_graph import OperatorGraph
-from strategies.partition import num_layers, partition
+from strategies.partition import most_stages, num_layers, partition, share_ends
 
 from .problems import problem
 
@@ -42,3 +42,27 @@ def test_layers_without_products_are_divided_too(ends_in_a_product: bool, expect
         blocks.append(head.block("head", (x,), (z,)))
     stages = partition(OperatorGraph("adds", tuple(blocks), 1), 2, "balanced")
     assert [sum("layers" in name for name in stage.blocks) for stage in stages] == expected
+
+
+def counts_of(graph: OperatorGraph, stages: int) -> list[int]:
+    return [sum("layers" in block for block in stage.blocks) for stage in partition(graph, stages, "balanced")]
+
+
+def test_embedding_and_loss_have_stages_of_their_own_where_there_are_more_stages_than_layers() -> None:
+    layers = num_layers(PROBLEM.graph)
+    assert most_stages(PROBLEM.graph) == layers + 2  # one a layer, one for the embedding, one for the loss
+    assert counts_of(PROBLEM.graph, layers + 1) == [1] * layers + [0]
+    assert counts_of(PROBLEM.graph, layers + 2) == [0] + [1] * layers + [0]
+    blocks = [block for stage in partition(PROBLEM.graph, layers + 2, "balanced") for block in stage.blocks]
+    assert blocks == [name for name, _ in PROBLEM.graph.occurrences]
+    assert all(stage.blocks for stage in partition(PROBLEM.graph, layers + 2, "balanced"))
+
+
+@given(st.integers(2, 200), st.integers(2, 64))
+def test_ends_weigh_as_much_as_a_layer(layers: int, stages: int) -> None:
+    counts = share_ends(layers, stages)
+    if min(counts) < 0:
+        assert stages > layers + 2  # then there is nothing for some stage
+        return
+    weights = [counts[0] + 1, *counts[1:-1], counts[-1] + 1]
+    assert sum(counts) == layers and max(weights) - min(weights) <= 1

@@ -24,6 +24,7 @@ from strategies.plan import Plan, Stage
 from strategies.problem import Problem
 from strategies.schedule import SCHEDULES
 from strategies.search import layouts
+from strategies.search.space import CORE
 
 from .problems import IDEAL, problem
 
@@ -42,7 +43,7 @@ def expected(small: Problem) -> list[int]:
 
 def variants(small: Problem) -> Iterator[Plan]:
     """Yield all plans of a small problem, with every way to reduce gradients and to cross stages."""
-    for layout in layouts(small):
+    for layout in layouts(small, CORE):
         for changes in CHANGES:
             changed = replace(layout, **changes)
             if next(violations(small, changed), None) is None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective, CollectiveCurve
-from simulator.engine import step_time
+from simulator.engine import simulate, step_time
 from simulator.models.experts import Experts
+from simulator.program import TaskKind
 from simulator.units import to_ticks
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
@@ -115,6 +116,21 @@ def test_megatron_hides_all_reduces_of_gradients_of_inputs(collective: int) -> N
     small = replace(small, cluster=replace(small.cluster, collectives=(curve,)))
     layers, logits = sum(min(collective, p) for p in COLUMNS), min(collective, LOGITS)
     assert unasked(small, Layout(tensor=RANKS)) == 2 * (LAYERS * layers + logits)
+
+
+@pytest.mark.parametrize("collective", [10_000, 230_000, 1_000_000])
+def test_a_timeline_shows_what_products_hide_and_no_wait_on_one_stage(collective: int) -> None:
+    # of what qkv, up and the output layer read one product of backward hides the gather again and the other the scatter
+    # of its gradient: min(c, p) ticks each, all tensor communication less what is exposed
+    small = machine(collective)
+    timeline = simulate(lower(small, complete(small, LAYOUT)))
+    moved = sum(s.duration for s in timeline.spans if s.kind is TaskKind.TENSOR_COMMUNICATION)
+    exposed = timeline.exposed_communication()[TaskKind.TENSOR_COMMUNICATION]
+    layers, logits = sum(min(collective, p) for p in COLUMNS), min(collective, LOGITS)
+    assert to_ticks(moved - exposed) == pytest.approx(2 * 2 * (LAYERS * layers + logits), abs=1)
+    # at the end of the step tensor ranks sum the gradients of what each has whole: nothing else is idle time
+    at_the_end = timeline.exposed_communication()[TaskKind.DATA_COMMUNICATION]
+    assert timeline.bubble * timeline.step_time == pytest.approx(at_the_end, rel=1e-9)
 
 
 @pytest.mark.parametrize(

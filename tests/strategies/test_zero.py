@@ -27,6 +27,7 @@ from strategies.mesh import DATA, REPLICA
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search import Space, layouts
+from strategies.search.space import CORE
 
 from .problems import problem
 from .test_experts import mixture
@@ -520,8 +521,8 @@ def test_one_data_rank_shares_nothing(zero: int) -> None:
 
 def test_a_search_has_zero_2_and_3_where_its_space_names_them() -> None:
     small = problem(devices=4, batch=8)
-    assert {layout.zero for layout in layouts(small)} == {0, 1}
-    found = list(layouts(small, Space(zero=(3, 2))))
+    assert {layout.zero for layout in layouts(small, CORE)} == {0, 1}
+    found = list(layouts(small, Space(core=True, zero=(3, 2))))
     assert {layout.zero for layout in found if layout.data > 1} == {2, 3}
     costs = SimulatedCost(small)
     for layout in found[::5]:

@@ -43,6 +43,8 @@ def broadcast(call: Call, operands: Sequence[tuple[str, int | None, Node]]) -> A
         shift = rank - len(axes)
         wanted = {place: result[place + shift] for place in range(len(axes))}
         read = call.align(operand, wanted)
+        alone = [place for place, dim in wanted.items() if dim is None]  # as of a tensor times itself turned
+        read = call.separate(read, alone, result)
         if read is not operand:
             call.read(name, read) if item is None else call.read_item(name, item, read)
         for place, axis in enumerate(call.axes(read)):

@@ -12,6 +12,12 @@ def same(call: Call) -> Work:
     return Work((call.axes(call.value(0)),))
 
 
+def detach(call: Call) -> Work:
+    """Keep all dims, as an operator: a gradient ends here, which it would not in what reads the operand."""
+    axes = call.axes(call.value(0))
+    return Work((axes,), OperatorKind.VIEW, space=present(axes))
+
+
 def reshape(call: Call) -> Work:
     """Merge and factor dims; where sizes do not nest, dims get new names and no axis cuts the old ones."""
     source = call.value(0)
@@ -88,11 +94,12 @@ def broadcast_tensors(call: Call) -> Work:
     return Work(tuple(call.axes(each) for each in call.value(0)))
 
 
-_SAME = ("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "detach_", "copy")
+_SAME = ("alias", "clone", "contiguous", "lift_fresh_copy")
 _SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_copy", "ravel")
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME, same),
+    **dict.fromkeys(("detach", "detach_"), detach),
     **dict.fromkeys(_SHAPED, reshape),
     **dict.fromkeys(("permute", "movedim_to"), permute),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims"), transpose),

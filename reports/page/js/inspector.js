@@ -57,6 +57,6 @@ function heldTable(app, step, profile, time) {
   const share = profile.capacity ? ` (${formatPercent(total / profile.capacity)})` : "";
   const sum = element("td", { class: over ? "number over" : "number" }, `${formatSize(total)}${share}`);
   rows.push(element("tr", {}, element("td", {}, "in all"), sum));
-  if (profile.capacity !== null) rows.push(element("tr", {}, element("td", { class: "quiet" }, "capacity"), element("td", { class: "number" }, formatSize(profile.capacity))));
+  if (profile.capacity !== null) rows.push(element("tr", {}, element("td", { class: "quiet" }, "usable"), element("td", { class: "number" }, formatSize(profile.capacity))));
   return element("table", { id: `held-${step.name}` }, ...rows.reverse());
 }

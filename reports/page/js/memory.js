@@ -103,7 +103,7 @@ function paintCapacity(pen, area, scale, capacity, inside, colours) {
   const y = inside ? area.bottom - capacity * scale : area.top;
   pen.textAlign = "left";
   pen.fillStyle = colours.ink;
-  const words = `capacity ${formatSize(capacity)}${inside ? "" : " (above this axis)"}`;
+  const words = `usable ${formatSize(capacity)}${inside ? "" : " (above this axis)"}`;
   pen.fillText(words, area.left + 6, inside ? Math.max(y - 8, 7) : 8);
   if (!inside) return;
   pen.strokeStyle = colours.over;

@@ -51,7 +51,7 @@ function memoryKey(report) {
 }
 
 function stageTable(report) {
-  const heads = [text("stage"), text("layers"), number("ranks"), text(""), ...report.categories.map((of) => number(of.name)), number("peak"), number("of capacity"), text("fits")];
+  const heads = [text("stage"), text("layers"), number("ranks"), text(""), ...report.categories.map((of) => number(of.name)), number("peak"), number("of usable"), text("fits")];
   const host = report.stages.some((of) => of.host > 0);
   if (host) heads.push(number("whole host"));
   const most = Math.max(...report.stages.map((of) => of.peak));

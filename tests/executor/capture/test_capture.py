@@ -75,6 +75,20 @@ def test_named_dims_have_the_sizes_of_torch_dims(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_tensors_with_a_gradient_are_those_that_autograd_reaches(name: str) -> None:
+    found, module, inputs = captured(name)
+    values = Values(found, arguments(found, module, inputs)).values
+    loss = values[found.program.graph.output_node().all_input_nodes[0]]
+    blocks = {block.name: block for block in found.graph.blocks}
+    for node, value in values.items():
+        if node.name not in found.operators or not isinstance(value, Tensor) or node.name not in found.tensors:
+            continue
+        block = next(each for label, each in blocks.items() if found.operators[node.name].startswith(f"{label}."))
+        reached = value.requires_grad and torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)[0]
+        assert block.tensor[found.tensors[node.name]].differentiable == isinstance(reached, Tensor), node.name
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_operator_in_parts_gives_the_whole(name: str) -> None:
     """The law of every rule: along any dim that may be cut, parts are put together, or summed where it is reduced."""
     found, module, inputs = captured(name)

@@ -119,7 +119,7 @@ def test_it_computes_what_one_process_does(user: Path, capsys: pytest.CaptureFix
         assert not left["gradient frozen.weight"].any() and left["gradient up.weight"].any()
 
 
-def staged(user: Path, **changes: object) -> list[str]:
+def staged(user: Path, microbatch: int = 4, **changes: object) -> list[str]:
     """Return the arguments of a plan of two pipeline stages, each on two ranks that cut products."""
     file = user / "four.yaml"
     file.write_text(SCENARIO.replace("devices_per_node: 2", "devices_per_node: 4"))
@@ -127,18 +127,65 @@ def staged(user: Path, **changes: object) -> list[str]:
     first, *rest = (name for name, _ in problem.graph.occurrences)
     stages = Stage((first,)), Stage(tuple(rest))
     cut = [OperatorSharding(name, ((dim, (TENSOR,)),)) for name, dim in (("up.up", "ffn"), ("down.down", "hidden"))]
-    plan = replace(operator_plan(problem, {TENSOR: 2}, 4, cut, stages=stages), **changes)
+    plan = replace(operator_plan(problem, {TENSOR: 2}, microbatch, cut, stages=stages), **changes)
     (user / "staged.json").write_text(json.dumps(plan.to_json()))
     return [str(file), "--plan", str(user / "staged.json")]
 
 
 def test_pipeline_stages_of_single_operators(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = ["--module", f"{user / 'user.py'}:make", "--steps", "1", "--json"]
     arguments = staged(user)
     assert run(["simulate", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 4
-    arguments += ["--module", f"{user / 'user.py'}:make", "--verify", "--steps", "1", "--json"]
-    assert run(["execute", *arguments]) == 0
-    assert json.loads(capsys.readouterr().out)["verify"]["equal"]
+    assert run(["execute", *arguments, *module]) == 2
+    line = next(number for number, text in enumerate(MODULE.splitlines(), 1) if "self.norm(" in text)
+    assert (
+        f"user.py:{line}: the loss of a batch is the mean of those of its 2 microbatches, met samples that depend"
+        in (capsys.readouterr().err)
+    )
+    assert run(["execute", *staged(user, microbatch=8, schedule_name="gpipe"), *module]) == 0
+    assert json.loads(capsys.readouterr().out)["verify"]["equal"]  # which no run goes without
+
+
+TRAINING = {
+    "bf16": ("precision: bf16", "precision: a captured module is trained as it was made, met bf16; nearest: fp32"),
+    "clipped": (
+        "precision: fp32, gradient_clipping: true",
+        "gradient_clipping: gradients of a captured module are not",
+    ),
+    "lion": ("precision: fp32, optimizer: lion", "optimizer: the executor steps with adamw or sgd, met lion"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_that_a_module_does_not_have_is_refused(
+    name: str, user: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, told = TRAINING[name]
+    text = SCENARIO.replace("precision: fp32", given) + "plan: {tensor: 2, microbatch: 8}\n"
+    (user / "trained.yaml").write_text(text.replace("local-cpu", "dgx-a100-80gb"))
+    assert run(["execute", str(user / "trained.yaml"), "--module", f"{user / 'user.py'}:make"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_ranks_that_differ_do_not_start_the_run(
+    user: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one process computes is spoiled in one gradient: the message has its name, and no step was run."""
+    from executor.operators import reference
+
+    def spoiled(job: object, train: object = reference.train) -> object:
+        losses, arrays = train(job)  # type: ignore[operator]
+        arrays["gradient down.weight"][0, 0] += 1e-6
+        return losses, arrays
+
+    monkeypatch.setattr(reference, "train", spoiled)
+    out = user / "differs"
+    arguments = ["--plan", plan_file(user), "--module", f"{user / 'user.py'}:make", "--steps", "1", "--out", str(out)]
+    assert run(["execute", str(user / "s.yaml"), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "the run was not started" in error and "most in gradient down.weight" in error
+    assert not list(out.glob("*.metrics.jsonl")) and not list(out.glob("rank-*.npz"))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +209,9 @@ FACTORIES = {
     "loud": ("loud", "user.py:loud: the factory failed: RuntimeError: no weights here"),
     "ragged": ("ragged", "user.py:ragged: dim 0 of each input is the batch, of one size for all, met 8, 4"),
     "fewer": ("fewer", "user.py:fewer: microbatch(8) * data(1) * microbatches(1) is the batch of the inputs, met 6"),
-    "branches": ("branches", "user.py:branches: torch cannot export the module: "),
-    "ranked": ("ranked", "user.py:ranked: the executor renews buffers point by point, each from one value of the loss"),
-    "wider": ("wider", "user.py:wider: the module is the one that the scenario's graph was captured from; up.up is "),
+    "branches": ("branches", "user.py:42: torch cannot export the module: control flow does not depend on data"),
+    "ranked": ("ranked", "user.py:53: the executor renews buffers point by point, each from one value of the loss"),
+    "wider": ("wider", "the module is the one that the scenario's graph was captured from; up.up is "),
     "other": ("other", "user.py:other: the module is the one that the scenario's graph was captured from; met up.up"),
 }
 

@@ -37,7 +37,7 @@ def small() -> Report:
 @pytest.fixture(scope="session")
 def large() -> Report:
     """A plan of 16,384 ranks."""
-    return report_of("llama3-405b-16384-h100")
+    return report_of("llama3-405b-16384-1f1b")
 
 
 @pytest.fixture(scope="session")

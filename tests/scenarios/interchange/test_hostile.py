@@ -13,6 +13,7 @@ from test_golden import EXPECTED
 from scenarios.errors import ScenarioError
 from scenarios.interchange.target import Target
 from scenarios.interchange.targets import TARGETS
+from simulator.plain_text import is_plain
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WORDS = (
@@ -40,7 +41,7 @@ def _met(target: Target, content: bytes) -> None:
         target.read(content, "file")
     except ScenarioError as error:
         assert str(error).startswith("file")
-        assert all(line.isprintable() for line in str(error).splitlines())
+        assert is_plain(str(error))
 
 
 @EACH_TARGET

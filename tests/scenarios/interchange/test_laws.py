@@ -52,6 +52,9 @@ LAYOUTS = st.fixed_dictionaries(
                 FirstLayers(Recompute.FULL, 1),
                 FirstLayers(Recompute.SELECTIVE, 1),
                 SomeOperators(("up",)),
+                SomeOperators(("up", "activation", "down")),
+                SomeOperators(("attention", "up", "activation", "down")),
+                SomeOperators(("expert_activation",)),
                 PerStage((Recompute.FULL, Recompute.NONE)),
             ]
         ),
@@ -143,6 +146,10 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
             yield "torchtitan", chunked | {"schedule": schedule}
     for how in (Recompute.FULL, Recompute.SELECTIVE, FirstLayers(Recompute.FULL, 3)):
         yield "megatron", {"pipeline": 2, "recompute": how, "tensor": 2, "sequence_parallel": True}
+    feed_forward = ("up", "activation", "down")
+    for names in (feed_forward, ("attention", *feed_forward), ("expert_activation", "attention")):
+        yield "megatron", {"model": "mixture", "data": 2, "recompute": SomeOperators(names)}
+    yield "torchtitan", {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL, 3)}
     yield "megatron", {"data": 4, "zero": 1, "zero_shards": 2, "offload": PART}
     yield "megatron", {"model": "mixture", "data": 4, "expert": 2, "tensor": 2, "overlap_gradients": False}
     yield "megatron", {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True}

@@ -1,16 +1,18 @@
 """Every choice is said in the trainer's own word, as its source lists it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from small_requests import TRAINING, request
 
+from executor.export.request import CannotSay
+from scenarios.errors import ScenarioError
 from scenarios.interchange.stated import stated
 from scenarios.interchange.targets import TARGETS
 from strategies.offloading import Offloading
 from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.recomputation import FirstLayers, Recompute, SomeOperators
 
 RING, GATHER, ULYSSES = Attention.RING, Attention.ALL_GATHER, Attention.ULYSSES
 BOTH = Offloading(optimizer=(1.0,), parameters=(1.0,))
@@ -19,6 +21,8 @@ SHARDED: dict[str, Any] = {"data": 4, "zero": 3}
 BY, FSDP, PC = "parallelism.", "fsdp_config.fsdp_", "parallelism_config.parallelism_config_"
 TITAN_SCHEDULE = f"{BY}pipeline_parallel_schedule"
 MODEL = "model.model_config."
+MLP: dict[str, Any] = {"recompute": SomeOperators(("up", "activation", "down"))}
+FIRST: dict[str, Any] = {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL, 3)}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,21 @@ MODEL = "model.model_config."
         ("megatron", {"recompute": Recompute.FULL}, {"--recompute-method": "uniform", "--recompute-num-layers": 1}),
         ("megatron", {"recompute": Recompute.SELECTIVE}, {"--recompute-granularity": "selective"}),
         ("megatron", {"recompute": FirstLayers(Recompute.FULL, 3)}, {"--recompute-method": "block"}),
+        (
+            "megatron",
+            {"recompute": SomeOperators(("up", "activation", "down"))},
+            {"--recompute-granularity": "selective", "--recompute-modules": "mlp"},
+        ),
+        (
+            "megatron",
+            {"model": "mixture", "recompute": SomeOperators(("expert_activation",))},
+            {"--recompute-modules": "moe_act", "--moe-grouped-gemm": True},
+        ),
+        (
+            "torchtitan",
+            {"recompute": FirstLayers(Recompute.FULL, 3)},
+            {"activation_checkpoint": "FirstLayersAC.Config(layers=3)"},
+        ),
         ("megatron", {"model": "llama"}, {"--position-embedding-type": "rope", "--normalization": "RMSNorm"}),
         ("megatron", {"model": "mixture"}, {"--moe-layer-freq": "([0]*1+[1]*7)", "--num-experts": 8}),
         ("deepspeed", {"context": 2, "attention": ULYSSES, "zero": 1}, {"sequence_parallel_size": 2}),
@@ -89,6 +108,64 @@ def test_word(name: str, choice: dict[str, Any], expected: dict[str, Any]) -> No
 def test_precision(name: str, precision: str, present: dict[str, Any], absent: str) -> None:
     values = _values(name, training=replace(TRAINING, precision=precision))
     assert values | present == values and absent not in values
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "old", "new", "message"),
+    [
+        ("megatron", MLP, "modules mlp", "modules layernorm", "is some of core_attn, mlp, moe_act, shared_experts"),
+        ("megatron", MLP, "modules mlp", "modules mlp mlp", "each once"),
+        ("megatron", MLP, "modules mlp", "modules moe_act", "moe_act needs --moe-grouped-gemm"),
+        ("megatron", MLP, "modules mlp", "modules mla_up_proj", "mla_up_proj needs --multi-latent-attention"),
+        (
+            "megatron",
+            MLP,
+            "granularity selective",
+            "granularity none",
+            "needs --recompute-granularity selective, met none",
+        ),
+        ("torchtitan", FIRST, "layers=3", "layers=0", "is None, FullAC.Config\\(\\) or FirstLayersAC"),
+        ("torchtitan", FIRST, "<= self.config.layers", "> 1", "a line sets a field of config"),
+    ],
+)
+def test_a_policy_that_is_read_is_one_that_is_written(
+    name: str, choice: dict[str, Any], old: str, new: str, message: str
+) -> None:
+    text = TARGETS[name].to(request(**choice))
+    assert old in text
+    with pytest.raises(ScenarioError, match=message):
+        TARGETS[name].read(text.replace(old, new).encode(), "file")
+
+
+def test_operators_of_no_module_have_no_words() -> None:
+    """An activation alone is no module of Megatron-LM's, and attention alone is what selective means by itself."""
+    for names in (("activation",), ("up", "down"), ("attention",)):
+        with pytest.raises(CannotSay, match=r"plan\.recompute: "):
+            TARGETS["megatron"].to(request(recompute=SomeOperators(names)))
+
+
+def test_the_policy_of_a_module_recomputes_the_first_layers() -> None:
+    """Run what is written with a base of its own: of four blocks in each of two stages the first three are wrapped."""
+
+    @dataclass
+    class Every:
+        config: Any
+
+        def _wrap_block(self, module: str, *, base_fqn: str | None = None) -> str:
+            return f"again {module}"
+
+    @dataclass(kw_only=True)
+    class Config:
+        pass
+
+    Every.Config = Config  # type: ignore[attr-defined]
+    text = TARGETS["torchtitan"].to(request(**FIRST))
+    start, end = text.index("class FirstLayersAC"), text.index("def laid_out")
+    names: dict[str, Any] = {"FullAC": Every, "dataclass": dataclass, "__name__": __name__}
+    exec(text[start:end], names)
+    for _ in range(2):
+        policy = names["FirstLayersAC"](names["FirstLayersAC"].Config(layers=3))
+        assert [policy._wrap_block(block) for block in "abcd"] == ["again a", "again b", "again c", "d"]
 
 
 def _values(name: str, model: str = "gpt", **choice: Any) -> dict[str, Any]:

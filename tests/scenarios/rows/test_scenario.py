@@ -188,3 +188,37 @@ def test_techniques() -> None:
 )
 def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(framework: str, expected: str) -> None:
     assert scenario({"framework": framework}).problem.training.framework == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({"gradient_precision": "bf16"}, {"gradient_precision": "same"}),
+        ({"gradient_precision": "fp32"}, {"gradient_precision": "fp32"}),
+        ({"norm_kernel": "eager"}, {"composes_norms": True}),
+        ({"norm_kernel": "fused"}, {"composes_norms": False}),
+        ({"loss": "gathered"}, {"gathers_logits": True}),
+        ({"loss": "sharded"}, {"gathers_logits": False}),
+        ({"framework": "a trainer of our own"}, {"framework": "unknown"}),
+        ({"framework": "PyTorch FSDP"}, {"framework": "torch"}),
+    ],
+)
+def test_conventions_that_a_row_states_are_taken(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    training = scenario(fields).problem.training
+    assert {name: getattr(training, name) for name in changes} == changes
+
+
+def test_a_word_of_a_convention_that_is_not_known_is_told() -> None:
+    assumptions = scenario({"norm_kernel": "triton", "gradient_precision": "bf8"}).assumptions
+    assert any("norm_kernel 'triton' taken as fused" in line for line in assumptions)
+    assert any("gradient_precision 'bf8' not known" in line for line in assumptions)
+
+
+def test_gathered_logits_are_whole_on_every_tensor_rank() -> None:
+    change = {"framework": "a trainer", "tp": 8, "pp": 1, "dp": 1, "n_devices": 8, "devices_per_node": 8}
+    sharded, gathered = (scenario({**change, "loss": loss}) for loss in ("sharded", "gathered"))
+    cuts = [
+        next(dict(each.cuts) for each in value.chosen().shardings if each.operator.endswith(".cross_entropy"))
+        for value in (sharded, gathered)
+    ]
+    assert "vocab" in cuts[0] and "vocab" not in cuts[1]

@@ -1,10 +1,11 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 
 from simulator.engine import ENGINES, simulate, step_ticks
-from simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+from simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
 from simulator.units import TICKS_PER_SECOND
 from strategies.completion import complete
 from strategies.explanation.critical_path import ELSEWHERE, SHARING, critical_path
@@ -40,6 +41,20 @@ def test_a_path_of_two_ranks_by_hand() -> None:
     assert path.stretches() == [(0, 0, 5), (1, 5, 17)]
     # the send runs on rank 0's stream, as the first forward does: 3 + 2 ticks of another pipeline rank
     assert path.by_kind() == seconds(forward=4, backward=8) | {ELSEWHERE: 5 / TICKS_PER_SECOND}
+
+
+def test_of_pieces_beside_each_other_the_longer_one_is_on_the_path() -> None:
+    # a product of 5 ticks hides nothing of an exchange of 9 ticks where the path is the exchange; one of 9 hides all
+    # of it; where both take as long it is the one that computes
+    for product, expected in ((5, {"backward": 4, "tensor_communication": 9}), (9, {"backward": 13})):
+        pieces = (
+            Piece(TaskKind.BACKWARD, "inputs", 0, 4, StreamKind.COMPUTE),
+            Piece(TaskKind.TENSOR_COMMUNICATION, "sum", 4, 13, StreamKind.CONTEXT),
+            Piece(TaskKind.BACKWARD, "weights", 4, 4 + product, StreamKind.COMPUTE),
+        )
+        program = program_of(CLASSES, STREAMS, [Task(TaskKind.BACKWARD, (0,), 13)])
+        path = critical_path(replace(program, work=(Work(TaskKind.BACKWARD, 0, 13, pieces),)))
+        assert path.by_kind() == seconds(**expected)
 
 
 def test_of_equal_ways_the_path_stays_on_one_device() -> None:

@@ -3,8 +3,14 @@ from math import inf
 
 import pytest
 
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.explanation import ranking as module
 from strategies.explanation.machine_part import machine_parts
 from strategies.explanation.ranking import fits, fits_with, ranking
+from strategies.search.descent import known_layouts
+from strategies.search.driver import OutOfTime
+from strategies.search.space import neighbours
 
 from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
 
@@ -49,3 +55,33 @@ def test_questions_may_be_asked_while_another_is_answered() -> None:
     begun = [next(first)]
     whole = [trial.evaluation.step_time for trial in shared.ascending(lambda _: True)]
     assert [trial.evaluation.step_time for trial in (*begun, *first)] == whole == sorted(whole)
+
+
+def test_of_a_large_space_no_plan_one_decision_from_the_best_is_faster(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST_RANKED", 0)
+    ranked, costs = ranking(FAST, SPACE), SimulatedCost(FAST)
+    best = ranked.fastest_candidate(fits)
+    assert best is not None and not ranked.whole
+    assert ranked.among.plans == len({each.layout for each in ranked.candidates}) < ranked.among.space
+    assert ranked.among.space == len(RANKED_FAST.candidates)
+    near = [*known_layouts(FAST, SPACE), *neighbours(FAST, SPACE, best.layout)]
+    assert set(near) <= {each.layout for each in ranked.candidates}
+    times = [costs.evaluate(complete(FAST, layout)).step_time for layout in near]
+    assert costs.evaluate(ranked.plan(best)).step_time <= min(times)
+
+
+def test_the_clock_is_asked_before_every_plan_that_is_looked_at() -> None:
+    asked = 0
+
+    def left() -> float:
+        nonlocal asked
+        asked += 1
+        return 1.0 if asked <= 20 else 0.0
+
+    with pytest.raises(OutOfTime):
+        ranking(CRAMPED, SPACE, seconds=left)
+    asked = -len(RANKED.candidates)
+    ranked = ranking(CRAMPED, SPACE, seconds=left)
+    with pytest.raises(OutOfTime):
+        list(ranked.ascending(lambda _: True))
+    assert ranked.simulated < 20

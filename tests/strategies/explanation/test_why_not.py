@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from simulator.engine import simulate
@@ -7,7 +9,7 @@ from strategies.explanation.why_not import nearest, why_not
 from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.parallelism import Attention
-from strategies.search.space import Space
+from strategies.search.space import Space, layouts
 
 from .cases import CRAMPED, RANKED, brute_force
 
@@ -36,6 +38,22 @@ def test_what_lacks_is_told_to_the_byte() -> None:
     assert sum(size for _, size in found.lacking.held) == least
     assert found.nearest is not None and found.nearest.evaluation.fits
     assert found.nearest.plan.data == max(each.layout.data for each in RANKED.candidates if each.fits)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_is_left_open_stays_within_the_limits_of_the_space(zero: int) -> None:
+    asked, space = {"tensor": 2}, Space(zero=(zero,), microbatch=(1,), schedule=("gpipe", "1f1b"))
+    found = why_not(RANKED, BEST, LAYOUT, asked, space)
+    assert found.trial is not None
+    plan = found.trial.plan
+    assert (plan.tensor, plan.zero, plan.microbatch) == (2, zero, 1) and plan.schedule_name in space.schedule
+    assert found.legal == len(list(layouts(CRAMPED, replace(space, tensor=(2,)))))
+
+
+def test_limits_that_leave_nothing_of_what_is_asked_for_are_named_as_such() -> None:
+    found = why_not(RANKED, BEST, LAYOUT, {"tensor": 2}, Space(data=(8,)))
+    assert (found.legal, found.outside, found.broken, found.trial) == (0, True, (), None)
+    assert not why_not(RANKED, BEST, LAYOUT, {"tensor": 3}, Space(data=(8,))).outside  # no space has such plans
 
 
 def test_what_is_slower_is_told_by_kind_and_adds_up() -> None:

@@ -24,8 +24,13 @@ ROOM = 1e12
 
 
 def small_scenario(seed: int) -> tuple[Problem, Space]:
-    """Return a small transformer on a small cluster, and a space with the usual limits."""
+    """Return a small transformer on a small cluster, and the core of its space."""
     return next(_fitting(Random(seed), range(2, 400), _usual_limits))
+
+
+def usual_scenario(seed: int, plans: range = range(2, 400)) -> tuple[Problem, Space]:
+    """Return a small transformer on a small cluster, and its usual space of so many plans, within a few limits."""
+    return next(_fitting(Random(seed), plans, _few_limits))
 
 
 def wide_scenario(seed: int, plans: range = range(2, 400)) -> tuple[Problem, Space]:
@@ -89,7 +94,15 @@ def _cluster(draw: Random) -> Cluster:
 
 
 def _usual_limits(draw: Random) -> Space:
-    return Space(zero=draw.choice((None, (0, 1, 2, 3))))
+    return Space(core=True, zero=draw.choice((None, (0, 1, 2, 3))))
+
+
+def _few_limits(draw: Random) -> Space:
+    return Space(
+        microbatch=draw.choice((None, (1,))),
+        overlap_tensor=draw.choice((None, (False,))),
+        reshard_after_forward=draw.choice((None, (True,))),
+    )
 
 
 def _wide_limits(draw: Random) -> Space:

@@ -62,6 +62,7 @@ PROBLEMS = st.builds(
 
 SPACES = st.builds(
     Space,
+    core=st.just(True),
     data=st.none() | st.just((1, 2, 4)),
     tensor=st.none() | st.sets(st.integers(1, 6), min_size=1).map(tuple),
     pipeline=st.none() | st.just((1, 3, 4)),

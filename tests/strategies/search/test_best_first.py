@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -6,16 +7,19 @@ from hypothesis import strategies as st
 
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Evaluation
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search import BestFirst, Space, layouts, search
+from strategies.search.choices import offloadings
+from strategies.search.space import CORE
 
 from ...examples import LONG
-from .scenarios import small_scenario, wide_scenario
+from .scenarios import small_scenario, usual_scenario, wide_scenario
 from .small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem(nodes=1, devices_per_node=4)
-PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
+PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM, CORE))
 
 COSTS = st.builds(
     FakeCost,
@@ -33,7 +37,7 @@ def optimum(costs: FakeCost) -> float:
 @settings(max_examples=40, deadline=None)
 @given(costs=COSTS)
 def test_the_answer_is_that_of_brute_force_with_a_proof(costs: FakeCost) -> None:
-    result = search(BestFirst(), PROBLEM, costs=costs)
+    result = search(BestFirst(starts=False), PROBLEM, CORE, costs=costs)
     assert result.considered == len(PLANS)
     if result.best is None:
         assert not any(costs.fits(plan) for plan in PLANS)
@@ -46,7 +50,7 @@ def test_the_answer_is_that_of_brute_force_with_a_proof(costs: FakeCost) -> None
 @settings(max_examples=40, deadline=None)
 @given(costs=COSTS)
 def test_no_plan_is_evaluated_that_its_bound_or_its_memory_excludes(costs: FakeCost) -> None:
-    result = search(BestFirst(), PROBLEM, costs=costs)
+    result = search(BestFirst(starts=False), PROBLEM, CORE, costs=costs)
     best = optimum(costs)
     for trial in result.trials:
         assert costs.longest_paths([trial.plan])[0] <= best
@@ -65,14 +69,14 @@ def test_without_bounds_it_evaluates_all_that_fits() -> None:
             return [0.0] * len(plans)
 
     costs = Boundless(capacity=0.5)
-    result = search(BestFirst(), PROBLEM, costs=costs)
+    result = search(BestFirst(starts=False), PROBLEM, CORE, costs=costs)
     assert {trial.plan for trial in result.trials} == {plan for plan in PLANS if costs.fits(plan)}
 
 
 @settings(max_examples=40, deadline=None)
 @given(costs=COSTS, budget=st.integers(1, 6))
 def test_a_budget_that_ends_it_early_leaves_a_valid_gap(costs: FakeCost, budget: int) -> None:
-    result = search(BestFirst(), PROBLEM, costs=costs, budget=budget)
+    result = search(BestFirst(starts=False), PROBLEM, CORE, costs=costs, budget=budget)
     if result.best is None:
         return
     best, evaluated = result.best.evaluation.step_time, {trial.plan for trial in result.trials}
@@ -91,7 +95,9 @@ def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
             return bounds.setdefault(plan, super().bound(plan))
 
     seconds = iter(range(10**6))
-    result = search(BestFirst(), PROBLEM, costs=Recording(), seconds=150, clock=lambda: float(next(seconds)))
+    result = search(
+        BestFirst(starts=False), PROBLEM, CORE, costs=Recording(), seconds=150, clock=lambda: float(next(seconds))
+    )
     assert 10 < len(bounds) < len(PLANS)
     assert [trial.plan for trial in result.trials] == [min(bounds, key=bounds.__getitem__)]
     assert (result.lower_bound, result.gap) == (None, None)
@@ -99,13 +105,22 @@ def test_time_that_ends_among_the_bounds_leaves_a_plan_and_no_proof() -> None:
 
 def has_the_answer_of_simulating_every_plan(problem: Problem, space: Space) -> None:
     costs = SimulatedCost(problem)
-    every = [costs.evaluate(complete(problem, layout)) for layout in layouts(problem, space)]
-    result = search(BestFirst(), problem, space)
-    assert result.considered == len(every)
-    if result.best is None:
-        assert not any(each.fits for each in every)
+
+    def simulated(among: Space) -> list[Evaluation]:
+        return [costs.evaluate(complete(problem, layout)) for layout in layouts(problem, among)]
+
+    every = simulated(space)
+    if not any(evaluation.fits for evaluation in every) and space.offload is None and not (space.core or space.wide):
+        space = replace(space, offload=offloadings())  # what an engineer turns to then
+        every = simulated(space)
+    result = search(BestFirst(starts=False), problem, space)
+    assert result.scope is not None and result.scope.plans == len(every) <= result.considered
+    if result.best is None:  # then known plans were looked at too, for the one that needs the least memory
+        assert not any(evaluation.fits for evaluation in every)
     else:
-        assert result.best.evaluation.step_time == result.lower_bound == min(each.step_time for each in every)
+        assert result.considered == len(every)
+        least = min(evaluation.step_time for evaluation in every)
+        assert result.best.evaluation.step_time == result.lower_bound == least
         assert result.best.evaluation == SimulatedCost(problem).evaluate(result.best.plan)
         assert result.gap == 0.0
 
@@ -116,8 +131,20 @@ def test_the_answer_is_that_of_simulating_every_plan(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60 if LONG else 16))
+def test_the_answer_of_the_usual_space_is_that_of_simulating_every_plan(seed: int) -> None:
+    has_the_answer_of_simulating_every_plan(*usual_scenario(seed, range(1_000, 20_001) if LONG else range(2, 400)))
+
+
+@pytest.mark.parametrize("seed", range(60 if LONG else 16))
 def test_the_answer_of_a_wide_space_is_that_of_simulating_every_plan(seed: int) -> None:
     has_the_answer_of_simulating_every_plan(*wide_scenario(seed, range(1_000, 20_001) if LONG else range(2, 400)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_the_answer_of_thousands_of_plans_is_that_of_simulating_each(seed: int) -> None:
+    # 6 problems of at least 3,400 plans: 20,400 and more
+    has_the_answer_of_simulating_every_plan(*usual_scenario(seed, range(3_400, 6_000)))
 
 
 def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_one() -> None:
@@ -130,6 +157,6 @@ def test_an_interruption_while_plans_are_only_looked_at_keeps_the_best_bounded_o
                 raise KeyboardInterrupt
             return super().bound(plan)
 
-    result = search(BestFirst(), PROBLEM, costs=Impatient())
+    result = search(BestFirst(starts=False), PROBLEM, CORE, costs=Impatient())
     assert result.interrupted and result.evaluations == 1 and result.gap is None
     assert result.best is not None

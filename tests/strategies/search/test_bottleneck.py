@@ -47,7 +47,7 @@ def test_what_takes_most_is_relieved_first(most: Resource, relieves: Callable[[P
 @pytest.mark.parametrize("seed", range(4))
 def test_what_cannot_be_faster_than_the_best_is_not_evaluated(seed: int) -> None:
     costs = FakeCost(seed=seed, tight=0.5)
-    trials = search(Bottleneck(), small_problem(layers=8, global_batch=16), costs=costs).trials
+    trials = search(Bottleneck(), small_problem(layers=8, global_batch=16), Space(core=True), costs=costs).trials
     assert len(trials) > 2
     best = trials[0].evaluation.step_time
     for trial in trials[1:]:

@@ -5,18 +5,20 @@ from strategies.search import BreadthFirst, Space, layouts, neighbours, search
 from .small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem()
-SPACE = Space(zero=(0,))
+SPACE = Space(core=True, zero=(0,))
 LAYOUTS = {complete(PROBLEM, layout): layout for layout in layouts(PROBLEM, SPACE)}
 
 
 def rewrites_from(start: Layout, costs: FakeCost) -> dict[Layout, int]:
     """Return how many rewrites each layout that fits is away, over layouts that fit, by relaxation of every edge."""
     fits = {layout for plan, layout in LAYOUTS.items() if costs.fits(plan)}
-    away = {start: 0}
-    for _ in fits:
-        for layout in tuple(away):
-            for after in fits.intersection(neighbours(PROBLEM, SPACE, layout)):
-                away[after] = min(away.get(after, len(fits)), away[layout] + 1)
+    near = {layout: fits.intersection(neighbours(PROBLEM, SPACE, layout)) for layout in fits}
+    away, before = {start: 0}, dict[Layout, int]()
+    while away != before:
+        before = dict(away)
+        for layout, rewrites in before.items():
+            for after in near[layout]:
+                away[after] = min(away.get(after, len(fits)), rewrites + 1)
     return away
 
 

@@ -104,7 +104,7 @@ def test_an_interrupted_solver_gives_its_incumbent_and_ends_the_search(tied: boo
 
     class Stopped(IntegerProgramming):
         def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-            return operator_search(problem, space, stopped)
+            return operator_search(problem, space, costs, stopped)
 
     result = search(Stopped(), tight(0.9, tied=tied), Space(microbatch=(64,)))
     assert result.interrupted

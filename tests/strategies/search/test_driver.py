@@ -4,17 +4,25 @@ from typing import ClassVar
 
 import pytest
 
+from simulator.deadline import check_deadline
 from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
 from strategies.problem import Problem
+from strategies.recomputation import Recompute
 from strategies.search import Progress, Proof, SearchResult, Space, layouts, search
-from strategies.search.driver import MAX_REPEATS
+from strategies.search.descent import known_layouts
+from strategies.search.driver import BUDGET, FINISHED, MAX_REPEATS, NEAREST_SECONDS, OUT_OF_TIME, OutOfTime
+from strategies.search.space import CORE, EVERYTHING
 
+from ..problems import problem
 from .small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem()
 PLANS = tuple(complete(PROBLEM, layout) for layout in layouts(PROBLEM))
+FRUGAL = tuple(plan for plan in PLANS if plan.microbatch == 1 and plan.recompute is Recompute.FULL)
+"""The plans among which the one with the least memory is looked for."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,42 @@ def test_no_plan_is_evaluated_after_the_time_is_up() -> None:
     assert run(PLANS[:20], (2.0,), seconds=0.1, clock=ticking()).evaluations == 1  # never nothing at all
 
 
+def test_a_search_says_how_it_ended() -> None:
+    times = tuple(range(2, 22))
+    assert run(PLANS[:3], times).end == FINISHED
+    assert run(PLANS[:20], times, budget=3).end == BUDGET
+    assert run(PLANS[:3], times, budget=3).end == FINISHED  # it had no more to propose
+    assert run(PLANS[:20], times, seconds=6, clock=ticking()).end == OUT_OF_TIME
+
+
+def looking(costs: FakeCost, seconds: float) -> SearchResult:
+    """Return what an algorithm finds that looks at plans for ever, and gives up without a proposal."""
+
+    class Looking(Scripted):
+        def propose(self, problem: Problem, space: Space, costs: FakeCost) -> Generator[Plan, Evaluation, None]:
+            try:
+                while True:
+                    costs.fits(PLANS[0])
+            except OutOfTime:
+                return
+            yield PLANS[0]
+
+    return search(Looking(()), PROBLEM, costs=costs, seconds=seconds, clock=ticking())  # type: ignore[arg-type]
+
+
+def test_time_that_runs_out_before_a_plan_was_found_is_no_empty_space() -> None:
+    result = looking(FakeCost(capacity=-1.0), 5)
+    assert (result.end, result.best) == (OUT_OF_TIME, None)
+    assert result.nearest is not None and not result.nearest.evaluation.fits
+    assert result.wall_time <= 5 + NEAREST_SECONDS + 6  # the clock goes on by 1 s whenever it is looked at
+
+
+def test_where_time_runs_out_a_plan_that_fits_is_still_found() -> None:
+    result = looking(FakeCost(), 5)
+    assert result.end == OUT_OF_TIME
+    assert result.best is not None and result.best.evaluation.fits
+
+
 def test_costs_tell_an_algorithm_that_the_time_is_up() -> None:
     class Endless(Scripted):
         def propose(self, problem: Problem, space: Space, costs: FakeCost) -> Generator[Plan, Evaluation, None]:
@@ -186,8 +230,18 @@ def test_where_nothing_fits_the_nearest_is_the_plan_with_the_least_memory() -> N
     assert result.best is None
     assert result.gap is None
     assert result.nearest is not None
-    assert result.nearest.plan == min(PLANS, key=costs.peak_memory)
-    assert result.nearest.evaluation == Evaluation(float("inf"), min(map(costs.peak_memory, PLANS)), False)
+    known = [complete(PROBLEM, layout) for layout in known_layouts(PROBLEM, EVERYTHING)]
+    least = min([*known, *FRUGAL], key=costs.peak_memory)
+    assert result.nearest.plan == least
+    assert result.nearest.evaluation == Evaluation(float("inf"), costs.peak_memory(least), False)
+
+
+def test_the_nearest_by_simulation_is_among_those_of_the_smallest_microbatch_and_most_recompute() -> None:
+    decoder = problem(devices=4, layers=4, batch=8)
+    costs, found = SimulatedCost(decoder), [complete(decoder, layout) for layout in layouts(decoder, CORE)]
+    frugal = [plan for plan in found if plan.microbatch == 1 and plan.recompute is Recompute.FULL]
+    assert len(frugal) < len(found) / 4
+    assert min(map(costs.peak_memory, frugal)) == min(map(costs.peak_memory, found))
 
 
 def test_the_nearest_is_looked_for_only_while_there_is_time() -> None:
@@ -195,7 +249,30 @@ def test_the_nearest_is_looked_for_only_while_there_is_time() -> None:
     result = search(Scripted(()), PROBLEM, costs=costs, seconds=8, clock=ticking())
     assert result.nearest is not None
     assert 1 < result.considered < 8
-    assert result.nearest.plan == min(PLANS[: result.considered], key=costs.peak_memory)
+    known = [complete(PROBLEM, layout) for layout in known_layouts(PROBLEM, EVERYTHING)]
+    assert result.nearest.plan == min(dict.fromkeys([*known, *FRUGAL][: result.considered]), key=costs.peak_memory)
+
+
+@dataclass
+class Endless(FakeCost):
+    """Simulations of plans of many passes that take until somebody ends them."""
+
+    passes: int = 0
+
+    def evaluate(self, plan: Plan) -> Evaluation:
+        while plan.num_microbatches * len(plan.stages) > self.passes:
+            check_deadline()
+        return super().evaluate(plan)
+
+
+def test_a_simulation_that_takes_too_long_is_ended_and_the_plan_simulated_soonest_is_the_answer() -> None:
+    known = [complete(PROBLEM, layout) for layout in known_layouts(PROBLEM, EVERYTHING)]
+    fewest = min(plan.num_microbatches * len(plan.stages) for plan in known)
+    longest = max(PLANS, key=lambda plan: plan.num_microbatches * len(plan.stages))
+    result = search(Scripted((longest,)), PROBLEM, costs=Endless(passes=fewest), seconds=5, clock=ticking())
+    assert result.end == OUT_OF_TIME
+    assert result.best is not None and result.trials == (result.best,)
+    assert result.best.plan.num_microbatches * len(result.best.plan.stages) == fewest
 
 
 def test_an_empty_space_is_a_result() -> None:

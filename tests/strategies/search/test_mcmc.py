@@ -13,7 +13,7 @@ from strategies.search.mcmc import _Place
 from .small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem()
-SPACE = Space(recompute=("none",), zero=(0,))  # type: ignore[arg-type]
+SPACE = Space(core=True, recompute=("none",), zero=(0,))  # type: ignore[arg-type]
 LAYOUT = {complete(PROBLEM, layout): layout for layout in layouts(PROBLEM)}
 
 

@@ -79,8 +79,8 @@ def test_megatrons_columns_and_rows_are_found(name: str) -> None:
     between = ("input_norm", "attention_residual", "feed_forward_norm", "feed_forward_residual")
     assert {found[f"layers.{each}"] for each in between} in ({tokens}, {()})
     assert (found["head.logits"], found["head.cross_entropy"]) == (("vocab",), ("vocab",))
-    # and no layout of the whole network that a person may name is faster on one pipeline stage
-    by_hand = search(BestFirst(), on_node("gpt3-1.3b", 1), Space(pipeline=(1,)))
+    # and no layout of the whole network is faster on one stage that overlaps no more than they do
+    by_hand = search(BestFirst(starts=False), on_node("gpt3-1.3b", 1), Space(core=True, pipeline=(1,)))
     assert by_hand.best is not None
     assert result.best.evaluation.step_time <= by_hand.best.evaluation.step_time
 

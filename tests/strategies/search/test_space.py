@@ -12,6 +12,7 @@ from strategies.layout_rules import violations
 from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.search import Space, layouts, neighbours
+from strategies.search.space import CORE
 
 from ..problems import problem as transformer
 from .small_problems import PROBLEMS, SPACES, small_problem
@@ -22,7 +23,7 @@ def naive(problem: Problem, space: Space) -> set[Layout]:
     devices, layers = problem.cluster.num_devices, problem.graph.blocks[0].repeat
     result = set()
     for data, tensor, pipeline in product(range(1, devices + 1), repeat=3):
-        if data * tensor * pipeline != devices:
+        if data * tensor * pipeline != devices or pipeline > layers:  # a space has no more ranks than layers
             continue
         for microbatch, (schedule, chunks) in product(
             range(1, problem.training.global_batch + 1),
@@ -42,7 +43,7 @@ def naively_admitted(problem: Problem, space: Space, layout: Layout) -> bool:
     limits = {
         field.name: getattr(space, field.name)
         for field in fields(space)
-        if field.name not in ("pin", "wide", "devices")
+        if field.name not in ("pin", "wide", "core", "accepts", "starts", "devices")
     }
     if any(limit is not None and getattr(layout, name) not in limit for name, limit in limits.items()):
         return False
@@ -72,37 +73,37 @@ def test_two_devices_by_hand() -> None:
     # pipeline 2: (2 schedules of 2 microbatches of 1, GPipe of 1 microbatch of 2; a rank has 1 layer, hence no
     # chunks) x 1 x 1 x 3 = 9
     problem = small_problem(nodes=1, devices_per_node=2, layers=2, global_batch=2)
-    found = Counter((layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem))
+    found = Counter((layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem, CORE))
     assert found == {(2, 1, 1): 6, (1, 2, 1): 12, (1, 1, 2): 9}
 
 
 def test_rows_of_a_grid_are_in_the_space_where_it_names_them() -> None:
     problem = transformer(devices=4, layers=4, batch=4)
-    usual = list(layouts(problem))
-    grids = [layout for layout in layouts(problem, Space(tensor_rows=(1, 2, 4))) if layout.tensor_rows > 1]
+    usual = list(layouts(problem, CORE))
+    grids = [layout for layout in layouts(problem, Space(core=True, tensor_rows=(1, 2, 4))) if layout.tensor_rows > 1]
     assert {layout.tensor_rows for layout in usual} == {1}
     assert {(layout.tensor_rows, layout.tensor) for layout in grids} == {(2, 1), (2, 2), (4, 1)}
     assert not any(layout.microbatch % layout.tensor_rows or layout.sequence_parallel for layout in grids)
     assert not any(list(violations(problem, layout)) for layout in grids)
-    everywhere = set(layouts(problem, Space(tensor_rows=(1, 2, 4))))
+    everywhere = set(layouts(problem, Space(core=True, tensor_rows=(1, 2, 4))))
     reached, frontier = set(), usual[:1]
     while frontier:
         layout = frontier.pop()
         if layout not in reached:
             reached.add(layout)
-            frontier += neighbours(problem, Space(tensor_rows=(1, 2, 4)), layout)
+            frontier += neighbours(problem, Space(core=True, tensor_rows=(1, 2, 4)), layout)
     assert reached == everywhere == set(usual) | set(grids)
 
 
 def test_degrees_are_not_only_powers_of_two() -> None:
     problem = small_problem(nodes=1, devices_per_node=6, heads=3, ffn=9, layers=5, global_batch=6)
-    degrees = {(layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem)}
+    degrees = {(layout.data, layout.tensor, layout.pipeline) for layout in layouts(problem, CORE)}
     assert degrees == {(6, 1, 1), (3, 1, 2), (2, 1, 3), (2, 3, 1), (1, 3, 2)}  # pipeline 6 > 5 layers
 
 
 def test_a_thousand_devices_have_thousands_of_layouts() -> None:
     problem = small_problem(128, 8, layers=96, heads=96, ffn=49152, sequence=2048, global_batch=1536)
-    found = list(layouts(problem))
+    found = list(layouts(problem, CORE))
     assert len(found) == len(set(found)) > 8000
     for layout in found[::100]:
         complete(problem, layout)
@@ -110,11 +111,12 @@ def test_a_thousand_devices_have_thousands_of_layouts() -> None:
 
 def test_a_limit_may_name_what_the_default_leaves_out() -> None:
     problem = small_problem(nodes=1, devices_per_node=2, layers=5, global_batch=12)
-    assert 3 not in {layout.microbatch for layout in layouts(problem)}
-    assert {layout.microbatch for layout in layouts(problem, Space(microbatch=(3, 5)))} == {3}
-    assert "interleaved" not in {layout.schedule for layout in layouts(problem)}  # 2 ranks do not divide 5 layers
-    uneven = list(layouts(problem, Space(chunks=(2, 3), schedule=("interleaved",))))
-    assert {(layout.chunks, layout.stages) for layout in uneven} == {(2, "balanced")}  # 2 * 3 stages > 5 layers
+    assert 3 not in {layout.microbatch for layout in layouts(problem, CORE)}
+    assert {layout.microbatch for layout in layouts(problem, Space(core=True, microbatch=(3, 5)))} == {3}
+    assert "interleaved" not in {layout.schedule for layout in layouts(problem, CORE)}  # 2 ranks do not divide 5 layers
+    uneven = list(layouts(problem, Space(core=True, chunks=(2, 3, 4), schedule=("interleaved",))))
+    # 2 * 3 stages: one a layer and one for the head; 2 * 4 are more than there are blocks for
+    assert {(layout.chunks, layout.stages) for layout in uneven} == {(2, "balanced"), (3, "balanced")}
 
 
 @pytest.mark.parametrize(
@@ -152,11 +154,11 @@ def test_neighbours_are_symmetric_and_of_the_space(problem: Problem, space: Spac
 @settings(max_examples=30, deadline=None)
 @given(problem=PROBLEMS, data=st.data())
 def test_neighbours_are_exactly_one_decision_apart(problem: Problem, data: st.DataObject) -> None:
-    everywhere = list(layouts(problem))
+    everywhere = list(layouts(problem, CORE))
     if not everywhere:
         return
     layout = data.draw(st.sampled_from(everywhere))
-    assert set(neighbours(problem, Space(), layout)) == {o for o in everywhere if decisions_apart(layout, o) == 1}
+    assert set(neighbours(problem, CORE, layout)) == {o for o in everywhere if decisions_apart(layout, o) == 1}
 
 
 def decisions_apart(one: Layout, other: Layout) -> int:
@@ -172,12 +174,12 @@ def decisions_apart(one: Layout, other: Layout) -> int:
 
 def test_a_walk_over_neighbours_reaches_the_whole_space() -> None:
     problem = small_problem(nodes=2, devices_per_node=6, heads=12, ffn=12, layers=8, global_batch=12)
-    everywhere = set(layouts(problem))
-    reached, frontier = set(), [next(layouts(problem))]
+    everywhere = set(layouts(problem, CORE))
+    reached, frontier = set(), [next(layouts(problem, CORE))]
     while frontier:
         layout = frontier.pop()
         if layout not in reached:
             reached.add(layout)
-            frontier += neighbours(problem, Space(), layout)
+            frontier += neighbours(problem, CORE, layout)
     assert reached == everywhere
     assert len(everywhere) > 500

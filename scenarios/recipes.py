@@ -1,0 +1,329 @@
+"""Published training recipes: what others ran on their machines, as scenarios, and their plans carried over to others.
+
+The table is ``recipes.json``: facts and figures of papers, repositories and vendors' tables, one record a recipe, with
+the document that states each. It is checked as a scenario file is.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from scenarios.checking import check
+from scenarios.errors import Fault, ScenarioError
+from scenarios.fields import Size, Table, Text, Time
+from scenarios.library import root
+from scenarios.loader import layout_in, rule_violations, scenario_in
+from scenarios.model_schema import ModelTable
+from scenarios.reader import Data, Document, parse
+from scenarios.scenario import Measured, Scenario
+from scenarios.schema import AnyCluster, PlanTable, TrainingTable
+from simulator import strict_json
+from simulator.operator_graph import OperatorKind
+from strategies.layout import Layout
+from strategies.mesh import AXES
+from strategies.parallelism import EXPERTS, Attention
+from strategies.partition import num_layers
+from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from strategies.schedule import SCHEDULES
+
+FILE = "recipes.json"
+
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+_OF_SCENARIO = ("name", "model", "training", "cluster", "plan")
+
+
+class SourceTable(Table):
+    """Who published a recipe, and where it stands."""
+
+    publisher: Text
+    document: Text = Field(description="A paper, or a repository and the path of a file in it.")
+    version: Text = Field(description="The commit, release or date of the document.")
+    locator: Text = Field(description="The table, row, line or key that states it.")
+
+
+class PublishedTable(Table):
+    """What the publisher measured; one of the two ways to say a step's time."""
+
+    step_time: Time | None = None
+    tokens_per_second: Rate | None = Field(default=None, description="Of one device.")
+    peak_memory: Size | None = Field(default=None, description="Of the fullest device.")
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if (self.step_time is None) == (self.tokens_per_second is None):
+            raise ValueError("holds one of step_time and tokens_per_second")
+        return self
+
+
+class RecipeTable(Table):
+    """One published recipe."""
+
+    name: Text
+    source: SourceTable
+    framework: Text = Field(description="What the publisher ran.")
+    model: ModelTable
+    training: TrainingTable
+    cluster: AnyCluster
+    device_memory: Size | None = Field(default=None, description="Of a device, where the preset's have another.")
+    plan: PlanTable
+    ran: bool = Field(description="Whether the publisher says that it ran.")
+    out_of_memory: bool = Field(default=False, description="Whether the publisher says that memory did not do.")
+    measured: PublishedTable | None = None
+    notes: Annotated[list[Text], Field(max_length=16)] = Field(
+        default=[], description="What the publisher leaves open or does otherwise, and what stands for it here."
+    )
+
+    @model_validator(mode="after")
+    def _one_outcome(self) -> Self:
+        if self.ran and self.out_of_memory:
+            raise ValueError("ran: a recipe that ran is not out_of_memory, met both")
+        if self.measured is not None and not self.ran:
+            raise ValueError("measured: only what ran was measured, met ran: false")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who published a recipe, and where it stands: a document of some version, and a place in it."""
+
+    publisher: str
+    document: str
+    version: str
+    locator: str
+
+    def __str__(self) -> str:
+        return f"{self.publisher}, {self.document} ({self.version}), {self.locator}"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publisher measured: seconds a step or tokens a second of one device, and bytes of the fullest device."""
+
+    step_time: float | None
+    tokens_per_second: float | None
+    peak_memory: float | None
+
+    def seconds(self, problem: Problem) -> float:
+        """Return the seconds of one step of ``problem``, whose tokens are counted where a rate was published."""
+        if self.step_time is not None:
+            return self.step_time
+        assert self.tokens_per_second is not None  # the table holds one of the two
+        tokens = problem.training.global_batch * problem.training.sequence
+        return tokens / (self.tokens_per_second * problem.cluster.num_devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A published recipe.
+
+    Parameters
+    ----------
+    framework
+        What the publisher ran, in the publisher's word.
+    layout
+        Its plan.
+    ran, out_of_memory
+        What the publisher says of it; neither where only the configuration is published.
+    measured
+        What the publisher measured, where it is published.
+    notes
+        What the publisher leaves open or does otherwise, and what stands for it here.
+    position
+        Of the record in the table, from 0.
+    """
+
+    name: str
+    source: Source
+    framework: str
+    layout: Layout
+    ran: bool
+    out_of_memory: bool
+    measured: Published | None
+    notes: tuple[str, ...]
+    device_memory: float | None
+    position: int
+
+    def scenario(self) -> Scenario:
+        """Return the recipe as a scenario with its own plan.
+
+        Raises
+        ------
+        ScenarioError
+            Where anything in the record is wrong; it lists everything, with file, line and column.
+        """
+        try:
+            found = scenario_in(self._document())
+        except ScenarioError:
+            found = scenario_in(self._document(placed=True))
+        problem = found.problem
+        if self.device_memory is not None:
+            memory = self.device_memory
+            sized = problem.cluster.with_accelerators(lambda each: replace(each, memory=memory))
+            problem = replace(problem, cluster=sized)
+        measured = Measured(self.measured.seconds(problem), str(self.source)) if self.measured is not None else None
+        return replace(found, problem=problem, measured=measured, assumptions=(*found.assumptions, *self.notes))
+
+    def record(self) -> bytes:
+        """Return the recipe as it stands in the table, in one form."""
+        return json.dumps(_records()[self.position], sort_keys=True).encode()
+
+    def _document(self, *, placed: bool = False) -> Document:
+        """Return the part of the record that is a scenario; with the place of every field, which takes its time."""
+        whole = _placed() if placed else Document(FILE, _records())
+        places = {path[1:]: place for path, place in whole.places.items() if path[:1] == (self.position,)}
+        record = whole.data[self.position]
+        return Document(whole.file, {name: record[name] for name in _OF_SCENARIO if name in record}, places)
+
+
+@lru_cache(maxsize=1)
+def recipes() -> tuple[Recipe, ...]:
+    """Return every published recipe, in the order of the table.
+
+    Raises
+    ------
+    ScenarioError
+        Where a record is not what the table holds; it lists everything, with file, line and column.
+    """
+    return recipes_in(_records(), _placed)
+
+
+def recipes_in(records: Data, placed: Callable[[], Document]) -> tuple[Recipe, ...]:
+    """Return the recipes of a list of records; ``placed`` returns the document with the places of their fields."""
+    found: list[Recipe] = []
+    for position, record in enumerate(records):
+        table, faults = check(RecipeTable, Document(FILE, record))
+        if table is None:
+            raise ScenarioError(tuple(_faults(placed())) or tuple(faults))
+        found.append(_recipe(table, position))
+    names = [recipe.name for recipe in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ScenarioError((Fault(FILE, 0, 0, "name", f"every recipe has a name of its own, met {twice} twice"),))
+    return tuple(found)
+
+
+def _faults(document: Document) -> list[Fault]:
+    """Return everything that is wrong with the records of a document whose places are known."""
+    found: list[Fault] = []
+    for position, record in enumerate(document.data):
+        places = {path[1:]: place for path, place in document.places.items() if path[:1] == (position,)}
+        found += check(RecipeTable, Document(document.file, record, places))[1]
+    return found
+
+
+def _content() -> bytes:
+    return (root() / FILE).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _records() -> Data:
+    """Return the records of the table, read as plain JSON: places are looked up only where something is wrong."""
+    return strict_json.parse(_content())
+
+
+def _placed() -> Document:
+    return parse(_content(), FILE)
+
+
+def _recipe(table: RecipeTable, position: int) -> Recipe:
+    measured = Published(**table.measured.model_dump()) if table.measured else None
+    return Recipe(
+        name=table.name,
+        source=Source(**table.source.model_dump()),
+        framework=table.framework,
+        layout=layout_in(table.plan),
+        ran=table.ran,
+        out_of_memory=table.out_of_memory,
+        measured=measured,
+        notes=tuple(table.notes),
+        device_memory=table.device_memory,
+        position=position,
+    )
+
+
+def recipe_layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
+    """Return the plans of all recipes that ``problem`` can have, each once, by the name of the first that has it.
+
+    Degrees and choices are the recipe's; data ranks take the devices that are left, layers are divided anew where
+    there are other ones, and what the model or the batch cannot have is the nearest that it can. No plan is simulated.
+    """
+    found: dict[Layout, str] = {}
+    for recipe in recipes():
+        layout = carried_over(problem, recipe.layout)
+        if layout is not None and layout not in found and not rule_violations(problem, layout):
+            found[layout] = recipe.name
+    return tuple((name, layout) for layout, name in found.items())
+
+
+def carried_over(problem: Problem, layout: Layout) -> Layout | None:
+    """Return a layout of another problem as one of ``problem``; None where its degrees do not divide the devices.
+
+    The result may still break rules of ``problem``.
+    """
+    devices = len(problem.cluster.free_devices)
+    others = layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    if devices % others:
+        return None
+    data = devices // others
+    expert = gcd(layout.expert, _experts(problem), data)
+    shards = layout.zero_shards
+    own = problem.training.global_batch // data
+    wanted = layout.microbatch if isinstance(layout.microbatch, int) else min(layout.microbatch)
+    moved = replace(
+        layout,
+        data=data,
+        expert=expert,
+        microbatch=gcd(own, wanted) if own and problem.training.global_batch % data == 0 else wanted,
+        zero_shards=shards if 1 < shards < data and data % shards == 0 and shards % expert == 0 else 0,
+        placement=(),
+        order=layout.order if set(layout.order) == set(AXES) else AXES,
+    )
+    return _with_attention(problem, _with_layers(problem, moved))
+
+
+def _with_layers(problem: Problem, layout: Layout) -> Layout:
+    """Return the layout with stages and recomputation for the layers of ``problem``."""
+    layers = num_layers(problem.graph)
+    if layout.pipeline * layout.chunks > layers:
+        layout = replace(layout, chunks=1, schedule=_plain(layout.schedule))
+    stages = layout.pipeline * layout.chunks
+    if not isinstance(layout.stages, tuple) or len(layout.stages) != stages or sum(layout.stages) != layers:
+        layout = replace(layout, stages="balanced" if layers % stages else "even")
+    recompute = layout.recompute
+    if isinstance(recompute, FirstLayers) and recompute.layers >= layers // stages:
+        recompute = recompute.layer
+    if isinstance(recompute, PerStage) and len(recompute.stages) != stages:
+        recompute = Recompute.FULL
+    if isinstance(recompute, SomeOperators):
+        names = {each.name for block in problem.graph.blocks if block.layer for each in block.operators}
+        known = tuple(name for name in recompute.names if name in names)
+        recompute = SomeOperators(known) if known else Recompute.NONE
+    return replace(layout, recompute=recompute)
+
+
+def _plain(schedule: str) -> str:
+    """Return a schedule without chunks in the place of one that has them."""
+    rule = SCHEDULES.get(schedule)
+    return schedule if rule is not None and rule.chunks[1] == 1 else "1f1b"
+
+
+def _with_attention(problem: Problem, layout: Layout) -> Layout:
+    """Return the layout with attention over context ranks that the model's kernels have."""
+    kinds = {operator.kind for block in problem.graph.blocks for operator in block.operators}
+    if layout.context > 1 and layout.attention is Attention.RING and OperatorKind.SOFTMAX in kinds:
+        return replace(layout, attention=Attention.ALL_GATHER)
+    return layout
+
+
+def _experts(problem: Problem) -> int:
+    """Return how many experts a layer has: 1 where the model has none."""
+    dims = (
+        size for block in problem.graph.blocks for each in block.operators for dim, size in each.dims if dim == EXPERTS
+    )
+    return gcd(*dims) or 1

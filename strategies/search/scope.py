@@ -1,0 +1,110 @@
+"""What a space holds in words, and what it leaves out: a proof is worth what it is a proof of."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+
+from strategies.layout import Layout
+from strategies.problem import Problem
+from strategies.recomputation import FirstLayers, OfStage
+from strategies.schedule import SCHEDULES
+from strategies.search.choices import Choices
+from strategies.search.space import Space, choices_of
+
+_AXES = ("data", "tensor", "pipeline", "context", "expert", "tensor_rows")
+
+_LEFT_OUT = {
+    "tensor_rows": "2-D tensor parallelism",
+    "devices": "idle devices",
+    "attention": "context parallelism by all-to-all or gathered keys",
+    "offload": "offload",
+    "order": "other orders of axes",
+    "stages": "stages of other sizes but near the best plan",
+}
+"""What a field that has no limit leaves out of a space."""
+
+_CLOSED = frozenset({"tensor_rows", "order", "stages"})
+"""Those of them that a wide space leaves out too."""
+
+_ALWAYS_LEFT_OUT = ("single operators sharded apart", "recompute that differs by stage but near the best plan")
+"""What no space of layouts has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a proof about a space covers.
+
+    Parameters
+    ----------
+    plans
+        Legal plans, those that do not fit included.
+    tried, left_out
+        What they choose among, and what people may choose besides, in words.
+    """
+
+    plans: int
+    tried: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.plans:,} plans: {'; '.join(self.tried)}; not tried: {', '.join(self.left_out)}"
+
+
+def scope_of(problem: Problem, space: Space) -> Scope:
+    """Return what a proof about the plans of a space covers."""
+    choices = choices_of(problem, space)
+    families = tuple(choices.families())
+    plans = sum(map(choices.count, families))
+    return Scope(plans, tuple(_tried(choices, families)), tuple(_left_out(problem, space)))
+
+
+def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
+    axes = [axis for axis in _AXES if any(getattr(family, axis) > 1 for family in families)]
+    yield " x ".join(axes) or "one device"
+    sizes = sorted({family.microbatch for family in families if isinstance(family.microbatch, int)})
+    if sizes:
+        yield f"microbatches of {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
+    names = {scheduled.name for family in families if family.pipeline > 1 for scheduled in choices.schedules(family)}
+    if names:
+        yield ", ".join(name for name in SCHEDULES if name in names)
+    representatives = {(family.pipeline > 1, family.tensor > 1, family.data > 1): family for family in families}
+    groups = [group for family in representatives.values() for group in choices.groups(family)]
+    zeros = sorted({state.zero for group in groups for state in group.states})
+    shards = any(family.zero_shards for family in families)
+    if zeros != [0]:
+        yield f"ZeRO {_listed(zeros)}" + (" over all or a node" if shards else "")
+    yield f"recompute {', '.join(_recomputes(choice.recompute for group in groups for choice in group.passes))}"
+    if len({choice.overlap_tensor for group in groups for choice in group.passes}) > 1:
+        yield "tensor communication beside products or not"
+    if any(state.offload for group in groups for state in group.states):
+        yield "offload of optimizer states"
+
+
+def _recomputes(values: Iterable[OfStage]) -> dict[str, None]:
+    return dict.fromkeys("some layers" if isinstance(value, FirstLayers) else str(value) for value in values)
+
+
+def _listed(numbers: list[int]) -> str:
+    """Return rising numbers in words.
+
+    >>> _listed([0, 1, 2, 3]), _listed([1, 3])
+    ('0 to 3', '1 and 3')
+    """
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return " and ".join(map(str, numbers))
+
+
+def _left_out(problem: Problem, space: Space) -> Iterator[str]:
+    limits = [field.name for field in fields(space) if field.name in _FIELDS and getattr(space, field.name) is not None]
+    if limits:
+        yield f"what the limits of {', '.join(limits)} forbid"
+    for name, words in _LEFT_OUT.items():
+        if getattr(space, name) is None and (name in _CLOSED or not space.wide):
+            yield words
+    if space.core:
+        yield "more than 3-D parallelism with ZeRO 0 and 1"
+    yield from _ALWAYS_LEFT_OUT
+
+
+_FIELDS = frozenset(field.name for field in fields(Layout)) | {"devices"}
+"""Fields of a space that limit something."""

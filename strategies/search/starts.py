@@ -1,0 +1,234 @@
+"""The plans that an engineer types first for a model and a machine: where a search may start, and what it has to beat.
+
+References
+----------
+Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 3:
+tensor parallelism inside a node, a pipeline no longer than memory asks for, the rest data parallel. Zhao et al.,
+"PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023: full and hybrid sharding. Rajbhandari et
+al. 2020, "ZeRO", and 2021, "ZeRO-Infinity": states shared by data ranks, and kept by hosts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import gcd
+
+from simulator.operator_graph import OperatorKind
+from strategies.divisors import divisors
+from strategies.layout import Layout
+from strategies.layout_rules import violations
+from strategies.offloading import Offloading
+from strategies.parallelism import EXPERTS, Attention
+from strategies.partition import num_layers
+from strategies.problem import Problem
+from strategies.recomputation import Recompute
+
+MOST_TENSOR = 8
+"""Tensor-parallel ranks that an engineer tries at most, also in racks whose NVLink joins more."""
+LONG_SEQUENCE = 16_384
+"""Tokens from which an engineer cuts sequences over context ranks."""
+LEAST_TOKENS = 4_096
+"""Tokens of a sequence that a context rank keeps at least."""
+STATES_SHARE = 0.5
+"""Part of a device's memory that parameters, gradients and states may take: activations need the rest."""
+
+ON_HOST = Offloading(optimizer=(1.0,), parameters=(1.0,))
+
+Named = tuple[str, Layout]
+
+
+def engineer_layouts(problem: Problem) -> tuple[Named, ...]:
+    """Return the legal layouts that an engineer tries first for ``problem``, each once and with a short name."""
+    found: dict[Layout, str] = {}
+    for name, layout in _candidates(problem):
+        whole = _with_stages(problem, layout)
+        if whole not in found and next(violations(problem, whole), None) is None:
+            found[whole] = name
+    return tuple((name, layout) for layout, name in found.items())
+
+
+def _candidates(problem: Problem) -> Iterator[Named]:
+    """Yield layouts that may break rules, the ones of data parallelism alone first."""
+    devices = len(problem.cluster.free_devices)
+    tensors = _tensor_degrees(problem, devices)
+    yield from _data_parallel(problem, devices)
+    yield from _tensor_parallel(problem, devices, tensors)
+    yield from _pipelines(problem, devices, tensors)
+    yield from _long_contexts(problem, devices, tensors)
+    yield from _experts(problem, devices, tensors)
+    fully = Layout(data=devices, zero=3, recompute=Recompute.FULL, offload=ON_HOST)
+    yield _named("FSDP with states and parameters on the host", fully)
+
+
+def _data_parallel(problem: Problem, devices: int) -> Iterator[Named]:
+    """Yield plans without a model axis: states shared by all devices, by those of a node, or not at all.
+
+    Those that share all or nothing also with as large a microbatch as needs no accumulation.
+    """
+    node = problem.cluster.first.devices
+    own = max(1, problem.training.global_batch // devices)
+    fully = Layout(data=devices, zero=3)
+    yield from _recomputed(problem, "FSDP", fully)
+    yield _named("FSDP without accumulation", replace(fully, microbatch=own, recompute=Recompute.FULL))
+    if 1 < node < devices:
+        yield from _recomputed(problem, "HSDP, shards in the node", replace(fully, zero_shards=node))
+    yield from _recomputed(problem, "ZeRO-1", Layout(data=devices, zero=1))
+    yield _named("DDP", Layout(data=devices))
+    yield _named("DDP without accumulation", Layout(data=devices, microbatch=own))
+
+
+def _tensor_parallel(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
+    """Yield tensor parallelism inside a node beside ZeRO-1, and beside FSDP."""
+    for tensor in tensors:
+        layout = Layout(data=devices // tensor, tensor=tensor, zero=1, sequence_parallel=True)
+        yield from _recomputed(problem, f"TP {tensor} + ZeRO-1", layout)
+        fully = replace(layout, zero=3, recompute=Recompute.FULL)
+        yield _named(f"TP {tensor} + FSDP", fully)
+
+
+def _pipelines(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
+    """Yield the shortest pipelines whose states fit, plain and interleaved."""
+    for tensor in dict.fromkeys((*tensors[:1], 1)):
+        for pipeline in _pipeline_degrees(problem, devices, tensor):
+            degrees = _words(TP=tensor, PP=pipeline)
+            layout = Layout(
+                data=devices // (tensor * pipeline),
+                tensor=tensor,
+                pipeline=pipeline,
+                zero=1,
+                sequence_parallel=tensor > 1,
+            )
+            yield from _recomputed(problem, f"{degrees}, 1F1B", layout)
+            chunks = _fewest_chunks(problem, pipeline)
+            looped = replace(layout, schedule="interleaved", chunks=chunks)
+            yield from _recomputed(problem, f"{degrees}, {chunks} chunks interleaved", looped)
+
+
+def _long_contexts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
+    """Yield context parallelism for long sequences, alone and beside tensor parallelism."""
+    sequence = problem.graph.sequence
+    if sequence < LONG_SEQUENCE:
+        return
+    for tensor in dict.fromkeys((*tensors[:1], 1)):
+        fitting = [each for each in divisors(devices // tensor) if each > 1 and sequence // each >= LEAST_TOKENS]
+        inside = [each for each in fitting if each * tensor <= problem.cluster.first.devices]
+        for context in dict.fromkeys((*inside[-1:], *fitting[-1:])):
+            layout = Layout(
+                data=devices // (tensor * context),
+                tensor=tensor,
+                context=context,
+                zero=1,
+                sequence_parallel=tensor > 1,
+                attention=_context_attention(problem),
+            )
+            degrees = _words(TP=tensor, CP=context)
+            yield from _recomputed(problem, f"{degrees} + ZeRO-1", layout)
+            yield _named(f"{degrees} + FSDP", replace(layout, zero=3, recompute=Recompute.FULL))
+
+
+def _experts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
+    """Yield expert parallelism inside a node and over as many ranks as divide the experts, beside the other axes."""
+    experts = _dim(problem, EXPERTS)
+    if experts == 1:
+        return
+    for tensor in dict.fromkeys((1, *tensors[:1])):
+        for pipeline in (1, *_pipeline_degrees(problem, devices, tensor)[:1]):
+            data = devices // (tensor * pipeline)
+            fitting = [each for each in divisors(gcd(experts, data)) if each > 1]
+            inside = [each for each in fitting if each <= problem.cluster.first.devices]
+            for expert in dict.fromkeys((*inside[-1:], *fitting[-1:])):
+                layout = Layout(
+                    data=data,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    expert=expert,
+                    zero=1,
+                    sequence_parallel=tensor > 1,
+                )
+                degrees = _words(EP=expert, TP=tensor, PP=pipeline)
+                yield from _recomputed(problem, f"{degrees} + ZeRO-1", layout)
+                if pipeline == 1:
+                    yield _named(f"{degrees} + FSDP", replace(layout, zero=3, recompute=Recompute.FULL))
+
+
+def _recomputed(problem: Problem, name: str, layout: Layout) -> Iterator[Named]:
+    """Yield a layout that recomputes nothing, the attention core where it keeps its scores, and everything."""
+    yield _named(name, layout)
+    if _keeps_scores(problem):
+        yield _named(name, replace(layout, recompute=Recompute.SELECTIVE))
+    yield _named(name, replace(layout, recompute=Recompute.FULL))
+
+
+def _named(name: str, layout: Layout) -> Named:
+    """Return a layout with its name, which says what is recomputed."""
+    kind = "no" if layout.recompute is Recompute.NONE else str(layout.recompute)
+    return f"{name}, {kind} recompute", layout
+
+
+def _words(**degrees: int) -> str:
+    """Return degrees above 1 in words.
+
+    >>> _words(TP=8, PP=4), _words(EP=8, TP=1, PP=1)
+    ('TP 8 x PP 4', 'EP 8')
+    """
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+
+
+def _keeps_scores(problem: Problem) -> bool:
+    """Return whether the model's attention keeps its scores, which a fused kernel does not."""
+    return any(each.kind is OperatorKind.SOFTMAX for block in problem.graph.blocks for each in block.operators)
+
+
+def _context_attention(problem: Problem) -> Attention:
+    """Return how context ranks attend: a ring is one kernel, which attention in several kernels cannot be."""
+    return Attention.ALL_GATHER if _keeps_scores(problem) else Attention.RING
+
+
+def _dim(problem: Problem, name: str) -> int:
+    """Return the greatest common divisor of the sizes of a dim over all operators; 1 where none has it."""
+    sizes = [
+        size for block in problem.graph.blocks for each in block.operators for dim, size in each.dims if dim == name
+    ]
+    return gcd(*sizes) if sizes else 1
+
+
+def _tensor_degrees(problem: Problem, devices: int) -> tuple[int, ...]:
+    """Return the largest legal tensor-parallel degree inside a node, and the least with which the states fit."""
+    most = min(problem.cluster.first.devices, MOST_TENSOR)
+    legal = [each for each in divisors(devices) if 1 < each <= most and _cuts(problem, devices, each)]
+    fitting = [each for each in legal if _states_fit(problem, devices, each, 1)]
+    return tuple(dict.fromkeys((*legal[-1:], *fitting[:1])))
+
+
+def _cuts(problem: Problem, devices: int, tensor: int) -> bool:
+    layout = Layout(data=devices // tensor, tensor=tensor, sequence_parallel=True)
+    return all(broken.field != "tensor" for broken in violations(problem, layout))
+
+
+def _states_fit(problem: Problem, devices: int, tensor: int, pipeline: int) -> bool:
+    """Return whether a device has room for its share of parameters, gradients and states, these shared as ZeRO-1."""
+    training = problem.training
+    shared = training.optimizer_bytes * tensor * pipeline / devices
+    kept = training.parameter_bytes + training.gradient_bytes + shared
+    room = STATES_SHARE * problem.usable(problem.cluster.accelerator)
+    return problem.graph.num_parameters * kept / (tensor * pipeline) <= room
+
+
+def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int, ...]:
+    """Return the shortest pipeline whose states fit, one that cuts layers evenly where there is one, and the next."""
+    layers = num_layers(problem.graph)
+    degrees = [each for each in divisors(devices // tensor) if 1 < each <= layers]
+    fitting = [each for each in degrees if _states_fit(problem, devices, tensor, each)]
+    even = [each for each in fitting if layers % each == 0]
+    return tuple((even or fitting)[:2] or degrees[-1:])
+
+
+def _fewest_chunks(problem: Problem, pipeline: int) -> int:
+    """Return the fewest chunks a rank, of more than one, into which its layers divide; 2 where they do in none."""
+    whole, rest = divmod(num_layers(problem.graph), pipeline)
+    return next((each for each in divisors(whole) if each > 1), 2) if not rest else 2
+
+
+def _with_stages(problem: Problem, layout: Layout) -> Layout:
+    """Return the layout with balanced stages where they cannot be even."""
+    uneven = num_layers(problem.graph) % (layout.pipeline * layout.chunks)
+    return replace(layout, stages="balanced") if uneven else layout

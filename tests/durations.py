@@ -1,0 +1,70 @@
+"""Which tests are slow: seconds of tests and of what files set up, as the suite took them last, in ``durations.json``.
+
+``pytest -n 2 --dist loadfile -m "not long" --measure-durations`` writes them anew.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).with_name("durations.json")
+SLOW = 1.0
+"""Seconds from which a test, with all its parameters, is left to the second part of the suite."""
+
+
+class Durations:
+    """A plugin that adds up what tests take, and writes those that are slow when all are done."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, bool, float]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what a test took, or its fixtures."""
+        self.reports.append((report.nodeid, report.when == "call", report.duration))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what is slow."""
+        FILE.write_text(json.dumps(slow(self.reports), indent=0) + "\n")
+
+
+def slow(reports: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
+    """Return the seconds of slow tests, and of slow files: those whose fixtures take long.
+
+    Parameters
+    ----------
+    reports
+        Name of a test, whether it is of the test itself, and seconds.
+
+    >>> slow([("a.py::test_x[1]", True, 0.8), ("a.py::test_x[2]", True, 0.8), ("b.py::test_y", False, 3.0)])
+    {'a.py::test_x': 1.6, 'b.py': 3.0}
+    """
+    seconds: Counter[str] = Counter()
+    for test, itself, spent in reports:
+        seconds[name(test) if itself else file(test)] += spent
+    return {each: round(spent, 1) for each, spent in sorted(seconds.items()) if spent >= SLOW}
+
+
+def mark_slow(items: list[pytest.Item]) -> None:
+    """Mark the tests that are slow, and all tests of slow files."""
+    known = json.loads(FILE.read_text()).keys()
+    for item in items:
+        if known & {name(item.nodeid), file(item.nodeid)}:
+            item.add_marker(pytest.mark.slow)
+
+
+def name(test: str) -> str:
+    """Return the name of a test without its parameters.
+
+    >>> name("tests/simulator/test_engine.py::test_order[two streams]")
+    'tests/simulator/test_engine.py::test_order'
+    """
+    return re.sub(r"\[.*", "", test, flags=re.DOTALL)
+
+
+def file(test: str) -> str:
+    """Return the file of a test."""
+    return test.partition("::")[0]

@@ -1,0 +1,110 @@
+"""``search --for TARGET`` on the command line, and a framework that a scenario names."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scenarios.command_line import run
+from scenarios.loader import load
+
+SCENARIO = """
+name: small
+model: {{transformer: {{layers: 8, hidden: 1024, heads: 8, ffn: 4096, vocab: 4096, ffn_kind: swiglu, positions: rotary,
+  tied_embeddings: false}}}}
+training: {{global_batch: 32, sequence: 1024, precision: bf16{framework}}}
+cluster: {{preset: dgx-a100-80gb, nodes: 1, devices_per_node: 4}}
+search: {{algorithm: best_first{space}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def scenario(framework: str = "", space: str = "") -> str:
+    framework = f", framework: {framework}" if framework else ""
+    space = f", space: {space}" if space else ""
+    Path("s.yaml").write_text(SCENARIO.format(framework=framework, space=space))
+    return "s.yaml"
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "accelerate", "nanotron"])
+def test_the_winner_is_exported_and_read_back(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = scenario()
+    assert run(["search", name, "--for", target, "--out", "plan.json", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["target"].startswith(f"{target} ")
+    assert found["gap"] == 0
+    assert run(["export", "plan.json", "--scenario", name, "--to", target, "--out", "file"]) == 0
+    capsys.readouterr()
+    assert run(["simulate", name, "--plan", f"{target}:file", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time"] == found["best"]["evaluation"]["step_time"]
+
+
+def test_the_framework_that_prices_is_named_and_limits_only_where_it_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schedules = "{schedule: [gpipe, 1f1b], pipeline: [4]}"  # of which Megatron-LM runs the second
+    plans = {}
+    for framework in ("", "megatron", "torchtitan", "torch"):
+        assert run(["search", scenario(framework, schedules), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["framework"] == {"name": framework or "megatron", "stated": bool(framework)}
+        plans[framework] = found["target"]
+        value = load("s.yaml")
+        searched = {trial.plan.schedule_name for trial in value.search("exhaustive").trials}
+        assert searched == ({"1f1b"} if framework == "megatron" else {"1f1b", "gpipe"})
+    trainers = {"megatron": "megatron core 0.16.1", "torchtitan": "torchtitan 0.3.0"}
+    assert plans == {"": None, "torch": None} | trainers
+
+
+def test_people_are_told_whose_words_and_whose_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["search", scenario(), "--for", "execute"]) == 0
+    out = capsys.readouterr().out
+    assert "what the executor can run" in " ".join(out.split())
+    assert "torch, for which the plan is" in out
+    assert run(["search", scenario()]) == 0
+    assert "megatron, which is assumed: the scenario names no framework" in capsys.readouterr().out
+    assert run(["search", scenario("torch")]) == 0
+    out = capsys.readouterr().out
+    assert "can say" not in out
+    assert "priced as torch " in " ".join(out.split()) + " "
+
+
+def test_an_unknown_target_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["search", scenario(), "--for", "deepsped"]) == 2
+    assert "met 'deepsped'; nearest: deepspeed" in capsys.readouterr().err
+
+
+def test_a_model_that_a_trainer_cannot_train_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["search", "resnet-50-8-a100", "--for", "megatron"]) == 2
+    message = capsys.readouterr().err
+    assert "megatron core 0.16.1 can say no plan of this scenario: model: the model is a decoder transformer" in message
+
+
+def test_near_misses_name_the_decision_that_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
+    name = scenario(space="{recompute: [selective, full], tensor: [1], pipeline: [1, 2]}")
+    assert run(["search", name, "--for", "deepspeed"]) == 3
+    message = capsys.readouterr().err
+    assert "allow no legal plan that deepspeed 0.19.8 can say" in message
+    misses = [line for line in message.split("\n") if "but needs" in line]
+    assert len(misses) == 3
+    assert "data 4 x tensor 1 x pipeline 1" in misses[0]  # one decision alone is lacking: the fewest
+    assert "but needs recompute selective (" in misses[0]
+    assert misses[0].endswith("which deepspeed 0.19.8 cannot say")
+    assert run(["search", name, "--for", "deepspeed", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert all(miss["words"] in message and miss["lacks"] for miss in document["near_misses"])
+
+
+def test_a_plan_for_a_trainer_fits_by_the_conventions_of_that_trainer() -> None:
+    scenario = load("llama3-70b-64-h100")
+    assert scenario.framework is None
+    assert scenario.for_target("torchtitan").problem.training.framework == "torchtitan"
+    assert scenario.for_target("execute").problem.training.framework == "torch"
+    assert scenario.for_target("deepspeed").problem == scenario.problem  # whose conventions are not known
+    stated = replace(scenario, framework="megatron")
+    assert stated.for_target("torchtitan").problem == stated.problem

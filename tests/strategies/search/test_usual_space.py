@@ -1,0 +1,131 @@
+"""What people set today is in the space that a search has when nothing limits it, and is told of in words."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.floor import least_step_time
+from strategies.partition import partition
+from strategies.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
+from strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
+from strategies.search.choices import offloadings
+from strategies.search.descent import best_known, known_layouts
+from strategies.search.scope import scope_of
+from strategies.search.space import CORE, count, within
+from strategies.search.starts import engineer_layouts
+
+from ..problems import problem
+from .scenarios import usual_scenario
+
+SMALL = problem(nodes=2, devices=2, layers=7, batch=8)
+"""Seven layers on two nodes of two devices."""
+
+
+def test_interleaved_and_v_schedules_run_on_any_number_of_layers() -> None:
+    # 7 layers on 2 ranks: the fuller one has 4, which 2 or 4 chunks divide; of 8 stages the last has the loss alone
+    choices = {
+        (layout.schedule, layout.chunks, layout.stages)
+        for layout in layouts(SMALL, Space(pipeline=(2,), schedule=("interleaved", "zbv")))
+    }
+    # embedding and loss weigh as a layer each: 7 + 2 over 4 stages are 2, 3, 2, 2, of which both ends hold one less;
+    # over 8 stages 1, 1, 1, 2, 1, 1, 1, 1: a stage of 2 layers where balanced stages have 1 is no choice
+    counts = {("interleaved", 2), ("interleaved", 4), ("zbv", 2)}
+    assert {(schedule, chunks) for schedule, chunks, _ in choices} == counts
+    assert {stages for _, chunks, stages in choices if chunks == 2} == {"balanced"}
+    assert {stages for _, chunks, stages in choices if chunks == 4} == {"balanced"}
+
+
+def test_states_are_shared_by_all_or_by_a_node() -> None:
+    shards = {(layout.zero, layout.zero_shards) for layout in layouts(SMALL, Space(data=(4,)))}
+    assert shards == {(0, 0), *((zero, shards) for zero in (1, 2, 3) for shards in (0, 2))}
+
+
+def test_layers_recompute_nothing_activations_alone_attention_a_part_or_all() -> None:
+    recomputes = {layout.recompute for layout in layouts(SMALL, Space(pipeline=(1,)))}
+    # a quarter, half and three quarters of 7 layers, rounded up: 2, 4 and 6
+    parts = {FirstLayers(Recompute.FULL, count) for count in (2, 4, 6)}
+    assert recomputes == {*Recompute, SomeOperators(("activation",)), *parts}
+
+
+def test_offload_is_for_where_nothing_fits() -> None:
+    small = problem(devices=4, layers=2, batch=4, hidden=256, ffn=1024)
+    assert not any(layout.offload for layout in layouts(small))
+    costs = SimulatedCost(small)
+    spaces = Space(), Space(offload=offloadings())
+    least, offloaded = (
+        min(costs.peak_memory(complete(small, layout)) for layout in layouts(small, space)) for space in spaces
+    )
+    assert offloaded < least
+    memory = (offloaded + least) / 2
+    cluster = small.cluster.with_accelerators(lambda device: replace(device, memory=memory))
+    tight = replace(small, cluster=cluster)
+    result = search(BestFirst(), tight)
+    assert result.best is not None and result.best.plan.offload
+    assert result.scope is not None and "offload of optimizer states" in result.scope.tried
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_search_is_slower_than_the_plans_that_people_know(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    known = [costs.evaluate(complete(small, layout)).step_time for layout in known_layouts(small, space)]
+    for seconds in (None, 1e-9):  # with all the time there is, and with none
+        result = search(BestFirst(), small, space, seconds=seconds)
+        if min(known, default=inf) < inf:
+            assert result.best is not None
+            if seconds is None:
+                assert result.best.evaluation.step_time <= min(known)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_takes_less_than_computing_at_the_peak(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    steps = [costs.evaluate(complete(small, layout)).step_time for layout in layouts(small, space)]
+    assert 0 < least_step_time(small) <= min(steps)
+
+
+def test_known_plans_keep_the_limits_and_are_legal() -> None:
+    names = dict(engineer_layouts(SMALL))
+    assert any(layout.zero == 3 and layout.data == 4 for layout in names.values())
+    assert {layout.zero for layout in known_layouts(SMALL, Space(zero=(1,)))} == {1}
+    costs = SimulatedCost(SMALL)
+    plans = []
+    proposals = best_known(SMALL, Space(), costs, inf, None)
+    answer = None
+    try:
+        while True:
+            plans.append(proposals.send(answer))  # type: ignore[arg-type]
+            answer = costs.evaluate(plans[-1])
+    except StopIteration as end:
+        best = end.value[0]
+    assert best == min(costs.evaluate(complete(SMALL, layout)).step_time for layout in known_layouts(SMALL, Space()))
+
+
+def test_a_scope_says_what_was_tried_and_what_not() -> None:
+    scope = scope_of(SMALL, Space(zero=(0, 1)))
+    assert scope.plans == count(SMALL, Space(zero=(0, 1))) == len(list(layouts(SMALL, Space(zero=(0, 1)))))
+    assert scope.tried[0] == "data x tensor x pipeline" and "ZeRO 0 and 1 over all or a node" in scope.tried
+    assert scope.left_out[0] == "what the limits of zero forbid" and "offload" in scope.left_out
+    assert str(scope).startswith(f"{scope.plans:,} plans: data x tensor x pipeline; ")
+    assert any("3-D" in words for words in scope_of(SMALL, CORE).left_out)
+
+
+def test_an_algorithm_that_lists_all_plans_is_given_the_core_of_a_large_space() -> None:
+    number = count(SMALL, Space())
+    assert within(SMALL, Space(), number) == Space()
+    assert within(SMALL, Space(tensor=(1, 2)), 1) == Space(core=True, tensor=(1, 2))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "best_first", "inter_stage_milp", "layer_dp", "pipeline_dp"])
+def test_limits_of_recomputation_and_stages_hold_whatever_divides_stages(algorithm: str) -> None:
+    small = problem(devices=4, layers=6)
+    space = Space(recompute=(Recompute.FULL,), stages=("balanced",), pipeline=(4,))
+    best = search(ALGORITHMS[algorithm](), small, space, budget=40).best
+    assert best is not None
+    plan = best.plan
+    assert {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))} == {Recompute.FULL}
+    assert plan.stages == partition(small.graph, len(plan.stages), "balanced")
