@@ -9,12 +9,25 @@ import numpy as np
 from executor.job import Job, tensors_file
 
 TOLERANCE = 1e-12
-"""Largest absolute difference of a loss, or of a gradient element over the largest gradient, that is equal.
+"""Largest difference that is equal: of a loss, absolute, and of a gradient's element, over its `gradient_scale`.
 
 fp64 keeps 16 digits; the order of sums differs between ranks and one process.
 """
 SINGLE = 1e-4
 """The same of a module that turns to fp32 by itself, as norms of Llama do: fp32 keeps 7 digits."""
+LEAST_SHARE = 1e-2
+"""Part of the largest gradient that differences of a smaller one are set beside: its sums have errors of that size."""
+
+
+def gradient_scale(own: float, largest: float) -> float:
+    """Return what differences of a gradient are set beside: its largest element, or a part of that of all gradients.
+
+    1 where all are zero. So a gradient that is small, as that of a mean over many tokens is, is told from zero.
+
+    >>> gradient_scale(2e-6, 4e-6), gradient_scale(1e-9, 1e-6), gradient_scale(0.0, 0.0)
+    (2e-06, 1e-08, 1.0)
+    """
+    return max(own, LEAST_SHARE * largest) or 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +39,7 @@ class Verification:
     loss_error
         Largest difference of the loss over the steps, relative to the loss (or to 1, where that is larger).
     gradient_error
-        Largest absolute difference of an element of the last step's gradients, relative to the
-        largest element of all of them (or to 1, where that is larger).
+        Largest difference of an element of the last step's gradients, over their `gradient_scale`.
     parameter_error
         Largest absolute difference of a parameter, or of a buffer that forward renews, after the last step.
     tolerance
@@ -108,8 +120,8 @@ def distance(
     ValueError
         Where the ranks together did not leave every tensor.
     """
-    gradients = [value for name, value in expected.items() if name.startswith("gradient")]
-    scale = max([1.0, *(_largest(value) for value in gradients)])
+    sizes = {name: _largest(value) for name, value in expected.items() if name.startswith("gradient")}
+    largest_gradient = max(sizes.values(), default=0.0)
     errors = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
     worst = (0.0, "")
     for actual, wanted in zip(losses, expected_losses, strict=True):
@@ -121,7 +133,8 @@ def distance(
             with np.load(path, allow_pickle=False) as arrays:
                 for name in arrays.files:
                     kind = name.partition(" ")[0]
-                    found = _distance(arrays[name], expected[name]) / (scale if kind == "gradient" else 1.0)
+                    scale = gradient_scale(sizes[name], largest_gradient) if kind == "gradient" else 1.0
+                    found = _distance(arrays[name], expected[name]) / scale
                     errors[kind] = max(errors[kind], found)
                     # an optimizer carries an error of a gradient into its parameter: the gradient is the reason
                     worst = max(worst, (found / (1.0 if kind == "gradient" else 1000.0), name))

@@ -247,7 +247,8 @@ def _fits(result: Mapping[str, Any]) -> Section:
         ("ran", str(judged["true_fit"]), str(judged["false_oom"])),
         ("out of memory", str(judged["false_fit"]), str(judged["true_oom"])),
     )
-    words = (f"Of {sum(judged.values())} runs {right} are told rightly, {_percent(right / sum(judged.values()))}.",)
+    runs = sum(judged.values())
+    words = (f"Of {runs} runs {right} are told rightly, {_percent(right / runs)}." if runs else "No run was judged.",)
     return Section("Whether it fits", words, (head, *rows))
 
 

@@ -108,12 +108,16 @@ def _thread(line: bytes, file: str, number: int) -> dict[str, Any]:
         raise ScenarioError((Fault(file, number, error.column, "", f"a thread is a JSON object: {error}"),)) from None
     if not isinstance(value, dict) or not isinstance(value.get("outcome"), dict) or "case_id" not in value:
         raise ScenarioError((Fault(file, number, 1, "", "a thread is a JSON object with a case_id and an outcome"),))
+    if not isinstance(value.get("plan") or {}, dict):
+        raise ScenarioError((Fault(file, number, 1, "plan", "the plan of a thread is a JSON object"),))
     return value
 
 
 def left_out(thread: Mapping[str, Any]) -> str:
     """Return why a thread cannot be judged before its job is read; empty where it can."""
     plan, status = thread.get("plan") or {}, thread["outcome"].get("status")
+    if status is None:
+        return "no outcome stated"
     if status not in ("ok", "oom"):
         return "ran for some and ran out of memory for others"
     if plan.get("lora"):

@@ -7,10 +7,12 @@ from time import perf_counter
 import numpy as np
 
 from scenarios.interchange.acceptance import Acceptance
+from scenarios.nothing_fits import Left
 from scenarios.scenario import Scenario
 from simulator.units import format_size
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
+from strategies.explanation.ranking import unlimited
 from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.search.acceptance import Answers
@@ -40,11 +42,11 @@ class NearMiss:
         return f"{self.plan.describe()} fits with {size} but needs {needs}, which {target} cannot say"
 
 
-def near_misses(value: Scenario, count: int = 3) -> tuple[NearMiss, ...]:
+def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tuple[NearMiss, ...]:
     """Return plans that fit and that the target of a scenario refuses for as few reasons as possible, each for others.
 
-    Of plans with as many reasons against them those with the least bounds of a step come first. After `SECONDS` the
-    plans are those that have been looked at.
+    Of plans with as many reasons against them those with the least bounds of a step come first. After `SECONDS`, or
+    where no seconds are ``left``, the plans are those that have been looked at.
     """
     assert value.target is not None
     problem, accepts = value.problem, Acceptance(value.target, value.spec)
@@ -55,13 +57,14 @@ def near_misses(value: Scenario, count: int = 3) -> tuple[NearMiss, ...]:
         for cell in np.argsort(bounds, kind="stable")[:LOOKED_AT].tolist():
             if np.isfinite(bounds[cell]):
                 layout = group.member(*divmod(cell, len(group.states)))
-                found.append((len(answers.refusals(layout)), float(bounds[cell]), len(found), layout))
-        if perf_counter() - start > SECONDS:
+                if reasons := answers.refusals(layout):
+                    found.append((len(reasons), float(bounds[cell]), len(found), layout))
+        if perf_counter() - start > SECONDS or left() <= 0:
             break
     result: dict[tuple[str, ...], NearMiss] = {}
     for _, _, _, layout in nsmallest(COMPLETED, found):
         reasons = answers.refusals(layout)
-        if reasons and reasons not in result and costs.fits(plan := complete(problem, layout)):
+        if reasons not in result and costs.fits(plan := complete(problem, layout)):
             result[reasons] = NearMiss(plan, costs.peak_memory(plan), accepts.lacks(problem, plan))
             if len(result) == count:
                 break

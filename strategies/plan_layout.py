@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from strategies.layout import Layout
+from strategies.mesh import AXES
 from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -28,7 +29,7 @@ def layout_of(problem: Problem, plan: Plan) -> Layout:
 
 
 def layout_without_stages(plan: Plan) -> Layout:
-    """Return the choices of a plan but those of its stages, which may be none that a layout means."""
+    """Return the layout of a plan without its stages, which no layout may be able to express."""
     return Layout(
         data=plan.data,
         tensor=plan.tensor,
@@ -45,7 +46,7 @@ def layout_without_stages(plan: Plan) -> Layout:
         attention=plan.attention or Attention.RING,
         overlap_gradients=plan.overlap_gradients,
         scatter_gather=plan.scatter_gather,
-        order=tuple(axis.name for axis in plan.mesh.axes),
+        order=_order(plan),
         placement=plan.placement,
         offload=plan.offload,
         zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
@@ -53,3 +54,9 @@ def layout_without_stages(plan: Plan) -> Layout:
         gradient_reduction=plan.gradient_reduction,
         overlap_tensor=plan.overlap_tensor,
     )
+
+
+def _order(plan: Plan) -> tuple[str, ...]:
+    """Return the order of a plan's axes: the usual one where the axes that it has are in that order."""
+    order = tuple(axis.name for axis in plan.mesh.axes)
+    return AXES if order == tuple(name for name in AXES if name in order) else order

@@ -61,9 +61,9 @@ def _has_batch(reading: Reading, node: Node) -> bool:
 
 def _is_linear(node: Node, kind: OperatorKind | None, sums: set[Node]) -> bool:
     name = name_of(node.target)
-    operands = [each in sums for each in node.all_input_nodes]
+    operands = [argument in sums for argument in node.args if isinstance(argument, Node)]
     if name in _PRODUCTS:
-        return sum(operands) == 1 and node.args[0] is not node.args[1]
+        return sum(operands) == 1
     if name == "div":
         return operands == [True] or operands == [True, False]
     return kind is None or kind is OperatorKind.VIEW or name in _LINEAR

@@ -12,10 +12,12 @@ from torch import nn
 from torch.fx import Node
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_OWN = Path(__file__).parents[1]
+_OWN = tuple(
+    Path(__file__).parents[2] / room for room in ("simulator", "strategies", "executor", "reports", "scenarios")
+)
 _INSTALLED = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
-_FOREIGN = tuple(folder.resolve() for folder in (_OWN, Path(str(torch.__file__)).parent, *_INSTALLED))
-"""Folders whose code is not the user's: torch, the executor, and what is installed."""
+_FOREIGN = tuple(folder.resolve() for folder in (*_OWN, Path(str(torch.__file__)).parent, *_INSTALLED))
+"""Folders whose code is not the user's: torch, this program, and what is installed."""
 
 
 def line_of_node(node: Node) -> str:
@@ -48,7 +50,10 @@ def line_of_assignment(module: nn.Module, attribute: str) -> str:
     for function in (each for kind in type(module).__mro__ for each in vars(kind).values() if inspect.isfunction(each)):
         file = function.__code__.co_filename
         if function.__name__ != "__init__" and not _is_foreign(file):
-            lines, first = inspect.getsourcelines(function)
+            try:
+                lines, first = inspect.getsourcelines(function)
+            except OSError:  # the file has changed, or is gone
+                continue
             changes = [first + number for number, line in enumerate(lines) if pattern.search(line)]
             if changes:
                 return place(file, changes[0])

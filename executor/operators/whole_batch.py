@@ -24,7 +24,7 @@ from executor.capture.source_lines import (
     line_of_forward,
     line_of_node,
 )
-from executor.verification import SINGLE, TOLERANCE
+from executor.verification import SINGLE, TOLERANCE, gradient_scale
 
 Inputs = tuple[Tensor, ...]
 _WRITTEN = "the same written with torch's own operators, as x + (y - x).detach()"
@@ -124,15 +124,30 @@ class _Values(torch.fx.Interpreter):
 
 
 def difference(one: Step, other: Step, *, buffers: bool = True) -> tuple[float, str]:
-    """Return the largest difference of two steps, and of what; gradients are set beside the largest of all, or 1."""
-    gradients = max([1.0, *(float(each.abs().max()) for each in one.gradients.values() if each.numel())])
-    theirs, found = dict(other.tensors()), [(0.0, "")]
-    for name, mine in one.tensors():
-        if mine.numel() and (buffers or not name.startswith("buffer")):
-            apart = (mine.double() - theirs[name].double()).abs().nan_to_num(nan=torch.inf)
-            scale = gradients if name.startswith("gradient") else max(1.0, float(mine.double().abs().max()))
-            found.append((float(apart.max()) / scale, name))
-    return max(found)
+    """Return the largest difference of two steps, and of what.
+
+    Gradients are set beside their `gradient_scale`, the loss and buffers beside their largest finite element, or 1.
+    """
+    largest = max((_largest(gradient) for gradient in one.gradients.values()), default=0.0)
+    others, differences = dict(other.tensors()), [(0.0, "")]
+    for name, values in one.tensors():
+        if values.numel() and (buffers or not name.startswith("buffer")):
+            is_gradient = name.startswith("gradient")
+            scale = gradient_scale(_largest(values), largest) if is_gradient else max(1.0, _largest(values))
+            differences.append((_distance(values, others[name]) / scale, name))
+    return max(differences)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors: 0 where both are infinite, infinite where one is no number."""
+    apart = (one.double() - other.double()).abs().nan_to_num(nan=torch.inf)
+    return float(torch.where(one == other, 0.0, apart).max())
+
+
+def _largest(values: Tensor) -> float:
+    """Return the size of the largest finite element of a tensor; 0 where it has none."""
+    finite = values.detach().double()[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def tolerance_of(program: Program) -> float:
@@ -144,7 +159,7 @@ def tolerance_of(program: Program) -> float:
 
 
 def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microbatch: int) -> None:
-    """Return where a program, microbatch by microbatch, computes what its module computes of the whole batch.
+    """Raise unless a program, microbatch by microbatch, computes what its module computes of the whole batch.
 
     Parameters
     ----------
@@ -170,19 +185,25 @@ def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microb
         line = line_of_error(error) or line_of_forward(module)
         raise CaptureError(f"a module runs forward and backward in one process, {met}", line) from error
     _check_repeats(program, module, whole, expected)
-    if not all(each.isfinite().all() for name, each in expected.tensors() if not name.startswith("buffer")):
+    if not _is_finite(expected):
         met = f"met a loss of {expected.loss:.4g} and gradients that are no numbers; nearest: other inputs"
         raise CaptureError(f"loss and gradients of the first step are finite, {met}", line_of_forward(module))
     _compare(program, module, expected, batches, microbatch)
     with _perturbed(module):
+        other = _shuffled(whole)
         try:
-            shuffled = _shuffled(whole)
-            expected = step(module, [shuffled])
-        except (RuntimeError, ValueError, IndexError):
-            return  # a module that takes no inputs in another order
-        if all(each.isfinite().all() for _, each in expected.tensors()):
-            parts = list(zip(*(each.chunk(len(batches)) for each in shuffled), strict=True))
+            expected = step(module, [other])
+        except (RuntimeError, ValueError, IndexError):  # a module that takes no inputs in another order
+            other = whole
+            expected = step(module, [other])
+        if _is_finite(expected):
+            parts = list(zip(*(values.chunk(len(batches)) for values in other), strict=True))
             _compare(program, module, expected, parts, microbatch)
+
+
+def _is_finite(made: Step) -> bool:
+    """Return whether loss and gradients are numbers; a buffer may be infinite, as a mask of attention is."""
+    return all(bool(values.isfinite().all()) for name, values in made.tensors() if not name.startswith("buffer"))
 
 
 def _compare(program: Program, module: nn.Module, expected: Step, batches: Sequence[Inputs], microbatch: int) -> None:
@@ -271,7 +292,7 @@ def _plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
         (owner, name): value
         for owner, each in module.named_modules()
         for name, value in vars(each).items()
-        if isinstance(value, int | float | str | bool)
+        if isinstance(value, int | float | str | bool) and value == value  # no NaN, which is never what it was
     }
 
 

@@ -96,7 +96,7 @@ def search(
         keep(replace(result.best, plan=chosen or result.best.plan))
     known = nothing_is_known_to_fit(result)
     if known:
-        document |= nothing_fits_in(value, left) | _misses(value)
+        document |= nothing_fits_in(value, left) | _misses(value, left)
     elif result.best is None:
         document["reason"] = _nothing_found(result)
     if report is not None:
@@ -136,7 +136,7 @@ def _target(value: Any) -> Any:
     return Acceptance(value.target, value.spec)
 
 
-def _misses(value: Any) -> dict[str, Any]:
+def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
     """Return the plans that fit and that the target cannot say, as JSON-ready data; nothing without a target."""
     target = _target(value)
     if target is None:
@@ -151,7 +151,7 @@ def _misses(value: Any) -> dict[str, Any]:
                 "lacks": list(miss.lacks),
                 "words": miss.describe(target.called),
             }
-            for miss in near_misses(value)
+            for miss in near_misses(value, left=left)
         ]
     }
 
@@ -284,7 +284,7 @@ def _nothing_found(result: Any) -> str:
 def _proof(gap: float | None) -> str:
     if gap is None:
         return "none known"
-    return "proven optimal" if gap == 0 else f"{gap:.1%}"
+    return "proven optimal" if gap <= NEGLIGIBLE else f"{gap:.1%}"
 
 
 def _proven(certificate: Any) -> str:
@@ -396,7 +396,7 @@ def compare(
         emit([to_json(result, value.problem) for result in results])
     else:
         show([*remarks(value), ("space", _space(value))])
-        _print_comparison(results)
+        _print_comparison(results, value.problem)
     if results[-1].interrupted:
         raise typer.Exit(INTERRUPTED)
     if all(result.best is None for result in results):
@@ -422,24 +422,37 @@ def _space(value: Any) -> str:
     return "; ".join([*limits, *([f"what {target.can}"] if target is not None else [])]) or "no limits"
 
 
-_HEAD = ("algorithm", "step_time", "gap", "evaluations", "wall_time", "end", "plan")
+_HEAD = ("algorithm", "step_time", "out_of_memory", "gap", "evaluations", "wall_time", "end", "plan")
 
 
-def _rows(results: list[Any]) -> list[tuple[Any, ...]]:
+def _rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
+    from scenarios.prediction_interval import out_of_memory_of
+
     rows = []
     for result in results:
-        time = result.best.evaluation.step_time if result.best else None
-        plan = result.best.plan.describe() if result.best else ""
-        rows.append((result.algorithm, time, result.gap, result.evaluations, result.wall_time, result.end, plan))
+        best = result.best
+        time = best.evaluation.step_time if best else None
+        risk = out_of_memory_of(problem, best.evaluation.peak_memory) if best else None
+        plan = best.plan.describe() if best else ""
+        rows.append((result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan))
     return rows
 
 
-def _print_comparison(results: list[Any]) -> None:
+def _print_comparison(results: list[Any], problem: Any) -> None:
     from simulator.units import format_time
 
     rows = [
-        (name, format_time(time) if time else "none found", _proof(gap), f"{count:,}", format_time(wall), end, plan)
-        for name, time, gap, count, wall, end, plan in _rows(results)
+        (
+            name,
+            format_time(time) if time else "none found",
+            "" if risk is None else f"{risk:.1%}",
+            _proof(gap),
+            f"{count:,}",
+            format_time(wall),
+            end,
+            plan,
+        )
+        for name, time, risk, gap, count, wall, end, plan in _rows(results, problem)
     ]
     table([word.replace("_", " ") for word in _HEAD], rows)
 
@@ -453,12 +466,19 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEAD)
-    writer.writerows(_rows(results))
+    writer.writerows(_rows(results, problem))
     write(target / "compare.csv", text.getvalue())
     write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
     histories = {result.algorithm: result.history for result in results if result.history}
     if histories:
         from reports.search import draw_search
 
-        bounds = [result.lower_bound for result in results if result.lower_bound is not None]
-        draw_search(histories, target / "compare.png", lower_bound=max(bounds, default=None))
+        draw_search(histories, target / "compare.png", lower_bound=_common_bound(results))
+
+
+def _common_bound(results: list[Any]) -> float | None:
+    """Return the greatest bound of the largest space that an algorithm searched; the others' are of a part of it."""
+    sizes = {id(result): result.scope.plans for result in results if result.scope is not None}
+    largest = max(sizes.values(), default=0)
+    bounds = (result.lower_bound for result in results if sizes.get(id(result)) == largest)
+    return max((bound for bound in bounds if bound is not None), default=None)

@@ -26,6 +26,16 @@ class Reason:
         return f"{self.field}: {self.can}, met {self.met}"
 
 
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Values for which a target has one word: a file says that it is one of them, and not which."""
+
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(plainly, self.values))
+
+
 class Unsayable(Exception):
     """A target has no words for what fields hold."""
 
@@ -96,7 +106,7 @@ class Word(_OneKey):
     Parameters
     ----------
     words
-        Pairs of what the field holds and the target's word for it.
+        Pairs of what the field holds and the target's word for it; a word of several values is read as `Either`.
     """
 
     words: tuple[tuple[Any, Any], ...]
@@ -114,7 +124,8 @@ class Word(_OneKey):
         """Return what the word means."""
         default = None if self.default is NEEDED else self.default
         met = stated.word(self.key, tuple(word for _, word in self.words), default)
-        return {self.field: next(value for value, word in self.words if type(word) is type(met) and word == met)}
+        values = tuple(value for value, word in self.words if type(word) is type(met) and word == met)
+        return {self.field: values[0] if len(values) == 1 else Either(values)}
 
 
 @dataclass(frozen=True, slots=True)

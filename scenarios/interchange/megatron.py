@@ -6,7 +6,9 @@ megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transfor
 ``.../transformer/pipeline_parallel_layer_layout.py`` (the layout's text form), ``.../optimizer/optimizer_config.py``,
 ``.../distributed/distributed_data_parallel_config.py``; Megatron-LM at commit 000c4ac,
 ``megatron/training/arguments.py`` (the names of arguments, and `validate_args`: what goes together);
-``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer).
+``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer);
+torch's FSDP2: Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py``, ``megatron/training/training.py``
+(``get_model``), ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``.
 """
 
 import re
@@ -16,8 +18,8 @@ from typing import Any
 from executor.recomputable import UNFUSED_CORE
 from scenarios.errors import shown
 from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
-from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word, always
-from scenarios.interchange.facts import Facts, plainly
+from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word
+from scenarios.interchange.facts import Facts, Request, plainly
 from scenarios.interchange.megatron_model import MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
@@ -35,6 +37,10 @@ _MICRO, _GLOBAL = "--micro-batch-size", "--global-batch-size"
 _DISTRIBUTED, _INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
 _FSDP, _STRATEGY, _FORMAT = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format"
 _OVERLAP, _OVERLAP_GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
+_TORCH, _KEPT = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
+_NO_FUSION = "--no-gradient-accumulation-fusion"
+_EXPERT, _UNTIED = "--expert-model-parallel-size", "--untie-embeddings-and-output-weights"
+_ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
 _MODULES, _GROUPED_PRODUCTS = "--recompute-modules", "--moe-grouped-gemm"
 _LATENT = "--multi-latent-attention"
@@ -143,6 +149,8 @@ def _read_context(stated: Stated) -> Facts:
 
 def _say_zero(facts: Facts) -> Values:
     zero, shards, overlap = facts["plan.zero"], facts["plan.zero_shards"], facts["plan.overlap_gradients"]
+    if not facts["plan.reshard_after_forward"]:
+        return {_TORCH: True, _KEPT: True, _NO_FUSION: True, _FORMAT: "torch_dist"}
     values: Values = {_OVERLAP: True} if overlap else {}
     if zero:
         values |= {_DISTRIBUTED: True} | ({_INSTANCES: facts["plan.data"] // shards} if shards else {})
@@ -152,6 +160,10 @@ def _say_zero(facts: Facts) -> Values:
 
 
 def _read_zero(stated: Stated) -> Facts:
+    if stated.flag(_TORCH, False):
+        return _read_torch(stated)
+    if alone := next((key for key in (_KEPT, _NO_FUSION) if key in stated), None):
+        raise stated.fault(alone, f"needs {_TORCH}, met none")
     zero = int(stated.flag(_DISTRIBUTED, False))
     if stated.flag(_FSDP, False):
         word = stated.word(_STRATEGY, tuple(word for _, word in _STRATEGIES))
@@ -162,7 +174,58 @@ def _read_zero(stated: Stated) -> Facts:
     overlap, gather = stated.flag(_OVERLAP, False), stated.flag(_OVERLAP_GATHER, False)
     if gather != (overlap and zero == 3):
         raise stated.fault(_OVERLAP_GATHER, f"goes with {_OVERLAP} and optim_grads_params, and they with it")
-    return {"plan.zero": zero, "plan.overlap_gradients": overlap, "plan.zero_shards": _shards(stated, zero)}
+    return {
+        "plan.zero": zero,
+        "plan.overlap_gradients": overlap,
+        "plan.zero_shards": _shards(stated, zero),
+        "plan.reshard_after_forward": True,
+    }
+
+
+def _read_torch(stated: Stated) -> Facts:
+    """Return what torch's FSDP2 does: shards over all data ranks, whose collectives always run beside operators."""
+    others = (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _OVERLAP, _OVERLAP_GATHER, _OFFLOAD, _FP16)
+    if wrong := next((key for key in others if key in stated), None):
+        raise stated.fault(wrong, f"goes without {_TORCH}, met both")
+    if wrong := next((key for key in (_PIPELINE, _EXPERT) if stated.count(key, 1) > 1), None):
+        raise stated.fault(wrong, f"1 with {_TORCH}, met {stated.get(wrong)}")
+    for needed in (_NO_FUSION, _UNTIED):
+        stated.word(needed, (True,))
+    if stated.word(_FORMAT, ("torch_dist", "torch_dcp"), "torch_dist") == "torch_dcp" and stated.count(_TENSOR, 1) > 1:
+        raise stated.fault(_FORMAT, "torch_dist with tensor ranks, met torch_dcp")
+    kept = stated.flag(_KEPT, False)
+    facts = {"plan.zero": 3, "plan.overlap_gradients": True, "plan.zero_shards": 0}
+    return facts | {"plan.reshard_after_forward": not kept}
+
+
+def _beside_torch(facts: Facts) -> Iterator[Reason]:
+    """Yield what does not go with torch's FSDP2, which alone keeps parameters after forward.
+
+    Gradients are those that torch has, in the parameters' precision: `get_model` hands its wrapper no other.
+    """
+    for axis in ("pipeline", "expert"):
+        if (ranks := facts[f"plan.{axis}"]) > 1:
+            yield Reason(f"plan.{axis}", f"1 where parameters are kept after forward ({_TORCH})", str(ranks))
+    limits: tuple[tuple[str, Any, str], ...] = (
+        ("plan.zero_shards", 0, "shards over all data ranks"),
+        ("plan.overlap_gradients", True, "always sums gradients beside backward"),
+        ("plan.offload", NOTHING, "goes without the distributed optimizer"),
+        ("model.tied_embeddings", False, f"needs {_UNTIED}"),
+    )
+    for field, value, why in limits:
+        if facts[field] != value:
+            yield Reason(field, f"{plainly(value)} with {_TORCH}, which {why}", plainly(facts[field]))
+    if (precision := facts["training.precision"]) == "fp16":
+        yield Reason("training.precision", f"bf16, fp8 or fp32 with {_TORCH}", precision)
+    elif precision != "fp32" and facts["training.gradient_precision"] != "same":
+        can = f"same with {_TORCH}, which sums gradients as parameters are"
+        yield Reason("training.gradient_precision", can, plainly(facts["training.gradient_precision"]))
+
+
+def _write(values: Values, request: Request, called: str) -> str:
+    """Return the script; torch's FSDP2 wants more than one queue of kernels a device, as Megatron-FSDP does."""
+    script = write(values, request, called)
+    return script.replace(_ONE_CONNECTION, "", 1) if _TORCH in values else script
 
 
 def _shards(stated: Stated, zero: int) -> int:
@@ -286,7 +349,7 @@ def _read_precision(stated: Stated) -> Facts:
         raise stated.fault(_FP8 if fp8 else _FP16, f"{_BF16} or {_FP16}, and {_FP8} with {_BF16}")
     precision = "fp8" if fp8 else "bf16" if bf16 else "fp16" if fp16 else "fp32"
     wide = stated.flag(_IN_FP32, False), stated.flag(_IN_BF16, False)
-    same = wide[1] if bf16 else fp16 and not wide[0]
+    same = wide[1] or _TORCH in stated if bf16 else fp16 and not wide[0]
     return {"training.precision": precision, "training.gradient_precision": "same" if same else "fp32"}
 
 
@@ -298,6 +361,8 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
         yield Reason("training.precision", "not fp16 with expert parallelism", "fp16")
     if facts["plan.zero"] > 1 and facts["plan.chunks"] > 1:
         yield Reason("plan.zero", "0 or 1 with chunks, of which the map knows no run with Megatron-FSDP", "interleaved")
+    if not facts["plan.reshard_after_forward"]:
+        yield from _beside_torch(facts)
 
 
 def _flag(key: str, field: str, on: Any = True, off: Any = False) -> Word:
@@ -322,14 +387,13 @@ _MAP: tuple[Entry, ...] = (
     ),
     _flag("--no-scatter-gather-tensors-in-pipeline", "plan.scatter_gather", False, True),
     Together((_CONTEXT, _HOW), ("plan.context", "plan.attention"), _say_context, _read_context),
-    Count("--expert-model-parallel-size", "plan.expert", 1),
+    Count(_EXPERT, "plan.expert", 1),
     Together(
-        (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _FORMAT, _OVERLAP, _OVERLAP_GATHER),
-        ("plan.zero", "plan.zero_shards", "plan.overlap_gradients"),
+        (_DISTRIBUTED, _INSTANCES, _FSDP, _STRATEGY, _FORMAT, _OVERLAP, _OVERLAP_GATHER, _TORCH, _KEPT, _NO_FUSION),
+        ("plan.zero", "plan.zero_shards", "plan.overlap_gradients", "plan.reshard_after_forward"),
         _say_zero,
         _read_zero,
     ),
-    *always("parameters are given up after forward", reshard_after_forward=True),
     Together(
         (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS),
         ("plan.recompute",),
@@ -352,5 +416,5 @@ _MAP: tuple[Entry, ...] = (
     *PLAIN,
 )
 
-MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _combinations)
+MEGATRON = Target("megatron", "core 0.16.1", _MAP, _write, parse, _combinations)
 to_megatron, from_megatron = MEGATRON.to, MEGATRON.read

@@ -141,7 +141,7 @@ MODEL_MAP: tuple[Entry, ...] = (
     Count("--max-position-embeddings", "model.max_positions"),
     _flag("--swiglu", "model.ffn_kind", "swiglu", "gelu"),
     _flag("--untie-embeddings-and-output-weights", "model.tied_embeddings", False, True),
-    Word("--attention-backend", "model.attention", (("flash", "flash"), ("unfused", "unfused"))),
+    Word("--attention-backend", "model.attention", (("flash", "flash"), ("flash_2", "flash"), ("unfused", "unfused"))),
     Word(
         "--position-embedding-type",
         "model.positions",
@@ -160,4 +160,6 @@ MODEL_MAP: tuple[Entry, ...] = (
         _read_latent,
     ),
 )
-"""The model, argument by argument; sliding windows and parallel residuals are not in it."""
+"""The model, argument by argument; sliding windows and parallel residuals are not in it. ``--attention-backend flash``
+sets ``NVTE_FLASH_ATTN`` (``megatron/core/models/common/language_module/language_module.py``): the version of
+FlashAttention is that which is installed, the second or the best of the device."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.export.request import CannotSay
 from scenarios.errors import Fault, ScenarioError
-from scenarios.interchange.entry import Entry, Reason, Unsayable, Values
+from scenarios.interchange.entry import Either, Entry, Reason, Unsayable, Values
 from scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
 from scenarios.interchange.stated import Stated, path_of, stated
 from scenarios.reader import Document, FieldPath
@@ -29,6 +29,11 @@ def unsayable(entry: Entry, facts: Facts) -> tuple[Reason, ...]:
     except Unsayable as error:
         return error.reasons
     return ()
+
+
+def agrees(said: Any, value: Any) -> bool:
+    """Return whether what a file says of a field may be a value."""
+    return value in said.values if isinstance(said, Either) else bool(said == value)
 
 
 def no_more(facts: Facts) -> Iterator[Reason]:
@@ -135,7 +140,7 @@ class Target:
         own = facts_of(Request(scenario.name, scenario.spec, scenario.problem, scenario.plan))
         if isinstance(scenario.spec, Transformer):
             own |= model_facts(scenario.spec, scenario.problem.training)
-        different = [name for name in facts if name not in PLAN and name in own and facts[name] != own[name]]
+        different = [name for name in facts if name not in PLAN and name in own and not agrees(facts[name], own[name])]
         if different:
             message = "is {} in the scenario that the plan is of, met {}"
             raise ScenarioError(

@@ -9,6 +9,8 @@ torchtitan 0.3.0: ``torchtitan/config/configs.py`` (``TrainingConfig``, ``Parall
 ``torchtitan/trainer.py`` (``Trainer.Config``), ``torchtitan/config/README.md`` (how configurations are written),
 ``torchtitan/distributed/parallel_dims.py`` (degrees and their order), ``.../pipeline_parallel.py`` (stages, schedules,
 microbatches), ``.../fsdp.py`` (sharding, offload), ``.../activation_checkpoint.py``, ``.../context_parallel/api.py``;
+``torchtitan/models/common/feed_forward.py`` and ``torchtitan/config/override.py`` (how one module takes another's
+place), ``torchtitan/components/quantization/float8.py``;
 PyTorch 2, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``.
 """
 
@@ -39,10 +41,10 @@ from scenarios.interchange.entry import (
 from scenarios.interchange.facts import Facts, plainly
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
-from scenarios.interchange.torchtitan_module import FIRST, FULL, parse, write
+from scenarios.interchange.torchtitan_module import ACTIVATIONS, FIRST, FLOAT8, FULL, parse, write
 from strategies.offloading import NOTHING
 from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.recomputation import FirstLayers, Recompute, SomeOperators
 
 _TRAINING, _BY, _COMPILE = "training", "parallelism", "compile"
 _SCHEDULES = (
@@ -64,6 +66,11 @@ _PARTS, _GLOBAL = f"{_BY}.module_fqns_per_model_part", f"{_TRAINING}.global_batc
 _CONTEXT = f"{_BY}.context_parallel_degree"
 _ASYNC, _COMPILED = f"{_COMPILE}.enable_async_tensor_parallel", f"{_COMPILE}.enable"
 _RECOMPUTE = "activation_checkpoint"
+_ACTIVATION = SomeOperators(("activation",))
+"""What `ACTIVATIONS` computes again: the activation of dense feed-forwards. Those of experts stand between products of
+a layer that is not made to be cut there."""
+_PARAMETERS = f"{_TRAINING}.mixed_precision_param"
+_PRECISIONS: dict[str, Values] = {"bf16": {}, "fp8": {FLOAT8: True}, "fp32": {_PARAMETERS: "float32"}}
 _NO_GRAPHS = f"{_TRAINING}.disable_cuda_graphs"
 _TENSOR, _SEQUENCE = f"{_BY}.tensor_parallel_degree", f"{_BY}.enable_sequence_parallel"
 
@@ -205,18 +212,43 @@ def _say_recompute(facts: Facts) -> Values:
         return {_RECOMPUTE: str(None) if how is Recompute.NONE else FULL}
     if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
         return {_RECOMPUTE: FIRST.format(how.layers)}
-    can = f"none, full or full of the first layers of all stages ({_RECOMPUTE})"
+    if how == _ACTIVATION and (kind := facts["model.ffn_kind"]) != "swiglu":
+        can = "the activation of swiglu alone, which its feed-forward has"
+        raise Unsayable(Reason("plan.recompute", can, f"{_ACTIVATION} of {kind}"))
+    if how == _ACTIVATION:
+        return {_RECOMPUTE: str(None), ACTIVATIONS: True}
+    can = f"none, full, full of the first layers of all stages, or the operator {_ACTIVATION} ({_RECOMPUTE})"
     raise Unsayable(Reason("plan.recompute", can, plainly(how)))
 
 
 def _read_recompute(stated: Stated) -> Facts:
-    met = str(stated.get(_RECOMPUTE))
+    met, again = str(stated.get(_RECOMPUTE)), stated.flag(ACTIVATIONS, False)
+    if again and met != str(None):
+        raise stated.fault(_RECOMPUTE, f"None where {ACTIVATIONS} is called, met {shown(met)}")
     if found := re.fullmatch(re.escape(FIRST).replace(r"\{\}", "([1-9][0-9]{0,8})"), met):
         return {"plan.recompute": FirstLayers(Recompute.FULL, int(found[1]))}
     if met not in (str(None), FULL):
         allowed = f"None, {FULL} or {FIRST.format(1)}"
         raise stated.fault(_RECOMPUTE, f"is {allowed} with a number of layers, met {shown(met)}")
-    return {"plan.recompute": Recompute.FULL if met == FULL else Recompute.NONE}
+    return {"plan.recompute": _ACTIVATION if again else Recompute.FULL if met == FULL else Recompute.NONE}
+
+
+def _say_precision(facts: Facts) -> Values:
+    precision = facts["training.precision"]
+    if precision == "fp8" and facts["model.experts"] is not None:
+        can = "bf16 or fp32 with experts, whose products in float8 are a prototype of torchao's"
+        raise Unsayable(Reason("training.precision", can, precision))
+    if precision not in _PRECISIONS:
+        raise Unsayable(Reason("training.precision", f"bf16, fp8 or fp32 ({_PARAMETERS})", precision))
+    return dict(_PRECISIONS[precision])
+
+
+def _read_precision(stated: Stated) -> Facts:
+    quantised = stated.flag(FLOAT8, False)
+    word = stated.word(_PARAMETERS, ("bfloat16", "float32"), "bfloat16")
+    if quantised and word == "float32":
+        raise stated.fault(_PARAMETERS, f"bfloat16 where {FLOAT8} is called, met {word}")
+    return {"training.precision": "fp8" if quantised else "bf16" if word == "bfloat16" else "fp32"}
 
 
 def _say_graphs(facts: Facts) -> Values:
@@ -266,19 +298,14 @@ _MAP: tuple[Entry, ...] = (
     Count(f"{_BY}.expert_parallel_degree", "plan.expert", 1),
     Together((_LOCAL, _GLOBAL, _MICRO), ("plan.microbatch", "training.global_batch"), _say_batch, _read_batch),
     Count(f"{_TRAINING}.seq_len", "training.sequence"),
-    Word(
-        f"{_TRAINING}.mixed_precision_param",
-        "training.precision",
-        (("bf16", "bfloat16"), ("fp32", "float32")),
-        "bfloat16",
-    ),
+    Together((_PARAMETERS, FLOAT8), ("training.precision",), _say_precision, _read_precision),
     Word(
         f"{_TRAINING}.enable_cpu_offload",
         "plan.offload",
         ((NOTHING, False), (HOST_OPTIMIZER_AND_PARAMETERS, True)),
         False,
     ),
-    Together((_RECOMPUTE,), ("plan.recompute",), _say_recompute, _read_recompute),
+    Together((_RECOMPUTE, ACTIVATIONS), ("plan.recompute",), _say_recompute, _read_recompute),
     Together((_ASYNC, _COMPILED), ("plan.overlap_tensor",), _say_overlap, _read_overlap),
     Together((_NO_GRAPHS,), (), _say_graphs, _read_graphs),
     *always("FSDP overlaps", overlap_gradients=True),

@@ -16,44 +16,16 @@ from itertools import count
 from math import inf
 from typing import ClassVar
 
-import numpy as np
-
-from simulator.program import IntArray
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.floor import least_step_time
-from strategies.group import Group
-from strategies.group_bounds import FloatArray
 from strategies.layout import Layout
 from strategies.problem import Problem
-from strategies.schedule import SCHEDULES
-from strategies.schedules.rule import no_pairs
 from strategies.search.choices import offloadings
 from strategies.search.descent import best_known, descend, first_known
 from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
+from strategies.search.members import GroupMembers, memory_depends_on_timing
 from strategies.search.space import Space, choices_of
-
-
-class _Members:
-    """The members of a group that may fit, the cheapest bound first."""
-
-    def __init__(self, group: Group, bounds: FloatArray) -> None:
-        self.group, self.at = group, 0
-        cells: IntArray = np.flatnonzero(bounds < inf)
-        seconds = bounds.ravel()[cells]
-        order = np.argsort(seconds, kind="stable")
-        self.cells, self.seconds = cells[order], seconds[order]
-
-    @property
-    def bound(self) -> float:
-        """Seconds that the cheapest member left takes at least; infinite where none is left."""
-        return float(self.seconds[self.at]) if self.at < len(self.cells) else inf
-
-    def next(self) -> Layout:
-        """Return the cheapest member left."""
-        row, column = divmod(int(self.cells[self.at]), len(self.group.states))
-        self.at += 1
-        return self.group.member(row, column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +44,7 @@ class _Family:
     pairs: bool | None = None
 
 
-_Node = _Family | _Members | _Plan
+_Node = _Family | GroupMembers | _Plan
 """What waits: a family, the members of a group, or one plan."""
 
 
@@ -91,7 +63,7 @@ class _Queue:
     def push(self, bound: float, node: _Node) -> None:
         """Add what takes at least ``bound``, if it is finite."""
         if bound < inf:
-            level = 3 if isinstance(node, _Family) else 2 if isinstance(node, _Members) else int(node.rough)
+            level = 3 if isinstance(node, _Family) else 2 if isinstance(node, GroupMembers) else int(node.rough)
             heappush(self.waiting, (bound, level, next(self.numbers), node))
 
     @property
@@ -200,16 +172,16 @@ class Run:
                 queue.push(max(self.costs.reach(node.layout), bound), _Family(node.layout, pairs=False))
             elif isinstance(node, _Family):
                 for group in choices.groups(node.layout, pairs=bool(node.pairs)):
-                    members = _Members(group, self.costs.table(group, self.best))
+                    members = GroupMembers(group, self.costs.table(group, self.best))
                     queue.push(max(members.bound, bound), members)
-            elif isinstance(node, _Members):
+            elif isinstance(node, GroupMembers):
                 layout = node.next()
                 queue.push(node.bound, node)
                 self._consider(queue, layout, bound)
             elif node.rough:
                 plan = complete(self.problem, node.layout)
                 (path,) = self.costs.longest_paths([plan])
-                if path >= self.best or (_moves(node.layout) and not self.costs.fits(plan)):
+                if path >= self.best or (memory_depends_on_timing(node.layout) and not self.costs.fits(plan)):
                     continue
                 queue.push(path, _Plan(node.layout, rough=False))
             else:
@@ -220,11 +192,6 @@ class Run:
     def _consider(self, queue: _Queue, layout: Layout, bound: float) -> None:
         """Put a layout into the queue with its own bound, if it fits."""
         plan = complete(self.problem, layout)
-        if _moves(layout) or self.costs.fits(plan):
-            self.fits = self.fits or not _moves(layout)
+        if memory_depends_on_timing(layout) or self.costs.fits(plan):
+            self.fits = self.fits or not memory_depends_on_timing(layout)
             queue.push(max(self.costs.bound(plan), bound), _Plan(layout, rough=True))
-
-
-def _moves(layout: Layout) -> bool:
-    """Return whether what a device holds hangs on when passes run: then its memory takes longer than its path."""
-    return SCHEDULES[layout.schedule].pairs is not no_pairs or layout.offload.in_passes

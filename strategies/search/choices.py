@@ -24,7 +24,7 @@ from strategies.parallelism import EXPERTS, Attention
 from strategies.partition import most_stages, num_layers, partition, share_ends
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
-from strategies.schedule import SCHEDULES
+from strategies.schedule import SCHEDULES, rule_of
 from strategies.schedules.rule import ScheduleRule, no_pairs
 from strategies.search.acceptance import FIELDS, OF_FAMILIES, Answers
 
@@ -132,10 +132,9 @@ class Choices:
         family = family_of(layout)
         if not self.has_family(family):
             return False
-        scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
-        if scheduled not in self.schedules(family) or layout.scatter_gather not in self._slices(family):
+        if not self.has_group(layout):
             return False
-        group = self._group(family, scheduled, slices=layout.scatter_gather)
+        group = self.group_of(layout)
         if isinstance(layout.recompute, PerStage):
             return False
         of_pass = PassChoice(layout.recompute, layout.overlap_tensor, layout.offload.activations)
@@ -171,6 +170,26 @@ class Choices:
     def placement(self, devices: int) -> tuple[int, ...]:
         """Return the placement on the first free devices; empty for all of them."""
         return () if devices == len(self.free) else tuple(self.free[:devices])
+
+    def in_words(self, layout: Layout) -> Layout:
+        """Return a layout with stages and devices as the space says them, where it has these."""
+        family = replace(family_of(layout), placement=self._placement_in_words(layout))
+        layout = replace(layout, placement=family.placement)
+        if not isinstance(layout.stages, tuple) or not self.has_family(family):
+            return layout
+        for name, chunks, stages in self.schedules(family):
+            count = layout.pipeline * chunks
+            if (name, chunks) == (layout.schedule, layout.chunks) and self._layers(count, stages) == layout.stages:
+                return replace(layout, stages=stages)
+        return layout
+
+    def _placement_in_words(self, layout: Layout) -> tuple[int, ...]:
+        return () if layout.placement == tuple(self.free) else layout.placement
+
+    def has_group(self, layout: Layout) -> bool:
+        """Return whether a family of the space, that of a layout, has the layout's schedule and stages."""
+        family, scheduled = family_of(layout), Scheduled(layout.schedule, layout.chunks, layout.stages)
+        return scheduled in self.schedules(family) and layout.scatter_gather in self._slices(family)
 
     def group_of(self, layout: Layout) -> Group:
         """Return the group of a layout of the space."""
@@ -388,7 +407,7 @@ class Choices:
 
     def passes(self, layout: Layout) -> tuple[PassChoice, ...]:
         """Return how passes may run under the degrees and the schedule of a layout."""
-        rule, counts = SCHEDULES[layout.schedule], self._layers(layout.pipeline * layout.chunks, layout.stages)
+        rule, counts = rule_of(layout.schedule), self._layers(layout.pipeline * layout.chunks, layout.stages)
         overlaps = layout.tensor > 1 and layout.sequence_parallel and not rule.splits_backward
         whole = not rule.splits_backward and rule.pairs is no_pairs and not rule.asynchronous
         key = (counts, overlaps, whole, layout.pipeline)
@@ -458,7 +477,7 @@ class Choices:
             return False
         if not state.offload:
             return True
-        rule = SCHEDULES[layout.schedule]
+        rule = rule_of(layout.schedule)
         around = Around(
             self.graph,
             self.problem.training,

@@ -3,18 +3,25 @@
 A good plan before the first bound is divided drops most of a space at once, and is there when time is short.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import islice
 from math import inf
+from operator import itemgetter
 
 from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
+from strategies.group import Group
 from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.plan import Plan
 from strategies.problem import Problem
-from strategies.search.space import Space, neighbours
+from strategies.schedule import rule_of
+from strategies.search.choices import family_of
+from strategies.search.members import GroupMembers, memory_depends_on_timing
+from strategies.search.space import Space, choices_of, groups_near
 from strategies.search.starts import engineer_layouts
 
 Known = Generator[Plan, Evaluation, tuple[float, Layout | None]]
@@ -24,10 +31,13 @@ Known = Generator[Plan, Evaluation, tuple[float, Layout | None]]
 def known_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
     """Return the plans that a search knows before it looks: recipes, and what an engineer types first.
 
-    Those that break a rule of the problem or a limit of the space are left out, and what the space does not accept.
+    Those that break a rule of the problem or a limit of the space are left out, what the space does not accept, and
+    schedules without a flush: they train on older weights.
     """
     typed = (layout for _, layout in engineer_layouts(problem))
-    layouts = dict.fromkeys(_within(space, layout) for layout in (*space.starts, *typed))
+    stated = (layout for layout in (*space.starts, *typed) if not rule_of(layout.schedule).asynchronous)
+    choices = choices_of(problem, space)
+    layouts = dict.fromkeys(choices.in_words(_within(space, layout)) for layout in stated)
     legal = (each for each in layouts if space.allows(each) and next(violations(problem, each), None) is None)
     return tuple(layout for layout in legal if _is_accepted(problem, space, layout))
 
@@ -37,7 +47,7 @@ def _is_accepted(problem: Problem, space: Space, layout: Layout) -> bool:
 
 
 def _within(space: Space, layout: Layout) -> Layout:
-    """Return the same plan with values that a space has, in fields which mean nothing for it."""
+    """Return the layout with fields that it does not use, as the schedule of one stage, as a space allows them."""
     unused = {"attention": layout.context == 1, "schedule": layout.pipeline == 1}
     limits = ((name, getattr(space, name)) for name, without in unused.items() if without)
     others = {name: limit[0] for name, limit in limits if limit is not None and getattr(layout, name) not in limit}
@@ -51,7 +61,7 @@ def soonest_known(problem: Problem, space: Space) -> list[tuple[Plan, Layout]]:
 
 
 def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
-    """Yield the known plan that fits and is simulated soonest, by its passes: whatever the time is, there is a plan."""
+    """Yield the known plan that fits and is simulated soonest, so that a search has a result however short its time."""
     for plan, layout in soonest_known(problem, space):
         if costs.fits(plan):
             return (yield plan).step_time, layout
@@ -59,37 +69,83 @@ def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
 
 
 def best_known(problem: Problem, space: Space, costs: CostModel, best: float, layout: Layout | None) -> Known:
-    """Yield the known plans that fit and may be faster than ``best`` seconds, which ``layout`` takes."""
-    bounds = []
+    """Yield the known plans that fit and may be faster than ``best`` seconds, which ``layout`` takes.
+
+    The plan with the least bound is looked at closer, one level at a time: what its devices compute, a path through its
+    step, whether it fits, its longest path.
+    """
+    waiting: list[tuple[float, int, int, Layout]] = []
     for number, known in enumerate(known_layouts(problem, space)):
+        floor = costs.floor(family_of(known)) if isinstance(known.microbatch, int) else 0.0
+        heappush(waiting, (floor, _FLOOR, number, known))
+    while waiting and waiting[0][0] < best:
+        bound, level, number, known = heappop(waiting)
         plan = complete(problem, known)
-        if costs.fits(plan) and (bound := costs.bound(plan)) < best:
-            bounds.append((bound, number, known, plan))
-    paths: list[tuple[float, int, Layout, Plan]] = []
-    for bound, number, known, plan in sorted(bounds, key=lambda row: row[:2]):
-        if bound < min(best, *(path for path, *_ in paths), inf):
-            paths.append((costs.longest_paths([plan])[0], number, known, plan))
-        else:
-            paths.append((bound, number, known, plan))
-    for path, _, known, plan in sorted(paths, key=lambda row: row[:2]):
-        if path < best and (step_time := (yield plan).step_time) < best:
+        if level == _FLOOR:
+            heappush(waiting, (max(bound, costs.bound(plan)), _BOUND, number, known))
+        elif level == _BOUND:
+            if memory_depends_on_timing(known) or costs.fits(plan):
+                heappush(waiting, (max(bound, *costs.longest_paths([plan])), _PATH, number, known))
+        elif (not memory_depends_on_timing(known) or costs.fits(plan)) and (step_time := (yield plan).step_time) < best:
             best, layout = step_time, known
     return best, layout
 
 
+_FLOOR, _BOUND, _PATH = range(3)
+"""Which lower bound of its step a plan waits with: that of its family, its own, or its longest path."""
+
+
 def descend(problem: Problem, space: Space, costs: CostModel, best: float, layout: Layout) -> Known:
-    """Yield the best neighbour of ``layout``, which takes ``best`` seconds, of that again, and so on."""
+    """Yield faster and faster plans, each found near the one before; the first takes ``best`` seconds.
+
+    Near a plan are the members of its group first, which cost least to look at, then those of its family, then those
+    of other families (`groups_near`). The members with the least bounds are looked at until one has a shorter longest
+    path. A plan is evaluated, which takes longer than all that, where its family has none of a shorter path; where
+    other families have none either the way ends.
+    """
     chosen, lowest = layout, costs.longest_paths([complete(problem, layout)])[0]
-    after: Layout | None = layout
-    while after is not None:
-        layout, after = after, None
-        plans = [(complete(problem, neighbour), neighbour) for neighbour in neighbours(problem, space, layout)]
-        bounds = ((costs.bound(plan), number, plan, neighbour) for number, (plan, neighbour) in enumerate(plans))
-        for bound, _, plan, neighbour in sorted(bounds):
-            if bound >= lowest:
+    evaluated, is_left = lowest, True
+    while is_left:
+        is_left = False
+        for is_far, groups in groups_near(problem, space, layout):
+            if is_far and lowest < min(evaluated, best):
+                evaluated, step_time = lowest, (yield complete(problem, layout)).step_time
+                best, chosen = min((best, chosen), (step_time, layout), key=itemgetter(0))
+            if shorter := _first_shorter(problem, costs, groups, lowest):
+                (lowest, layout), is_left = shorter, True
                 break
-            if costs.fits(plan) and (path := costs.longest_paths([plan])[0]) < lowest:
-                lowest, after = path, neighbour
-        if after is not None and lowest < best and (step_time := (yield complete(problem, after)).step_time) < best:
-            best, chosen = step_time, after
     return best, chosen
+
+
+MOST_MEMBERS = 64
+"""Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
+
+
+def _first_shorter(
+    problem: Problem, costs: CostModel, groups: Mapping[Layout, Iterable[Group]], lowest: float
+) -> tuple[float, Layout] | None:
+    """Return the first member that fits and has a longest path of less than ``lowest`` seconds, after its path."""
+    for candidate in islice(_least_members(costs, groups, lowest), MOST_MEMBERS):
+        plan, late = complete(problem, candidate), memory_depends_on_timing(candidate)
+        if costs.bound(plan) >= lowest or not (late or costs.fits(plan)):
+            continue
+        if (path := costs.longest_paths([plan])[0]) < lowest and (not late or costs.fits(plan)):
+            return path, candidate
+    return None
+
+
+def _least_members(costs: CostModel, groups: Mapping[Layout, Iterable[Group]], limit: float) -> Iterator[Layout]:
+    """Yield the members of groups by family whose bounds are below ``limit`` seconds, by rising bound."""
+    waiting: list[tuple[float, int, Layout | GroupMembers]] = []
+    for family in groups:
+        heappush(waiting, (costs.floor(family), len(waiting), family))
+    number = len(waiting)
+    while waiting and waiting[0][0] < limit:
+        _, place, node = heappop(waiting)
+        if isinstance(node, GroupMembers):
+            yield node.next()
+            heappush(waiting, (node.bound, place, node))
+            continue
+        for group in groups[node]:
+            members, number = GroupMembers(group, costs.table(group, limit)), number + 1
+            heappush(waiting, (members.bound, number, members))

@@ -166,7 +166,7 @@ class SearchResult:
         What the algorithm said of the best plan, if it did.
     scope
         The plans among which it looked, of which ``lower_bound`` and ``gap`` are: the best may be none of them.
-        ``None`` where it chose a sharding for every operator, of which the certificate tells.
+        ``None`` where it chose a sharding for every operator, of which the certificate tells, or was interrupted.
     """
 
     algorithm: str
@@ -214,8 +214,8 @@ def search(
     budget
         Evaluations, of different plans: a repeated plan costs none.
     seconds
-        Time after which nothing is looked at any more; a first plan that is proposed later
-        is still evaluated, so that there is a result.
+        Time after which nothing is looked at any more. What is simulated then is given up a moment later; where no plan
+        was evaluated, the known plan that is simulated soonest is, so that there is a result.
     progress
         Called after every evaluation, and now and then while plans are only looked at.
     clock
@@ -244,22 +244,23 @@ def search(
     limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
     accepted = partial(_accepted, problem, space) if limited else None
     run = _Run(costs, fan_out, journal, budget, seconds, progress, clock, accepted)
-    nearest = None
+    nearest = scope = None
     try:
         run.drive(algorithm.propose(problem, space, run))
         if run.best is None and run.end == OUT_OF_TIME:
             run.fall_back(problem, space)
         if run.best is None:
             nearest = run.nearest(problem, space)
-            if nearest is not None and run.end == OUT_OF_TIME and run.fits_in_the_end(nearest):
+            if nearest is not None and run.is_answer(nearest):
                 run.record(nearest)
                 nearest = None
+        if journal is not None and run.best is not None:
+            _confirm(run.best, journal, costs)
+        scope = scope_of(problem, run.space or space) if run.said is None else None
     except KeyboardInterrupt:
         run.end = INTERRUPTED
     finally:
         fan_out.cancel()
-    if journal is not None and run.best is not None and run.end != INTERRUPTED:
-        _confirm(run.best, journal, costs)
     return SearchResult(
         algorithm=algorithm.name,
         best=run.best,
@@ -273,7 +274,7 @@ def search(
         history=tuple(run.history),
         end=run.end,
         certificate=run.certificate,
-        scope=scope_of(problem, run.space or space) if run.said is None else None,
+        scope=scope,
         nothing_fits=run.lower_bound == inf and space is whole,
     )
 
@@ -288,8 +289,9 @@ def _that_keep_least(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield layouts of a space: of the smallest microbatch, and of most recompute where it has that; else all."""
     frugal = space if space.microbatch else replace(space, microbatch=(1,))
     for group in groups(problem, frugal):
-        fullest = [choice.recompute is Recompute.FULL for choice in group.passes]
-        yield from replace(group, legal=group.legal & np.array(fullest)[:, None]) if any(fullest) else group
+        fullest = np.array([choice.recompute is Recompute.FULL for choice in group.passes])
+        legal = group.legal & fullest[:, None]
+        yield from replace(group, legal=legal) if legal.any() else group
     yield from layouts(problem, space) if not count(problem, frugal) else ()
 
 
@@ -520,8 +522,8 @@ class _Run:
             self._look(plan)
         return self.costs.longest_paths(plans)
 
-    def fits_in_the_end(self, nearest: Trial) -> bool:
-        """Return whether a plan that was looked at when the time was up fits, and is accepted."""
+    def is_answer(self, nearest: Trial) -> bool:
+        """Return whether the plan that needs the least memory fits, and is accepted: then it is better than none."""
         return nearest.evaluation.fits and (self.accepted is None or self.accepted(nearest.plan))
 
     def fall_back(self, problem: Problem, space: Space) -> None:

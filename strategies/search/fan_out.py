@@ -14,6 +14,7 @@ from threading import Thread, local
 from time import monotonic
 from typing import Any
 
+from simulator.deadline import check_deadline
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
 from strategies.plan import Plan
@@ -22,6 +23,8 @@ MAX_PROCESSES = 1024
 """Processes that one machine is asked for."""
 MOMENT = 1.0
 """Seconds for which processes that are given up are waited for."""
+POLL = 0.2
+"""Seconds after which it is looked at whether there is still time for an evaluation."""
 
 
 class FanOut:
@@ -54,7 +57,13 @@ class FanOut:
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return the evaluation of ``plan``; waits for it where it was begun."""
         begun = self._begun.pop(plan, None)
-        return self.costs.evaluate(plan) if begun is None else begun.result()
+        if begun is None:
+            return self.costs.evaluate(plan)
+        while True:
+            try:
+                return begun.result(POLL)
+            except TimeoutError:
+                check_deadline()
 
     def cancel(self) -> None:
         """Give up what was begun and not asked for."""

@@ -19,10 +19,15 @@ _LEFT_OUT = {
     "offload": "offload",
     "order": "other orders of axes",
     "stages": "stages of other sizes but near the best plan",
+    "microbatch": "microbatches that are no power of two, or of more than 131,072 tokens",
+    "schedule": "schedules that few use",
+    "zero_shards": "states shared by other data ranks than all or a node's",
+    "overlap_gradients": "gradients reduced after backward",
+    "gradient_reduction": "parameter servers",
 }
 """What a field that has no limit leaves out of a space."""
 
-_CLOSED = frozenset({"tensor_rows", "order", "stages"})
+_CLOSED = frozenset({"tensor_rows", "order", "stages", "zero_shards", "overlap_gradients", "gradient_reduction"})
 """Those of them that a wide space leaves out too."""
 
 _ALWAYS_LEFT_OUT = ("single operators sharded apart", "recompute that differs by stage but near the best plan")
@@ -66,8 +71,7 @@ def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
     names = {scheduled.name for family in families if family.pipeline > 1 for scheduled in choices.schedules(family)}
     if names:
         yield ", ".join(name for name in SCHEDULES if name in names)
-    representatives = {(family.pipeline > 1, family.tensor > 1, family.data > 1): family for family in families}
-    groups = [group for family in representatives.values() for group in choices.groups(family)]
+    groups = [group for family in _representatives(families) for group in choices.groups(family)]
     zeros = sorted({state.zero for group in groups for state in group.states})
     shards = any(family.zero_shards for family in families)
     if zeros != [0]:
@@ -77,6 +81,16 @@ def _tried(choices: Choices, families: tuple[Layout, ...]) -> Iterator[str]:
         yield "tensor communication beside products or not"
     if any(state.offload for group in groups for state in group.states):
         yield "offload of optimizer states"
+
+
+def _representatives(families: tuple[Layout, ...]) -> Iterator[Layout]:
+    """Yield the first and the last family of every kind: those of a kind differ in how many layers a stage has."""
+    kinds: dict[tuple[bool, ...], list[Layout]] = {}
+    for family in families:
+        kind = family.pipeline > 1, family.tensor > 1, family.data > 1, family.zero_shards > 0
+        kinds.setdefault(kind, []).append(family)
+    for members in kinds.values():
+        yield from dict.fromkeys((members[0], members[-1]))
 
 
 def _recomputes(values: Iterable[OfStage]) -> dict[str, None]:
@@ -96,7 +110,9 @@ def _listed(numbers: list[int]) -> str:
 
 def _left_out(problem: Problem, space: Space) -> Iterator[str]:
     limits = [field.name for field in fields(space) if field.name in _FIELDS and getattr(space, field.name) is not None]
-    if limits:
+    if space.accepts is not None:
+        yield "what the target cannot say"
+    elif limits:
         yield f"what the limits of {', '.join(limits)} forbid"
     for name, words in _LEFT_OUT.items():
         if getattr(space, name) is None and (name in _CLOSED or not space.wide):

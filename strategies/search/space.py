@@ -8,7 +8,7 @@ Layouts come in families, which share degrees, ranks and microbatch, and those i
 (`strategies.group`), so that a large space is counted, and most of it dropped, without listing it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import permutations, product
@@ -175,6 +175,8 @@ class Space:
 
     def allows(self, layout: Layout) -> bool:
         """Return whether a layout keeps every limit; where there is none, any value does."""
+        if self.devices is not None and prod(getattr(layout, name) for name in DEGREES) not in self.devices:
+            return False
         limits = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name not in _OF_NO_FIELD)
         return all(limit is None or getattr(layout, name) in limit for name, limit in limits)
 
@@ -292,6 +294,26 @@ def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, 
     found = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
     legal = (each for candidate in found for each in _with_stages(choices, candidate) if choices.contains(each))
     return tuple(dict.fromkeys(candidate for candidate in legal if candidate != layout))
+
+
+def groups_near(problem: Problem, space: Space, layout: Layout) -> Iterator[tuple[bool, dict[Layout, Iterable[Group]]]]:
+    """Yield the groups of ``space`` around a layout by family, the nearest first, and whether they are far.
+
+    They are its own group; the groups of its family; and, far, those of its schedule, with any chunks and stages, of
+    the families that are one decision away.
+    """
+    choices, own = choices_of(problem, space), family_of(layout)
+    if choices.has_family(own):
+        yield False, {own: [choices.group_of(layout)] if choices.has_group(layout) else []}
+        yield False, {own: choices.groups(own)}
+    candidates = [*_traded(choices, layout), *_resized(choices, layout), *choices.variants(layout)]
+    families = (family for family in dict.fromkeys(map(family_of, candidates)) if choices.has_family(family))
+    yield True, {family: _of_schedule(choices, family, layout.schedule) for family in families if family != own}
+
+
+def _of_schedule(choices: Choices, family: Layout, schedule: str) -> Iterator[Group]:
+    """Yield the groups of a family that have a schedule; all where it has no pipeline, and hence no choice."""
+    return (group for group in choices.groups(family) if family.pipeline == 1 or group.layout.schedule == schedule)
 
 
 def _traded(choices: Choices, layout: Layout) -> Iterator[Layout]:

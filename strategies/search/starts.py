@@ -109,8 +109,9 @@ def _long_contexts(problem: Problem, devices: int, tensors: Sequence[int]) -> It
     if sequence < LONG_SEQUENCE:
         return
     for tensor in dict.fromkeys((*tensors[:1], 1)):
-        fitting = [each for each in divisors(devices // tensor) if each > 1 and sequence // each >= LEAST_TOKENS]
-        inside = [each for each in fitting if each * tensor <= problem.cluster.first.devices]
+        most = sequence // LEAST_TOKENS
+        fitting = [degree for degree in divisors(devices // tensor) if 1 < degree <= most and sequence % degree == 0]
+        inside = [degree for degree in fitting if degree * tensor <= problem.cluster.first.devices]
         for context in dict.fromkeys((*inside[-1:], *fitting[-1:])):
             layout = Layout(
                 data=devices // (tensor * context),

@@ -12,8 +12,10 @@ from small_requests import MODELS, TRAINING, problem, request
 
 from executor.export.request import CannotSay
 from scenarios.interchange.facts import FIELDS, PLAN, Facts, Request, facts_of, plan_document
-from scenarios.interchange.target import Target
+from scenarios.interchange.stated import stated
+from scenarios.interchange.target import Target, agrees
 from scenarios.interchange.targets import TARGETS
+from scenarios.interchange.torchtitan import TORCHTITAN
 from scenarios.loader import layout_in, rule_violations
 from scenarios.schema import PlanTable
 from strategies.completion import complete
@@ -27,6 +29,7 @@ from strategies.recomputation import FirstLayers, PerStage, Recompute, SomeOpera
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WHOLE, PART = Offloading(optimizer=(1.0,)), Offloading(optimizer=(0.5,))
 ALL = Offloading(optimizer=(1.0,), parameters=(1.0,))
+SAME = replace(TRAINING, gradient_precision="same")
 DEGREES = st.sampled_from([1, 1, 2, 4])
 LAYOUTS = st.fixed_dictionaries(
     {"data": DEGREES, "tensor": DEGREES, "pipeline": DEGREES, "microbatch": st.sampled_from([1, 2])},
@@ -52,6 +55,7 @@ LAYOUTS = st.fixed_dictionaries(
                 FirstLayers(Recompute.FULL, 1),
                 FirstLayers(Recompute.SELECTIVE, 1),
                 SomeOperators(("up",)),
+                SomeOperators(("activation",)),
                 SomeOperators(("up", "activation", "down")),
                 SomeOperators(("attention", "up", "activation", "down")),
                 SomeOperators(("expert_activation",)),
@@ -97,9 +101,7 @@ def reads_back(target: Target, request: Request) -> str:
     facts = target.read(text.encode())
     assert plan_of(request, facts) == request.plan, text
     own = facts_of(request)
-    assert {name: value for name, value in facts.items() if name not in PLAN} == {
-        name: own[name] for name in facts if name not in PLAN
-    }
+    assert [name for name in facts if name not in PLAN and not agrees(facts[name], own[name])] == []
     return text
 
 
@@ -150,6 +152,18 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
     for names in (feed_forward, ("attention", *feed_forward), ("expert_activation", "attention")):
         yield "megatron", {"model": "mixture", "data": 2, "recompute": SomeOperators(names)}
     yield "torchtitan", {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL, 3)}
+    alone: dict[str, Any] = {"model": "llama", "recompute": SomeOperators(("activation",))}
+    yield "torchtitan", alone | {"data": 4, "zero": 3, "tensor": 2, "sequence_parallel": True, "overlap_tensor": True}
+    yield "torchtitan", alone | {"data": 2, "pipeline": 2, "schedule": "zbv", "chunks": 2}
+    yield "torchtitan", alone | {"model": "mixture", "data": 4, "zero": 3, "expert": 2}
+    kept: dict[str, Any] = {"data": 4, "zero": 3, "reshard_after_forward": False, "training": SAME}
+    yield "megatron", kept
+    yield "megatron", kept | {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True}
+    yield "megatron", kept | {"context": 2, "attention": Attention.RING, "recompute": Recompute.FULL}
+    yield "megatron", kept | {"training": replace(SAME, precision="fp8"), "model": "llama"}
+    yield "megatron", kept | {"training": replace(TRAINING, precision="fp32"), "model": "mixture"}
+    for model, precision in product(("gpt", "llama"), ("bf16", "fp8", "fp32")):
+        yield "torchtitan", {"model": model, "data": 4, "training": replace(TRAINING, precision=precision)}
     yield "megatron", {"data": 4, "zero": 1, "zero_shards": 2, "offload": PART}
     yield "megatron", {"model": "mixture", "data": 4, "expert": 2, "tensor": 2, "overlap_gradients": False}
     yield "megatron", {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True}
@@ -177,6 +191,57 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
 def test_what_can_be_said_is_said(name: str, choice: dict[str, Any]) -> None:
     text = reads_back(TARGETS[name], request(**choice))
     assert TARGETS[name].version in text or (name == "deepspeed" and TARGETS[name].called in text)
+
+
+@given(choice=LAYOUTS, model=st.sampled_from(list(MODELS)), precision=st.sampled_from(["bf16", "fp8"]))
+@settings(max_examples=150, deadline=None)
+def test_the_activation_alone_is_said_where_no_recomputation_is(
+    choice: dict[str, Any], model: str, precision: str
+) -> None:
+    """torchtitan says of a swiglu what it says with nothing recomputed, and one call more; of another nothing."""
+    training = replace(TRAINING, precision=precision)
+    plain = drawn(choice | {"recompute": Recompute.NONE}, model, training)
+    again = drawn(choice | {"recompute": SomeOperators(("activation",))}, model, training)
+    if plain is None or again is None:
+        return
+    try:
+        text = TORCHTITAN.to(plain)
+    except CannotSay as error:
+        with pytest.raises(CannotSay) as other:
+            TORCHTITAN.to(again)
+        reasons = str(error).partition(": ")[2].split("; ")
+        assert [reason for reason in reasons if reason not in str(other.value)] == []
+        return
+    if MODELS[model].ffn_kind != "swiglu":
+        with pytest.raises(CannotSay, match=r"plan\.recompute: the activation of swiglu alone"):
+            TORCHTITAN.to(again)
+        return
+    said = reads_back(TORCHTITAN, again).splitlines()
+    statements = [line for line in text.splitlines() if line.startswith("    config.")]
+    assert [line for line in said if line.startswith("    config.")][: len(statements)] == statements
+    assert said.count("    recompute_activations(config)") == 1 and "recompute_activations" not in text
+
+
+@given(choice=LAYOUTS, model=st.sampled_from(list(MODELS)), training=TRAININGS)
+@settings(max_examples=150, deadline=None)
+def test_kept_parameters_are_those_of_fsdp2(choice: dict[str, Any], model: str, training: Any) -> None:
+    """What Megatron-LM's ``validate_args`` refuses beside ``--use-torch-fsdp2`` no script says beside it."""
+    asked = drawn(choice | {"data": 4, "zero": 3, "reshard_after_forward": False}, model, training)
+    if asked is None:
+        return
+    megatron = TARGETS["megatron"]
+    asked = replace(asked, spec=replace(asked.spec, tied_embeddings=False))
+    try:
+        text = reads_back(megatron, asked)
+    except CannotSay:
+        return
+    values = stated(megatron.parse(text.encode(), "file")).values
+    needed = {"--torch-fsdp2-no-reshard-after-forward": True, "--no-gradient-accumulation-fusion": True}
+    needed |= {"--untie-embeddings-and-output-weights": True, "--ckpt-format": "torch_dist"}
+    assert values | needed == values
+    assert not {"--use-distributed-optimizer", "--use-megatron-fsdp", "--fp16"} & values.keys()
+    assert not {"--pipeline-model-parallel-size", "--expert-model-parallel-size"} & values.keys()
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in text
 
 
 @EACH_TARGET

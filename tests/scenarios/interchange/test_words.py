@@ -9,6 +9,7 @@ from small_requests import TRAINING, request
 from executor.export.request import CannotSay
 from scenarios.errors import ScenarioError
 from scenarios.interchange.stated import stated
+from scenarios.interchange.target import agrees
 from scenarios.interchange.targets import TARGETS
 from strategies.offloading import Offloading
 from strategies.parallelism import Attention
@@ -23,6 +24,9 @@ TITAN_SCHEDULE = f"{BY}pipeline_parallel_schedule"
 MODEL = "model.model_config."
 MLP: dict[str, Any] = {"recompute": SomeOperators(("up", "activation", "down"))}
 FIRST: dict[str, Any] = {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL, 3)}
+ACTIVATION: dict[str, Any] = {"model": "llama", "recompute": SomeOperators(("activation",))}
+SAME, FP8 = replace(TRAINING, gradient_precision="same"), replace(TRAINING, precision="fp8")
+KEPT: dict[str, Any] = {"data": 4, "zero": 3, "reshard_after_forward": False, "training": SAME}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,18 @@ FIRST: dict[str, Any] = {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL,
             "torchtitan",
             {"recompute": FirstLayers(Recompute.FULL, 3)},
             {"activation_checkpoint": "FirstLayersAC.Config(layers=3)"},
+        ),
+        ("torchtitan", ACTIVATION, {"activation_checkpoint": "None", "recompute_activations": True}),
+        ("torchtitan", {"training": FP8}, {"multiply_in_float8": True}),
+        (
+            "megatron",
+            KEPT,
+            {
+                "--use-torch-fsdp2": True,
+                "--torch-fsdp2-no-reshard-after-forward": True,
+                "--no-gradient-accumulation-fusion": True,
+                "--ckpt-format": "torch_dist",
+            },
         ),
         ("megatron", {"model": "llama"}, {"--position-embedding-type": "rope", "--normalization": "RMSNorm"}),
         ("megatron", {"model": "mixture"}, {"--moe-layer-freq": "([0]*1+[1]*7)", "--num-experts": 8}),
@@ -126,6 +142,42 @@ def test_precision(name: str, precision: str, present: dict[str, Any], absent: s
         ),
         ("torchtitan", FIRST, "layers=3", "layers=0", "is None, FullAC.Config\\(\\) or FirstLayersAC"),
         ("torchtitan", FIRST, "<= self.config.layers", "> 1", "a line sets a field of config"),
+        ("torchtitan", ACTIVATION, "silu(gate) * up", "gate", "a line sets a field of config"),
+        ("torchtitan", ACTIVATION, "    recompute_activations(config)", "    run(config)", "a line sets a field of"),
+        ("torchtitan", ACTIVATION, "checkpoint = None", "checkpoint = FullAC.Config()", "None where recompute_activ"),
+        ("torchtitan", {"training": FP8}, '["lm_head"]', "[]", "a line sets a field of config"),
+        (
+            "torchtitan",
+            {"training": FP8},
+            "    config.training.seq_len",
+            "    config.training.mixed_precision_param = 'float32'\n    config.training.seq_len",
+            "bfloat16 where multiply_in_float8 is called, met float32",
+        ),
+        ("megatron", KEPT, "    --use-torch-fsdp2\n", "", "needs --use-torch-fsdp2, met none"),
+        (
+            "megatron",
+            KEPT,
+            "    --no-gradient-accumulation-fusion\n",
+            "",
+            "--no-gradient-accumulation-fusion.*is needed",
+        ),
+        ("megatron", KEPT, "    --untie-embeddings-and-output-weights\n", "", "--untie-embed.*is needed"),
+        ("megatron", KEPT, "format torch_dist", "format fsdp_dtensor", "is one of .*torch_dist.*torch_dcp"),
+        (
+            "megatron",
+            KEPT,
+            "    --bf16",
+            "    --use-distributed-optimizer\n    --bf16",
+            "goes without --use-torch-fsdp2",
+        ),
+        ("megatron", KEPT, "    --bf16", "    --expert-model-parallel-size 2\n    --bf16", "1 with --use-torch-fsdp2"),
+        (
+            "megatron",
+            KEPT | {"tensor": 2},
+            "format torch_dist",
+            "format torch_dcp",
+            "torch_dist with tensor ranks, met torch_dcp",
+        ),
     ],
 )
 def test_a_policy_that_is_read_is_one_that_is_written(
@@ -135,6 +187,66 @@ def test_a_policy_that_is_read_is_one_that_is_written(
     assert old in text
     with pytest.raises(ScenarioError, match=message):
         TARGETS[name].read(text.replace(old, new).encode(), "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "reason"),
+    [
+        ("megatron", KEPT | {"pipeline": 2}, "plan.pipeline: 1 where parameters are kept after forward"),
+        (
+            "megatron",
+            KEPT | {"model": "mixture", "expert": 2},
+            "plan.expert: 1 where parameters are kept after forward",
+        ),
+        ("megatron", KEPT | {"zero_shards": 2}, "plan.zero_shards: 0 with --use-torch-fsdp2"),
+        ("megatron", KEPT | {"overlap_gradients": False}, "plan.overlap_gradients: true with --use-torch-fsdp2"),
+        ("megatron", KEPT | {"offload": Offloading(optimizer=(1.0,))}, "plan.offload: nothing with --use-torch-fsdp2"),
+        ("megatron", KEPT | {"training": TRAINING}, "training.gradient_precision: same with --use-torch-fsdp2"),
+        (
+            "megatron",
+            KEPT | {"training": replace(SAME, precision="fp16")},
+            "training.precision: bf16, fp8 or fp32 with --use-torch-fsdp2",
+        ),
+        ("torchtitan", ACTIVATION | {"model": "gpt"}, "plan.recompute: the activation of swiglu alone"),
+        (
+            "torchtitan",
+            {"model": "mixture", "recompute": SomeOperators(("expert_activation",))},
+            "or the operator activation (activation_checkpoint), met expert_activation",
+        ),
+        ("torchtitan", {"model": "mixture", "training": FP8}, "training.precision: bf16 or fp32 with experts"),
+        ("torchtitan", {"training": replace(TRAINING, precision="fp16")}, "training.precision: bf16, fp8 or fp32"),
+    ],
+)
+def test_what_goes_with_nothing_else_is_refused_with_the_reason(name: str, choice: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CannotSay) as error:
+        TARGETS[name].to(request(**choice))
+    assert reason in str(error.value)
+
+
+def test_fsdp2_needs_embeddings_of_their_own() -> None:
+    asked = request(**KEPT)
+    with pytest.raises(CannotSay, match=r"model\.tied_embeddings: false with --use-torch-fsdp2"):
+        TARGETS["megatron"].to(replace(asked, spec=replace(asked.spec, tied_embeddings=True)))
+
+
+def test_fsdp2_gives_parameters_up_where_nothing_else_is_said() -> None:
+    text = TARGETS["megatron"].to(request(**KEPT)).replace("    --torch-fsdp2-no-reshard-after-forward\n", "")
+    facts = TARGETS["megatron"].read(text.replace("    --grad-reduce-in-bf16\n", "").encode())
+    assert (facts["plan.zero"], facts["plan.reshard_after_forward"]) == (3, True)
+    assert facts["training.gradient_precision"] == "same"  # torch sums what parameters are
+
+
+def test_a_word_of_two_kernels_is_read_as_either() -> None:
+    """Megatron-LM's flash is the FlashAttention that is installed: a scenario of the second one says it so too."""
+    megatron = TARGETS["megatron"]
+    for kernel in ("flash", "flash_2"):
+        asked = request("llama")
+        text = megatron.to(replace(asked, spec=replace(asked.spec, attention=kernel)))
+        said = megatron.read(text.encode())["model.attention"]
+        assert "--attention-backend flash\n" in text and str(said) == "flash or flash_2"
+        assert agrees(said, kernel) and not agrees(said, "unfused")
+    with pytest.raises(CannotSay, match=r"model\.attention: flash or flash_2 or unfused .*, met flash_triton"):
+        megatron.to(replace(asked, spec=replace(asked.spec, attention="flash_triton")))
 
 
 def test_operators_of_no_module_have_no_words() -> None:

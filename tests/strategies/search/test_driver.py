@@ -278,3 +278,27 @@ def test_a_simulation_that_takes_too_long_is_ended_and_the_plan_simulated_soones
 def test_an_empty_space_is_a_result() -> None:
     result = search(Scripted(()), PROBLEM, Space(tensor=(7,)), costs=FakeCost())
     assert (result.best, result.nearest, result.trials, result.considered) == (None, None, (), 0)
+
+
+def test_a_plan_that_fits_and_was_only_looked_at_is_better_than_none() -> None:
+    # the one plan that the budget allows does not fit; of those that are looked at then, one does
+    result = run((PLANS[0], PLANS[1]), (None, 7.0), budget=1)
+    assert result.end == BUDGET
+    assert result.nearest is None
+    assert result.best is not None and result.best.evaluation.step_time == 7.0
+
+
+def test_an_interrupt_after_the_last_plan_keeps_the_best() -> None:
+    class Interrupted(Scripted):
+        def propose(self, problem: Problem, space: Space, costs: object) -> Generator[Plan, Evaluation, None]:
+            yield PLANS[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.search.driver.scope_of", interrupted)
+        result = search(Interrupted(()), PROBLEM, costs=FakeCost())  # type: ignore[arg-type]
+    assert result.interrupted and result.scope is None
+    assert result.best is not None and result.best.plan == PLANS[0]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -129,3 +129,11 @@ def test_limits_of_recomputation_and_stages_hold_whatever_divides_stages(algorit
     plan = best.plan
     assert {of_stage(plan.recompute, stage) for stage in range(len(plan.stages))} == {Recompute.FULL}
     assert plan.stages == partition(small.graph, len(plan.stages), "balanced")
+
+
+def test_a_scope_tells_of_every_kind_of_family() -> None:
+    # states are over all ranks in some families, and over those of a node in others, which have no ZeRO 0
+    tried = scope_of(SMALL, Space(tensor=(1,), pipeline=(1,))).tried
+    assert "ZeRO 0 to 3 over all or a node" in tried
+    # 7 layers on 4 stages: no stage has more than 2, of which a part are; on one stage a part of 7
+    assert any("some layers" in words for words in scope_of(SMALL, Space(data=(1,), tensor=(1,))).tried)

@@ -1,0 +1,32 @@
+"""What two steps of a module differ by, element by element."""
+
+from math import inf
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from executor.operators.whole_batch import Step, difference
+
+MASK = [[0.0, -inf], [0.0, 0.0]]
+
+
+def made(gradient: float, mask: list[list[float]] = MASK, other: float = 1.0) -> Step:
+    gradients = {"weight": torch.tensor([other]), "bias": torch.tensor([gradient])}
+    return Step(torch.tensor(2.0), gradients, {"mask": torch.tensor(mask)})
+
+
+def test_masks_of_infinities_are_compared() -> None:
+    assert difference(made(1.0), made(1.0)) == (0.0, "")
+    assert difference(made(1.0), made(1.0, [[0.0, 0.0], [0.0, 0.0]])) == (inf, "buffer mask")
+    assert difference(made(1.0), made(1.0, [[0.0, -inf], [0.5, 0.0]])) == (0.5, "buffer mask")
+
+
+def test_a_small_gradient_is_set_beside_itself() -> None:
+    # 1e-4 instead of 2e-4, beside 1e-2 of the largest gradient, 1e-4: 2e-4 / 2e-4 - 1e-4 / 2e-4 = 0.5
+    met, what = difference(made(2e-4, other=1e-2), made(1e-4, other=1e-2))
+    assert (round(met, 6), what) == (0.5, "gradient of bias")
+
+
+def test_what_is_no_number_differs_from_all() -> None:
+    assert difference(made(1.0), made(float("nan"))) == (inf, "gradient of bias")

@@ -1,0 +1,110 @@
+"""A descent goes from a known plan to faster ones near it, and stays among the plans that a search may choose."""
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import pytest
+
+from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Evaluation
+from strategies.layout import Layout
+from strategies.plan import Plan
+from strategies.plan_layout import layout_of
+from strategies.search import Space, layouts
+from strategies.search.choices import family_of
+from strategies.search.descent import descend, known_layouts
+from strategies.search.space import choices_of, groups_near, neighbours
+
+from ..problems import problem
+from .scenarios import usual_scenario
+
+SMALL = problem(nodes=2, devices=2, layers=4, batch=8)
+
+
+def steps(
+    proposals: Generator[Plan, Evaluation, tuple[float, Layout | None]], costs: SimulatedCost
+) -> tuple[list[float], float, Layout | None]:
+    """Return the step times of all plans that are yielded, and what is returned."""
+    times: list[float] = []
+    answer = None
+    while True:
+        try:
+            answer = costs.evaluate(proposals.send(answer))  # type: ignore[arg-type]
+        except StopIteration as end:
+            return (times, *end.value)
+        times.append(answer.step_time)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_descent_ends_at_a_plan_of_the_space_that_fits_and_is_never_slower_than_its_start(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    for start in known_layouts(small, space)[:4]:
+        first = costs.evaluate(complete(small, start))
+        if not first.fits:
+            continue
+        times, best, layout = steps(descend(small, space, costs, first.step_time, start), costs)
+        assert best == min([first.step_time, *times])
+        assert layout is not None
+        assert costs.evaluate(complete(small, layout)).step_time == best
+        assert layout == start or choices_of(small, space).contains(layout)
+
+
+def test_near_a_plan_are_its_group_its_family_and_families_one_decision_away() -> None:
+    layout = Layout(data=2, tensor=2, zero=1, sequence_parallel=True)
+    circles = [(far, {family: list(groups) for family, groups in found.items()}) for far, found in near(layout)]
+    assert [far for far, _ in circles] == [False, False, True]
+    own, family, others = (found for _, found in circles)
+    assert list(own) == list(family) == [family_of(layout)]
+    assert layout in list(own[family_of(layout)][0])
+    assert family_of(layout) not in others
+    for families in (own, family, others):
+        for groups in families.values():
+            assert all(choices_of(SMALL, Space()).contains(member) for group in groups for member in group)
+
+
+def test_what_differs_in_one_decision_is_near() -> None:
+    # a neighbour with another schedule in another family takes two decisions
+    layout = Layout(data=2, pipeline=2, schedule="1f1b", stages="even")
+    members = {member for _, found in near(layout) for groups in found.values() for group in groups for member in group}
+    assert set(neighbours(SMALL, Space(), layout)) <= members
+
+
+def near(layout: Layout) -> list[tuple[bool, dict[Layout, list[object]]]]:
+    return [
+        (far, {family: list(groups) for family, groups in found.items()})
+        for far, found in groups_near(SMALL, Space(), layout)
+    ]  # type: ignore[return-value]
+
+
+def test_a_stated_plan_is_known_in_the_words_of_the_space() -> None:
+    # what a plan file says: stages by their counts, devices one by one, axes that it has
+    own = replace(Layout(data=2, pipeline=2, zero=1), stages=(2, 2), placement=(0, 1, 2, 3))
+    plan = complete(SMALL, own)
+    assert layout_of(SMALL, plan).order == Layout().order
+    (first, *_) = known_layouts(SMALL, Space(starts=(layout_of(SMALL, plan),)))
+    assert first == Layout(data=2, pipeline=2, zero=1, stages="even")
+    assert complete(SMALL, first) == complete(SMALL, replace(own, placement=()))
+    assert choices_of(SMALL, Space()).contains(first)
+
+
+def test_a_plan_in_another_order_keeps_it() -> None:
+    turned = ("tensor", "pipeline", "data")
+    order = (*turned, *(name for name in Layout().order if name not in turned))
+    plan = complete(SMALL, Layout(data=2, tensor=2, order=order))
+    assert layout_of(SMALL, plan).order != Layout().order
+    assert complete(SMALL, layout_of(SMALL, plan)) == plan
+
+
+def test_plans_of_other_devices_or_without_a_flush_or_in_an_order_of_their_own_are_no_trouble() -> None:
+    written = "0F0 0B0\n1F0 1B0"
+    stated = (
+        Layout(data=2, pipeline=2, schedule="pipedream"),
+        Layout(data=2, pipeline=2, schedule=written, microbatch=4),
+    )
+    known = known_layouts(SMALL, Space(starts=stated))
+    assert "pipedream" not in {layout.schedule for layout in known}
+    few = Space(devices=(2,), starts=(Layout(data=2, placement=(0, 1)), Layout(data=4)))
+    assert [layout.data for layout in known_layouts(SMALL, few)] == [2]
+    assert {layout.data * layout.pipeline * layout.tensor * layout.context for layout in layouts(SMALL, few)} == {2}
