@@ -140,7 +140,8 @@ def difference(one: Step, other: Step, *, buffers: bool = True) -> tuple[float, 
 
 def _distance(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors: 0 where both are infinite, infinite where one is no number."""
-    apart = (one.double() - other.double()).abs().nan_to_num(nan=torch.inf)
+    apart = (one.double() - other.double()).abs()
+    apart = torch.where(apart.isnan(), torch.inf, apart)
     return float(torch.where(one == other, 0.0, apart).max())
 
 

@@ -19,7 +19,7 @@ from executor.recomputable import UNFUSED_CORE
 from scenarios.errors import shown
 from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
 from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word
-from scenarios.interchange.facts import Facts, Request, plainly
+from scenarios.interchange.facts import Facts, plainly
 from scenarios.interchange.megatron_model import MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
@@ -40,7 +40,6 @@ _OVERLAP, _OVERLAP_GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
 _TORCH, _KEPT = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
 _NO_FUSION = "--no-gradient-accumulation-fusion"
 _EXPERT, _UNTIED = "--expert-model-parallel-size", "--untie-embeddings-and-output-weights"
-_ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
 _MODULES, _GROUPED_PRODUCTS = "--recompute-modules", "--moe-grouped-gemm"
 _LATENT = "--multi-latent-attention"
@@ -220,12 +219,6 @@ def _beside_torch(facts: Facts) -> Iterator[Reason]:
     elif precision != "fp32" and facts["training.gradient_precision"] != "same":
         can = f"same with {_TORCH}, which sums gradients as parameters are"
         yield Reason("training.gradient_precision", can, plainly(facts["training.gradient_precision"]))
-
-
-def _write(values: Values, request: Request, called: str) -> str:
-    """Return the script; torch's FSDP2 wants more than one queue of kernels a device, as Megatron-FSDP does."""
-    script = write(values, request, called)
-    return script.replace(_ONE_CONNECTION, "", 1) if _TORCH in values else script
 
 
 def _shards(stated: Stated, zero: int) -> int:
@@ -416,5 +409,5 @@ _MAP: tuple[Entry, ...] = (
     *PLAIN,
 )
 
-MEGATRON = Target("megatron", "core 0.16.1", _MAP, _write, parse, _combinations)
+MEGATRON = Target("megatron", "core 0.16.1", _MAP, write, parse, _combinations)
 to_megatron, from_megatron = MEGATRON.to, MEGATRON.read

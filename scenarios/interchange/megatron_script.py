@@ -14,6 +14,9 @@ NODES, EACH = "NNODES", "NPROC_PER_NODE"
 _ORDERED = ("tensor-model", "context")
 """Axes whose collectives have to be launched in order, before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
 
+_SHARD_PARAMETERS = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
+"""Arguments that shard parameters: their gathers run beside products, on a queue of their own."""
+
 _HEAD = """#!/bin/bash
 # {title}
 # For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
@@ -33,7 +36,8 @@ _ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 def write(values: Values, request: Request, called: str) -> str:
     """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it."""
     hosts, ranks = request.hosts
-    one = "--use-megatron-fsdp" not in values and any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
+    ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
+    one = ordered and not values.keys() & _SHARD_PARAMETERS
     environment = _ONE_CONNECTION if one else ""
     head = _HEAD.format(
         title=request.title, called=called, nodes=NODES, each=EACH, hosts=hosts, ranks=ranks, environment=environment
