@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,6 +109,7 @@ def execute(
     from scenarios.commands import hosts
     from scenarios.commands.execute_top import execute_top
     from scenarios.files import folder
+    from scenarios.interchange.acceptance import EXECUTE
     from scenarios.loader import load
     from scenarios.nearest import reason
 
@@ -121,6 +123,7 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    value = replace(value, problem=value.priced_for(EXECUTE))  # what runs is priced as what runs it
     if top is not None:
         _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})
         execute_top(value, top, steps=steps, verify=verify, seed=seed or 0, out=out, device=device, as_json=as_json)

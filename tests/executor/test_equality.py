@@ -224,7 +224,7 @@ def _collectives_are_those_simulated(ran: Job, folder: Path) -> None:
 def _write_reference(reference: Job, folder: Path, spoil: str | None = None) -> Job:
     expected_losses, arrays = train(reference)
     if spoil is not None:
-        arrays[spoil] = arrays[spoil] + 1e-9
+        arrays[spoil] = arrays[spoil] + 1e-9 * np.abs(arrays[spoil]).max()
     folder.mkdir(exist_ok=True)
     np.savez(tensors_file(folder, 0), **arrays)
     lines = [f'{{"step": {i}, "loss": {loss!r}, "seconds": 1.0}}\n' for i, loss in enumerate(expected_losses)]

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from scenarios import load
 from scenarios.cluster_file import load_cluster
 from scenarios.command_line import run
+from scenarios.library import find
 
 pytest.importorskip("torch")
 
@@ -60,3 +62,18 @@ def test_calibrate_writes_a_cluster_that_a_scenario_can_name(tmp_path: Path, cap
 def test_doctor_knows_torch(capsys) -> None:
     assert run(["doctor", "--json"]) == 0
     assert "torch" in json.loads(capsys.readouterr().out)["installed"]
+
+
+def test_a_run_is_predicted_by_the_conventions_of_what_runs_it(tmp_path: Path, capsys) -> None:
+    # as `search --for execute` prices it, whose winner this runs; Megatron-LM, which is assumed elsewhere, keeps less
+    text = find("local/dp2").read_text().replace("  framework: torch\n", "")
+    path = tmp_path / "one.yaml"
+    path.write_text(text.replace("devices_per_node: 2", "devices_per_node: 1").replace("data: 2", "data: 1"))
+    scenario = load(path)
+    assert scenario.framework is None
+    wanted, assumed = scenario.for_target("execute").simulate(), scenario.simulate()
+    assert wanted.peak_memory != assumed.peak_memory
+    assert run(["execute", str(path), "--steps", "1", "--no-verify", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["predicted_peak_memory"] == wanted.peak_memory
+    assert document["predicted_step_time"] == wanted.step_time
