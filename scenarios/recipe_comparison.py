@@ -17,7 +17,7 @@ from scenarios.commands.output import Ticker, note
 from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
 from scenarios.fields import nearest
 from scenarios.files import folder, write
-from scenarios.recipe_runs import SLACK, Case, Compared, cases, compared, read, to_line
+from scenarios.recipe_runs import SLACK, Case, Comparison, cases, compare_case, read, to_line
 from scenarios.recipes import recipes
 from simulator.units import format_time
 
@@ -30,12 +30,12 @@ MOST_REFUSED = 2
 Row = tuple[str, ...]
 
 
-def page(rows: Sequence[Compared]) -> str:
+def page(rows: Sequence[Comparison]) -> str:
     """Return the page as Markdown."""
     return to_markdown(TITLE, tuple(_sections(rows)))
 
 
-def _sections(rows: Sequence[Compared]) -> Iterator[Section]:
+def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
     slower, refused = [row for row in rows if row.slower], [row for row in rows if _refused(row)]
     ratios = sorted(row.ratio for row in rows if row.ratio is not None)
     yield Section(
@@ -75,7 +75,7 @@ _RECIPE_HEAD = (
 )  # fmt: skip
 
 
-def _row(row: Compared) -> Row:
+def _row(row: Comparison) -> Row:
     other = row.others[0] if row.others else None
     found = row.found
     return (
@@ -91,7 +91,7 @@ def _row(row: Compared) -> Row:
     )
 
 
-def _recipe_row(row: Compared) -> Row:
+def _recipe_row(row: Comparison) -> Row:
     own, found, dozen = row.own, row.found, row.dozen
     assert own is not None  # rows without a plan of their own are not shown
     time = own.step_time
@@ -109,7 +109,7 @@ def _recipe_row(row: Compared) -> Row:
     )
 
 
-def _refused(row: Compared) -> bool:
+def _refused(row: Comparison) -> bool:
     return bool(row.ran) and row.own is not None and not row.own.fits
 
 
@@ -127,11 +127,11 @@ def _spread(ratios: Sequence[float]) -> str:
     return f"Median {ratios[len(ratios) // 2]:.3f}, least {ratios[0]:.3f}, greatest {ratios[-1]:.3f}."
 
 
-def _named(rows: Sequence[Compared]) -> str:
+def _named(rows: Sequence[Comparison]) -> str:
     return f": {'; '.join(row.name for row in rows)}" if rows else ""
 
 
-def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Callable[[str], None]) -> list[Compared]:
+def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Callable[[str], None]) -> list[Comparison]:
     """Make the comparisons that ``recipes.jsonl`` in a folder has not, add each as it is made, and return all.
 
     Problems of the file that are not ``chosen`` stay in it and in the result, where the program still has them.
@@ -145,7 +145,7 @@ def compare(place: Path, chosen: Sequence[Case], seconds: float, progress: Calla
             if case.name in made and made[case.name].seconds == seconds:
                 continue
             progress(f"problem {number} of {len(chosen)}: {case.name}")
-            made[case.name] = compared(case, seconds)
+            made[case.name] = compare_case(case, seconds)
             kept.write(to_line(made[case.name]))
             kept.flush()
     write(file, "".join(to_line(made[name]) for name in known if name in made))

@@ -6,6 +6,7 @@ All three are judged by one simulation, with one rule of fitting, so that they c
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ from scenarios.interchange.acceptance import NAMES, Acceptance
 from scenarios.library import find, names
 from scenarios.loader import load
 from scenarios.prediction_interval import FIGURES
+from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
 from scenarios.scenario import Scenario
 from scenarios.search_journal import cost_model_version
@@ -59,7 +61,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchOutcome:
     """What the default search says of its best plan: seconds, bytes, the gap that it has proven, and its effort.
 
     ``gap`` is 0 for a proven optimum and ``None`` where nothing is proven.
@@ -73,13 +75,13 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """A problem with its layouts.
 
     Parameters
     ----------
     digest
-        Of the problem as it is stated, and of the program: runs of others are made again.
+        Hash of the problem as it is stated and of the program: a row with another one is made again.
     seconds
         Wall time that the search was given.
     ran, published
@@ -100,7 +102,7 @@ class Compared:
     capacity: float
     ran: bool | None
     published: float | None
-    found: Found | None
+    found: SearchOutcome | None
     own: Outcome | None
     dozen: Outcome | None
     carried: Outcome | None
@@ -138,10 +140,20 @@ class Case:
         return load(self.name) if self.recipe is None else self.recipe.scenario()
 
     def digest(self) -> str:
-        """Return the digest of the problem as it is stated, of the program, and of how sure it is of memory."""
+        """Return the digest of the problem as it is stated, of the program, its recipes, and how memory is judged.
+
+        Also of what says which trainers can say a plan.
+        """
         stated = find(self.name).read_bytes() if self.recipe is None else self.recipe.record()
-        margins = (Path(__file__).parent / FIGURES).read_bytes()
-        return sha256(cost_model_version().encode() + margins + stated).hexdigest()[:16]
+        return sha256(cost_model_version().encode() + _judges() + stated).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def _judges() -> bytes:
+    """Return what besides the cost model a comparison follows from: margins, recipes, and the words of trainers."""
+    room = Path(__file__).parent
+    words = sorted((room / "interchange").glob("*.py"))
+    return b"".join(path.read_bytes() for path in (room / FIGURES, room / RECIPES, *words))
 
 
 def cases() -> tuple[Case, ...]:
@@ -150,7 +162,7 @@ def cases() -> tuple[Case, ...]:
     return (*(Case(recipe.name, recipe) for recipe in recipes()), *library)
 
 
-def compared(case: Case, seconds: float) -> Compared:
+def compare_case(case: Case, seconds: float) -> Comparison:
     """Return the comparison of one problem, whose search has so many seconds of wall time.
 
     Raises
@@ -167,12 +179,12 @@ def compared(case: Case, seconds: float) -> Compared:
     best, found = result.best, None
     if best is not None:
         evaluation = best.evaluation
-        found = Found(
+        found = SearchOutcome(
             best.plan.describe(), evaluation.step_time, evaluation.peak_memory, result.gap, result.evaluations
         )
     recipe = case.recipe
     measured = recipe.measured if recipe is not None else None
-    return Compared(
+    return Comparison(
         name=case.name,
         digest=case.digest(),
         seconds=seconds,
@@ -218,7 +230,7 @@ def trainers(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
     return tuple(each.target for each in targets if not each.refusals(scenario.problem, plan))
 
 
-def read(path: Path) -> Iterator[Compared]:
+def read(path: Path) -> Iterator[Comparison]:
     """Yield the comparisons in a file of them; lines of other versions and torn ones are dropped."""
     if not path.is_file():
         return
@@ -226,12 +238,12 @@ def read(path: Path) -> Iterator[Compared]:
         try:
             row = json.loads(line)
             parts = {name: Outcome(**row[name]) if row[name] else None for name in ("own", "dozen", "carried")}
-            found = Found(**row["found"]) if row["found"] else None
-            yield Compared(**row | parts | {"found": found, "trainers": tuple(row["trainers"])})
+            found = SearchOutcome(**row["found"]) if row["found"] else None
+            yield Comparison(**row | parts | {"found": found, "trainers": tuple(row["trainers"])})
         except (ValueError, TypeError, KeyError):
             continue
 
 
-def to_line(row: Compared) -> str:
+def to_line(row: Comparison) -> str:
     """Return a comparison as one line of JSON."""
     return json.dumps(asdict(row)) + "\n"

@@ -91,7 +91,7 @@ def _same(default: object, value: object) -> bool:
 
 
 def _called(value: Any) -> str:
-    """Return the type of a value and, where it has one, its name."""
+    """Return a value as its type and, where it has one, its name, for where its fields would be too long."""
     name = getattr(value, "name", None)
     return f"{type(value).__name__}({_text(name, 0)}, ...)" if isinstance(name, str) else f"{type(value).__name__}(...)"
 

@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_GOES_ON: ContextVar[Callable[[], None] | None] = ContextVar("goes_on", default=None)
+_CHECK: ContextVar[Callable[[], None] | None] = ContextVar("goes_on", default=None)
 
 
 @contextmanager
 def watched_by(check: Callable[[], None]) -> Iterator[None]:
     """Let ``check`` end what is lowered and simulated inside, by an exception."""
-    token = _GOES_ON.set(check)
+    token = _CHECK.set(check)
     try:
         yield
     finally:
-        _GOES_ON.reset(token)
+        _CHECK.reset(token)
 
 
 def check_deadline() -> None:
-    """Raise what who watches raises, if anybody does."""
-    check = _GOES_ON.get()
+    """Call the check of the innermost `watched_by`, if there is one; it raises to end the simulation."""
+    check = _CHECK.get()
     if check is not None:
         check()

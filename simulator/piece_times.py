@@ -69,7 +69,7 @@ def _arrivals(
 ) -> tuple[IntArray, IntArray]:
     """Return when everything but launches has ended that ``chosen`` tasks wait for, and when their launching began.
 
-    Where several rank classes run a task, of the last one.
+    Where several rank classes run a task, the latest time of all.
     """
     reached, begun = np.zeros_like(starts), np.zeros_like(starts)
     launches = np.array([item.kind is TaskKind.LAUNCH for item in program.work], bool)[program.work_of]

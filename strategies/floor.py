@@ -1,11 +1,11 @@
-"""What no step of a problem is below, whatever its plan: known at once."""
+"""A lower bound of the step time that holds for every plan of a problem."""
 
 from simulator.accelerator import Accelerator
 from strategies.problem import Problem
 from strategies.training import Training
 
 LEAST_PRODUCTS = 2
-"""How often a step computes what a forward pass does, at least: once forward, and for one of the two gradients."""
+"""How often a step computes the FLOP of a forward pass, at least: once forward, and once for one of two gradients."""
 
 
 def least_step_time(problem: Problem) -> float:

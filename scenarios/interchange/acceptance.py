@@ -155,7 +155,7 @@ _OTHERS = (
 
 
 def sayable(asked: Iterable[Rule]) -> dict[str, tuple[Any, ...]]:
-    """Return values of fields that are accepted together with some values of others: the limits of a space.
+    """Return by field the values that are accepted in at least one combination: the limits of a space.
 
     Schedules and levels of ZeRO are all that are accepted. Of other choices there is a limit only where one is
     accepted beside other fields that its usual value is not accepted beside.

@@ -35,16 +35,16 @@ class Accepts(Protocol):
         ...
 
     def refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
-        """Return every reason against a plan, one that no layout means too; empty where it is accepted."""
+        """Return every reason against a plan, which need not come from a layout; empty where it is accepted."""
         ...
 
 
-class _Hangs(Exception):
-    """An answer hangs on a field that is open."""
+class _UndecidedField(Exception):
+    """Raised when a rule reads a field whose value is not chosen yet."""
 
 
-class _Watched:
-    """A layout that says which fields are read of it, in their order; reading an open one raises `_Hangs`."""
+class _RecordedLayout:
+    """A layout that records which fields are read, in order; reading an undecided one raises `_UndecidedField`."""
 
     __slots__ = ("_layout", "_open", "read")
 
@@ -56,18 +56,18 @@ class _Watched:
         if name not in FIELDS:
             return getattr(Layout, name).fget(self)
         if name in self._open:
-            raise _Hangs(name)
+            raise _UndecidedField(name)
         value = getattr(self._layout, name)
         self.read[name] = value
         return value
 
 
-def _asked(rule: Rule, layout: Layout, undecided: Collection[str]) -> tuple[dict[str, Any], "_Node"]:
+def _run_rule(rule: Rule, layout: Layout, undecided: Collection[str]) -> tuple[dict[str, Any], "_Node"]:
     """Return what a rule reads of a layout, in its order, and after it the answer or the undecided field."""
-    watched = _Watched(layout, undecided)
+    watched = _RecordedLayout(layout, undecided)
     try:
         return watched.read, _Node(reasons=tuple(rule(cast(Layout, watched))))
-    except _Hangs as hangs:
+    except _UndecidedField as hangs:
         return watched.read, _Node(hangs.args[0])
 
 
@@ -80,7 +80,7 @@ def assignments(rule: Rule, values: Mapping[str, Sequence[Any]]) -> Iterator[dic
     while waiting:
         known = waiting.pop()
         try:
-            _, last = _asked(rule, replace(Layout(), **known), values.keys() - known.keys())
+            _, last = _run_rule(rule, replace(Layout(), **known), values.keys() - known.keys())
         except ValueError:
             continue
         if last.field is not None:
@@ -99,7 +99,7 @@ class _Node:
         self.after: dict[Any, _Node] = {}
 
 
-class _Asked:
+class _RuleMemo:
     """A rule and what it has answered: a tree of the fields that it read, one after another, and their values."""
 
     __slots__ = ("_root", "_rule")
@@ -120,7 +120,7 @@ class _Asked:
         return self._ask(layout, undecided)
 
     def _ask(self, layout: Layout, undecided: Collection[str]) -> tuple[str, ...] | None:
-        read, last = _asked(self._rule, layout, undecided)
+        read, last = _run_rule(self._rule, layout, undecided)
         path = list(read.items())
         nodes = [*(_Node(name) for name, _ in path), last]
         self._root = node = self._root or nodes[0]
@@ -133,7 +133,7 @@ class Answers:
     """What the rules of `Accepts` say of the layouts of one problem."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._asked = [_Asked(rule) for rule in rules]
+        self._asked = [_RuleMemo(rule) for rule in rules]
 
     def refusals(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[str, ...]:
         """Return every reason against a layout, each once, that holds whatever its ``undecided`` fields are."""
@@ -167,7 +167,7 @@ class Answers:
         return Group(group.layout, group.passes, group.states, legal)
 
     @staticmethod
-    def _hanging(among: Sequence[_Asked], layout: Layout, undecided: Collection[str]) -> list[_Asked] | None:
+    def _hanging(among: Sequence[_RuleMemo], layout: Layout, undecided: Collection[str]) -> list[_RuleMemo] | None:
         """Return the rules whose answer hangs on undecided fields; ``None`` where another one has a reason against."""
         result = []
         for asked in among:

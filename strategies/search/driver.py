@@ -80,7 +80,7 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """The claim that so many plans of the space were considered: one by one, or in groups that a bound drops."""
+    """The number of plans covered so far, one by one or in groups that a bound drops."""
 
     plans: int
 
@@ -143,8 +143,7 @@ class SearchResult:
     best
         The fastest plan that fits; ``None`` where none was found.
     nearest
-        Where none was found: the plan of the space that needs the least memory, of those that
-        there was time to look at.
+        Where none was found: the plan with the least peak memory among those that there was time to look at.
     trials
         Every plan that was evaluated, once, in order.
     considered

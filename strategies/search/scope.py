@@ -1,4 +1,4 @@
-"""What a space holds in words, and what it leaves out: a proof is worth what it is a proof of."""
+"""Which plans a search covers, and which it leaves out, in words: a proof holds for those alone."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields

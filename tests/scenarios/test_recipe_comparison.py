@@ -11,7 +11,18 @@ from scenarios import recipe_runs
 from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
 from scenarios.loader import load
 from scenarios.recipe_comparison import chosen_cases, main, page
-from scenarios.recipe_runs import Compared, Found, Outcome, cases, compared, fastest, outcome, read, to_line, trainers
+from scenarios.recipe_runs import (
+    Comparison,
+    Outcome,
+    SearchOutcome,
+    cases,
+    compare_case,
+    fastest,
+    outcome,
+    read,
+    to_line,
+    trainers,
+)
 from scenarios.recipes import recipes
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
@@ -21,10 +32,10 @@ from strategies.search.starts import engineer_layouts
 SMALL = "techniques/pipeline-1f1b"
 
 
-def row(**changes: object) -> Compared:
+def row(**changes: object) -> Comparison:
     own = Outcome("its own plan", "plan a", 2.0, 10.0)
-    found = Found("plan b", 1.5, 10.0, None, 7)
-    stated = Compared("a problem", "0", 1.0, 100.0, True, 2.5, found, own, None, None, ("megatron",))
+    found = SearchOutcome("plan b", 1.5, 10.0, None, 7)
+    stated = Comparison("a problem", "0", 1.0, 100.0, True, 2.5, found, own, None, None, ("megatron",))
     return replace(stated, **changes)  # type: ignore[arg-type]
 
 
@@ -86,13 +97,13 @@ def test_problems_are_chosen_by_name_or_a_part_of_it() -> None:
 def test_the_study_goes_on_where_it_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def count(case: recipe_runs.Case, seconds: float) -> Compared:
+    def count(case: recipe_runs.Case, seconds: float) -> Comparison:
         made.append(case.name)
         if len(made) == 2:
             raise KeyboardInterrupt
         return row(name=case.name, digest=case.digest(), seconds=seconds)
 
-    monkeypatch.setattr(study, "compared", count)
+    monkeypatch.setattr(study, "compare_case", count)
     arguments = ["--only", "MPT-70B", "--out", str(tmp_path), "--seconds", "2"]
     both = [case.name for case in chosen_cases("MPT-70B")]
     assert main(arguments) == INTERRUPTED
@@ -111,7 +122,7 @@ def test_what_is_no_number_of_seconds_is_bad_input(tmp_path: Path, capsys: pytes
 
 def test_a_problem_is_compared_under_one_rule() -> None:
     case = next(case for case in cases() if case.name.endswith(SMALL))
-    met = compared(case, 600.0)  # it ends long before, with its proof
+    met = compare_case(case, 600.0)  # it ends long before, with its proof
     scenario = case.scenario()
     assert scenario.plan is not None and met.own is not None and met.found is not None
     assert met.own.step_time == scenario.simulate().step_time
