@@ -27,7 +27,11 @@ def changes_lines(document: Data) -> Iterator[str]:
     if changes:
         yield "cheapest changes that make it fit, each simulated:"
     else:
-        yield "no single change of those that were tried makes it fit"
+        yield (
+            "no single change of those that were tried makes it fit"
+            if document.get("all_tried", True)
+            else "time ran out before all changes were tried that might make it fit"
+        )
     for each in changes:
         time, peak = format_time(each["step_time"]), format_size(each["peak_memory"])
         yield f"  {each['change']}: {time} a step on {each['devices']} devices, {peak}: {each['plan']}"

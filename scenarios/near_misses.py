@@ -1,7 +1,8 @@
 """Plans that fit and that a target cannot say: which decisions keep it from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from strategies.explanation.ranking import unlimited
 from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.search.acceptance import Answers
+from strategies.search.choices import offloadings
 from strategies.search.space import groups
 
 SECONDS = 10.0
@@ -52,7 +54,9 @@ def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tupl
     problem, accepts = value.problem, Acceptance(value.target, value.spec)
     answers, costs, start = Answers(accepts.rules(problem)), SimulatedCost(problem), perf_counter()
     found: list[tuple[int, float, int, Layout]] = []
-    for group in groups(problem, value.search_settings.make_space()):
+    space = value.search_settings.make_space()
+    offloaded = [replace(space, offload=offloadings())] if space.offload is None else []
+    for group in chain.from_iterable(groups(problem, among) for among in (space, *offloaded)):
         bounds = costs.table(group).ravel()
         for cell in np.argsort(bounds, kind="stable")[:LOOKED_AT].tolist():
             if np.isfinite(bounds[cell]):

@@ -65,7 +65,7 @@ def nothing_fits_in(value: Scenario, left: Left = unlimited) -> dict[str, Any]:
     try:
         found = ranking(value.problem, space, seconds=left)
     except OutOfTime:
-        return {"reason": "nothing fits", "lacking": None, "plan": None, "changes": []}
+        return {"reason": "nothing fits", "lacking": None, "plan": None, "changes": [], "all_tried": False}
     candidates = sorted((each for each in found.candidates if not each.fits), key=lambda each: each.peak)
     return nothing_fits(value.problem, [each.layout for each in candidates], space.accepts, left)
 
@@ -78,7 +78,7 @@ def nothing_fits(
     Where no seconds are ``left``, of those changes that were looked at.
     """
     if not tried:
-        return {"reason": EMPTY_SPACE, "lacking": None, "plan": None, "changes": []}
+        return {"reason": EMPTY_SPACE, "lacking": None, "plan": None, "changes": [], "all_tried": True}
     plan = complete(problem, tried[0])
     lacking = shortfall(problem, plan)
     changes = reliefs(problem, tried, accepts=accepts, seconds=left)
@@ -87,6 +87,7 @@ def nothing_fits(
         "plan": plan.describe(),
         "lacking": shortfall_document(lacking),
         "changes": [_relief(each) for each in changes],
+        "all_tried": left() > 0,
     }
 
 

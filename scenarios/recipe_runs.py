@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import inf
 from pathlib import Path
 
-from scenarios.interchange.acceptance import NAMES, Acceptance
+from scenarios.interchange.acceptance import trainers_of
 from scenarios.library import find, names
 from scenarios.loader import load
 from scenarios.prediction_interval import FIGURES
@@ -19,7 +19,6 @@ from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
 from scenarios.scenario import Scenario
 from scenarios.search_journal import cost_model_version
-from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.layout import Layout
@@ -195,7 +194,7 @@ def compare_case(case: Case, seconds: float) -> Comparison:
         own=None if scenario.plan is None else outcome("its own plan", scenario.plan, costs),
         dozen=fastest(problem, engineer_layouts(problem), costs),
         carried=fastest(problem, recipe_layouts(problem), costs),
-        trainers=() if best is None else trainers(scenario, best.plan),
+        trainers=() if best is None else trainers_of(scenario.spec, problem, best.plan),
     )
 
 
@@ -220,14 +219,6 @@ def fastest(problem: Problem, named: Iterable[tuple[str, Layout]], costs: CostMo
         if best is None or (met.step_time or inf) < (best.step_time or inf):
             best = met
     return best
-
-
-def trainers(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
-    """Return the trainers in whose words a plan can be said, and the executor where it runs it."""
-    if not isinstance(scenario.spec, Transformer):
-        return ()
-    targets = (Acceptance(name, scenario.spec) for name in NAMES)
-    return tuple(each.target for each in targets if not each.refusals(scenario.problem, plan))
 
 
 def read(path: Path) -> Iterator[Comparison]:

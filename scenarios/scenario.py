@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scenarios.simulation import Simulation
     from strategies.operators.pins import Pin
     from strategies.search import Progress, SearchResult, Space
+    from strategies.search.driver import SearchResults
 
 
 SEARCH_SECONDS = 60.0
@@ -40,7 +41,7 @@ MAX_PROCESSES = 64
 """Ranks that one machine is asked to run as processes."""
 
 
-FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "execute": "torch"}
+FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "torch"}
 """Whose conventions price the plans of a target; of others none are known."""
 
 
@@ -306,12 +307,13 @@ class Scenario:
         broken = next(violations(self.problem, layout), None)
         return (layout,) if broken is None and complete(self.problem, layout) == self.plan else ()
 
-    def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "tuple[SearchResult, ...]":
+    def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
         """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
         from strategies.search import installed
+        from strategies.search.driver import SearchResults
 
         chosen = installed() if algorithms is None else tuple(algorithms)
-        return tuple(self.search(name, **limits) for name in chosen)
+        return SearchResults(self.search(name, **limits) for name in chosen)
 
     def execute(
         self,

@@ -179,12 +179,17 @@ def check(program: Program, module: nn.Module, batches: Sequence[Inputs], microb
     _check_precision(program)
     _check_hooks(module)
     whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    casts: list[str] = []
     try:
-        expected = step(module, [whole])
+        with _noted_autocast(casts):
+            expected = step(module, [whole])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         met = f"met {type(error).__name__}: {' '.join(str(error).split())[:300]}; nearest: a module that trains in fp64"
         line = line_of_error(error) or line_of_forward(module)
         raise CaptureError(f"a module runs forward and backward in one process, {met}", line) from error
+    if casts:  # it does nothing in fp64, so that no comparison shows it
+        met = "met torch.autocast; nearest: none"
+        raise CaptureError(f"a captured module computes in its own precision, {met}", casts[0])
     _check_repeats(program, module, whole, expected)
     if not _is_finite(expected):
         met = f"met a loss of {expected.loss:.4g} and gradients that are no numbers; nearest: other inputs"
@@ -334,6 +339,23 @@ def _hidden(module: nn.Module, inputs: Inputs) -> list[tuple[str, str, str]]:
     with _watched(seen), torch.enable_grad():
         module(*(each.clone() for each in inputs))
     return seen
+
+
+@contextmanager
+def _noted_autocast(lines: list[str]) -> Iterator[None]:
+    """Note the line of every `torch.autocast` that the body turns on."""
+    enter: Any = torch.autocast.__enter__
+
+    def noted(context: Any) -> Any:
+        if context._enabled:
+            lines.append(line_of_caller())
+        return enter(context)
+
+    torch.autocast.__enter__ = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
 class _Hooks(TorchFunctionMode):

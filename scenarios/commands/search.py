@@ -61,6 +61,7 @@ def search(
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
     from scenarios.files import check_output
+    from scenarios.launches import fastest_runnable, launches, needs_runnable
     from scenarios.loader import load
     from scenarios.nothing_fits import nothing_fits_in, nothing_is_known_to_fit, seconds_left
     from scenarios.robust_choice import check_robust, robust_choice
@@ -72,7 +73,8 @@ def search(
     if brave:
         value = replace(value, problem=replace(value.problem, memory_margin=1.0))
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
-    if chosen_target := target or value.target:
+    chosen_target = value.target if target is None else target
+    if chosen_target is not None:
         value = value.for_target(chosen_target)
     ticker = Ticker()
     follow, keep = _follow(ticker), _keep(out)
@@ -81,7 +83,7 @@ def search(
         keep(progress.best)
         follow(progress)
 
-    left = seconds_left(seconds if seconds is not None else value.search_settings.seconds)
+    left = seconds_left(_seconds(value, seconds))
     with _executor(workers, scheduler) as executor:
         result = value.search(
             algorithm, budget=budget, seconds=seconds, seed=seed, progress=told, resume=resume, executor=executor
@@ -89,6 +91,12 @@ def search(
     ticker.done()
     keep(result.best)
     document, chosen = to_json(result, value.problem) | _terms(value), None
+    places = () if result.best is None else launches(value, result.best.plan)
+    document["trainers"] = [asdict(place) for place in places]
+    runnable = None
+    if result.best is not None and not result.interrupted and needs_runnable(value, places):
+        runnable = fastest_runnable(value, left, budget)
+    document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
     if robust is not None and result.best is not None and not result.interrupted:
         found = robust_choice(value, robust, out_of_memory, left, result.best.plan)
         document["robust"] = found.to_json()
@@ -104,7 +112,7 @@ def search(
     if as_json:
         emit(document)
     elif result.best is not None:
-        _print(value, result)
+        _print(value, result, places, runnable)
         _print_more("robust", document)
     if result.interrupted:
         if out is not None and result.best is not None:
@@ -119,6 +127,14 @@ def search(
             note(f"  {miss['words']}")
         _print_more("changes", document)
         raise typer.Exit(NOTHING_FITS)
+
+
+def _seconds(value: Any, seconds: float | None) -> float:
+    """Return how long a search and all that follows it take: what was asked for, else what a search takes at most."""
+    from scenarios.scenario import SEARCH_SECONDS
+
+    asked = seconds if seconds is not None else value.search_settings.seconds
+    return SEARCH_SECONDS if asked is None else asked
 
 
 def _terms(value: Any) -> dict[str, Any]:
@@ -274,11 +290,16 @@ def _nothing_found(result: Any) -> str:
     from strategies.search.driver import BUDGET, OUT_OF_TIME
 
     looked = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
+    if result.nearest is not None and result.nearest.evaluation.fits:
+        return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
     if result.end == OUT_OF_TIME:
         return f"time ran out after {looked} before one was found that fits; whether one does is not known"
     if result.end == BUDGET:
         return f"the budget was used after {looked} before one was found that fits; whether one does is not known"
-    return f"{result.algorithm} looked at {looked} and found none that fits; whether another does is not known"
+    from strategies.search import PINNED_ALGORITHMS
+
+    of = f"{looked} of one stage" if result.algorithm in PINNED_ALGORITHMS else looked
+    return f"{result.algorithm} looked at {of} and found none that fits; whether another does is not known"
 
 
 def _proof(gap: float | None) -> str:
@@ -317,7 +338,8 @@ def _danger(value: Any, peak: float) -> str:
     return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
 
 
-def _print(value: Any, result: Any) -> None:
+def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
+    from scenarios.launches import launches_in_words
     from scenarios.scenario import FRAMEWORK_OF
     from simulator.units import format_size, format_time
 
@@ -326,7 +348,8 @@ def _print(value: Any, result: Any) -> None:
     priced = framework
     if value.framework is None:
         assumed = FRAMEWORK_OF.get(value.asked_target or "") != framework
-        priced += ", which is assumed: the scenario names no framework" if assumed else ", for which the plan is"
+        stated = f", for which the plan is; meshwise simulate --for {value.asked_target} prices it so too"
+        priced += ", which is assumed: the scenario names no framework" if assumed else stated
     show(
         [
             ("scenario", value.name),
@@ -338,6 +361,8 @@ def _print(value: Any, result: Any) -> None:
             ("step time", format_time(best.evaluation.step_time)),
             ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_room(value.problem)}"),
             ("out of memory", _danger(value, best.evaluation.peak_memory)),
+            ("runs in", launches_in_words(places)),
+            *([("fastest to run", runnable.describe())] if runnable is not None else []),
             ("gap", _proof(result.gap) + _among(result)),
             *_scope(result.scope),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
@@ -350,7 +375,7 @@ def _print(value: Any, result: Any) -> None:
 def _scope(scope: Any) -> list[tuple[str, str]]:
     """Return what was tried and what not, of an algorithm that chooses layouts, for people."""
     if scope is None:
-        return []
+        return [("space", "shardings of single operators, on one stage")]
     return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]
 
 

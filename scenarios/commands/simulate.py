@@ -1,6 +1,7 @@
 """``meshwise simulate``: one step of one plan on paper."""
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,13 @@ def simulate(
     scenario: ScenarioName,
     plan: PlanFile = None,
     cluster: ClusterFile = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
+    ] = None,
+    brave: Annotated[
+        bool, typer.Option("--brave", help="Take a plan that may run out of memory, as `search --brave` does.")
+    ] = False,
     engine: Annotated[Engine, typer.Option(help="What evaluates the step.")] = Engine.DISCRETE_EVENT,
     timeline: Annotated[
         str | None, typer.Option(help="Draw the step (.png, .svg), or write it as a page to zoom into (.html).")
@@ -93,6 +101,10 @@ def simulate(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    if brave:
+        value = replace(value, problem=replace(value.problem, memory_margin=1.0))
+    if target is not None:
+        value = value.for_target(target)
     if goodput is not None and value.run is None:
         raise ValueError(f"{value.file}: run: a picture of goodput needs a run, met none")
     result = value.simulate(engine=engine.value)
@@ -146,7 +158,7 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
         changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
         emit(document | changes)
     note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
-    for line in changes_lines(more):
+    for line in (*changes_lines(more), *value.remarks):
         note(line)
 
 

@@ -112,6 +112,12 @@ class Acceptance:
         return replace(space, accepts=self, **limits)
 
 
+def trainers_of(spec: Model, problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Return the targets in whose words a plan can be said, and `EXECUTE` where the executor runs it."""
+    targets = (Acceptance(name, spec) for name in NAMES)
+    return tuple(each.target for each in targets if not each.refusals(problem, plan))
+
+
 def _reasons(check: Check, known: Facts, meanings: Meanings, layout: Layout) -> tuple[str, ...]:
     return tuple(map(str, check(LayoutFacts(known, meanings, layout))))
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.cluster import Cluster
 from simulator.collectives.phase import Phase
+from simulator.deadline import check_deadline
 from simulator.interconnect.interconnect import interconnect
 from simulator.interconnect.routes import FloatArray, IntArray
 
@@ -61,6 +62,7 @@ def traffic(cluster: Cluster, num_groups: int, chunks: Iterable[Edges]) -> Traff
     weight, delay, longest = np.zeros((3, num_groups))
     parts = []
     for edges in chunks:
+        check_deadline()  # those of an exchange of many ranks take seconds
         routes = network.routes(edges.source, edges.target)
         latency = np.bincount(routes.pair, routes.share * network.latency[routes.link], len(edges.source))
         weight += np.bincount(edges.group, edges.weight, num_groups)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from simulator.collective import Phase, able, candidates, fastest, phases
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.collectives.alike import Alike
+from simulator.deadline import check_deadline
 from simulator.interconnect.interconnect import interconnect
 from simulator.interconnect.kinds import Crossbar
 from simulator.interconnect.parts import Parts
@@ -68,6 +69,7 @@ class Loads:
 
     def _phases(self, kind: str, collective: Collective, algorithm: Algorithm, alike: Alike) -> tuple[Phase, ...]:
         """Return the phases of a collective on the representatives of some groups of a kind."""
+        check_deadline()
         if kind in HOST_KINDS:
             return host_phases(self.cluster, kind, alike.representatives)
         runs = self._runs(kind, collective, algorithm)[alike.numbers]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.brief import brief
+from simulator.deadline import check_deadline
 from simulator.operator_graph import Block, Operator
 from strategies.lowering.stage import StageCosts
 from strategies.operators.choices import choices
@@ -159,6 +160,7 @@ class _Table:
         return OperatorCosts(problem, self.degrees, microbatch, self.nodes, options, graph, own.resident)
 
     def _options(self, node: Node) -> tuple[OperatorSharding, ...]:
+        check_deadline()
         key = f"{node.block.name}.{node.operator.name}"
         if key not in self._choices:
             sequences = self.setting.plan.sequences

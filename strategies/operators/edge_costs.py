@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.deadline import check_deadline
 from simulator.operator_graph import Block, Operator, Tensor
 from strategies.lowering.operator import (
     BlockLayout,
@@ -89,6 +90,7 @@ class EdgeCosts:
         return self._known[key]
 
     def _reads(self, block: Block, operator: Operator, name: str, sharding: OperatorSharding) -> _Reader:
+        check_deadline()
         tensor = block.tensor[name]
         layout = self.setting.alone(block, operator, sharding)
         steps = self.setting.steps(layout)

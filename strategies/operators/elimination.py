@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.deadline import check_deadline
 from strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, least_time, shortfall
 from strategies.operators.frontier import frontier
 from strategies.operators.pareto import undominated
@@ -124,7 +125,7 @@ class Elimination:
         """Eliminate until only nodes without edges are left, or nothing applies."""
         kinds = (self._operator, self._edge, self._merge, self._contract, self._triangle, self._star, self._last)
         while any(kind() for kind in kinds):
-            pass
+            check_deadline()
 
     def chosen(self, limit: int | None) -> Solution | Shortfall:
         """Return the best of all combinations of the lists left, its decisions replayed."""

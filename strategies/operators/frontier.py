@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from simulator.deadline import check_deadline
 from strategies.operators.bucket_elimination import Buckets, buckets
 from strategies.operators.cost_graph import (
     MOST,
@@ -192,6 +193,7 @@ class _Search:
         relaxed = self._push(whole)
         closed = self.time
         while self.ranges and min(closed, self.ranges[0].bound) * (1 + self.gap) < self.time:
+            check_deadline()
             least = heapq.heappop(self.ranges)
             if least.low == least.high:
                 closed = min(closed, self._swept(least))

@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.accelerator import Accelerator
 from simulator.collective_kinds import Collective
+from simulator.deadline import check_deadline
 from simulator.operator_graph import Block, Operator
 from strategies.lowering.accumulation import with_accumulation
 from strategies.lowering.clipping import SQUARES, norm_ticks
@@ -49,6 +50,7 @@ class NodeCosts:
         return self._columns[key]
 
     def _of_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> tuple[int, int, int]:
+        check_deadline()
         layout = self.setting.alone(block, operator, sharding)
         steps = self.setting.steps(layout)
         backward = self._accumulated(layout, steps.backward)

@@ -123,7 +123,8 @@ class Run:
             if starts:
                 yield from self.begin(space)
             yield from self.best_of(space)
-            if self.best == inf and space.offload is None and not (space.core or space.wide):
+            moved = self.layout is None or bool(self.layout.offload)  # then nothing fits that keeps all on devices
+            if moved and space.offload is None and not (space.core or space.wide):
                 proven = replace(space, offload=offloadings())
                 yield from self.best_of(proven, proven)
         except (OutOfTime, KeyboardInterrupt) as stop:

@@ -191,6 +191,21 @@ class SearchResult:
         return self.end == INTERRUPTED
 
 
+class SearchResults(tuple[SearchResult, ...]):
+    """What several searches found, in their order; at a prompt a line each."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(map(_in_one_line, self)) or "no search"
+
+
+def _in_one_line(result: SearchResult) -> str:
+    step = "nothing found" if result.best is None else f"{result.best.evaluation.step_time:.6g} s"
+    gap = "no bound" if result.gap is None else f"gap {result.gap:.1%}"
+    return f"{result.algorithm:<22}  {step}, {gap}, {result.evaluations:,} evaluations, {result.end}"
+
+
 def search(
     algorithm: SearchAlgorithm,
     problem: Problem,
@@ -250,7 +265,7 @@ def search(
             run.fall_back(problem, space)
         if run.best is None:
             nearest = run.nearest(problem, space)
-            if nearest is not None and run.is_answer(nearest):
+            if nearest is not None and run.end == OUT_OF_TIME and run.is_answer(nearest):
                 run.record(nearest)
                 nearest = None
         if journal is not None and run.best is not None:
@@ -356,7 +371,7 @@ class _Run:
     def drive(self, proposals: Proposals) -> None:
         """Answer every proposal until the algorithm, the budget or the time is at its end."""
         answer: Evaluation | None = None
-        with closing(proposals):
+        with watched_by(self.check_time), closing(proposals):
             while True:
                 try:
                     proposal = next(proposals) if answer is None else proposals.send(answer)
@@ -527,6 +542,7 @@ class _Run:
 
     def fall_back(self, problem: Problem, space: Space) -> None:
         """Take in the known plan that fits and is simulated soonest, where the time was too short for any other."""
+        self.said = None  # of plans that an algorithm makes, and this is none
         for plan, _ in soonest_known(problem, space):
             if self.costs.fits(plan) and (self.accepted is None or self.accepted(plan)):
                 self.record(Trial(plan, self.costs.evaluate(plan), self.elapsed))

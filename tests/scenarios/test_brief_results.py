@@ -61,3 +61,10 @@ def test_every_value_is_short_at_a_prompt_and_quickly_so(values: list[object]) -
         if len(text) > LONGEST or text.count("\n") >= LINES or seconds > SECONDS:
             long.add((type(value).__name__, len(text), round(seconds, 3)))
     assert not long
+
+
+def test_many_results_are_a_line_each() -> None:
+    # 19 algorithms with their plans were one line of 5,289 characters
+    text = repr(load("starter").compare(["best_first", "random", "mcmc"], budget=2))
+    assert len(text.splitlines()) == 3 and len(text) < 400
+    assert text.startswith("best_first")

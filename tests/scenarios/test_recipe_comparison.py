@@ -9,6 +9,7 @@ import pytest
 from scenarios import recipe_comparison as study
 from scenarios import recipe_runs
 from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
+from scenarios.interchange.acceptance import trainers_of
 from scenarios.loader import load
 from scenarios.recipe_comparison import chosen_cases, main, page
 from scenarios.recipe_runs import (
@@ -21,7 +22,6 @@ from scenarios.recipe_runs import (
     outcome,
     read,
     to_line,
-    trainers,
 )
 from scenarios.recipes import recipes
 from strategies.completion import complete
@@ -135,5 +135,7 @@ def test_trainers_are_those_that_do_not_refuse() -> None:
     looped = complete(scenario.problem, Layout(data=4, pipeline=2, schedule="interleaved", chunks=2, zero=1))
     sharded = complete(scenario.problem, Layout(data=8, zero=3))
     # DeepSpeed's pipelines are not interleaved, and Megatron-LM's ZeRO has no level 3
-    assert "megatron" in trainers(scenario, looped) and "deepspeed" not in trainers(scenario, looped)
-    assert "torchtitan" in trainers(scenario, sharded)
+    assert "megatron" in trainers_of(scenario.spec, scenario.problem, looped) and "deepspeed" not in trainers_of(
+        scenario.spec, scenario.problem, looped
+    )
+    assert "torchtitan" in trainers_of(scenario.spec, scenario.problem, sharded)

@@ -108,3 +108,15 @@ def test_a_plan_for_a_trainer_fits_by_the_conventions_of_that_trainer() -> None:
     assert scenario.for_target("deepspeed").problem == scenario.problem  # whose conventions are not known
     stated = replace(scenario, framework="megatron")
     assert stated.for_target("torchtitan").problem == stated.problem
+
+
+def test_a_winner_for_a_trainer_is_simulated_as_it_was_priced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, name = tmp_path / "plan.json", "gallery/models/llama3-8b-8-h100"
+    assert run(["search", name, "--for", "execute", "--out", str(plan), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["best"]["evaluation"]
+    assert run(["simulate", name, "--plan", str(plan), "--for", "execute", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["step_time"], again["peak_memory"]) == (found["step_time"], found["peak_memory"])
+    assert run(["search", name, "--for", ""]) == 2

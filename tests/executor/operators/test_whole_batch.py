@@ -1,6 +1,7 @@
 """What two steps of a module differ by, element by element."""
 
 from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from executor.operators.whole_batch import Step, difference
+from executor.operators.whole_batch import Step, _noted_autocast, difference, step
 
 MASK = [[0.0, -inf], [0.0, 0.0]]
 
@@ -32,3 +33,30 @@ def test_a_small_gradient_is_set_beside_itself() -> None:
 
 def test_what_is_no_number_differs_from_all() -> None:
     assert difference(made(1.0), made(float("nan"))) == (inf, "gradient of bias")
+
+
+class Casting(torch.nn.Module):
+    """Multiplies in bf16 by itself."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        super().__init__()
+        self.enabled, self.up = enabled, torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.enabled):
+            y = self.up(x)
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_precision_of_its_own_is_noted_though_fp64_does_not_show_it(enabled: bool) -> None:
+    lines: list[str] = []
+    with _noted_autocast(lines):
+        step(Casting(enabled=enabled).double(), [(torch.ones(2, 4, dtype=torch.float64),)])
+    assert len(lines) == int(enabled)
+    assert not enabled or lines[0].endswith(f"test_whole_batch.py:{line_of('with torch.autocast')}")
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if line.strip().startswith(text))

@@ -38,11 +38,12 @@ def optimum(costs: FakeCost) -> float:
 @given(costs=COSTS)
 def test_the_answer_is_that_of_brute_force_with_a_proof(costs: FakeCost) -> None:
     result = search(BestFirst(starts=False), PROBLEM, CORE, costs=costs)
-    assert result.considered == len(PLANS)
-    if result.best is None:
+    if result.best is None:  # then known plans were looked at too, for the one that needs the least memory
+        assert result.considered >= len(PLANS)
         assert not any(costs.fits(plan) for plan in PLANS)
         assert (result.lower_bound, result.gap, result.evaluations) == (None, None, 0)
     else:
+        assert result.considered == len(PLANS)
         assert result.best.evaluation.step_time == result.lower_bound == optimum(costs)
         assert result.gap == 0.0
 

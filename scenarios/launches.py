@@ -1,0 +1,102 @@
+"""Where a plan can be run: the trainers in whose words it can be said, and whether it fits by their conventions."""
+
+from dataclasses import dataclass
+
+from scenarios.interchange.acceptance import EXECUTE, NAMES, trainers_of
+from scenarios.nothing_fits import Left
+from scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
+from simulator.models.transformer import Transformer
+from simulator.units import format_size, format_time
+from strategies.cost_model import SimulatedCost
+from strategies.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A trainer that can say a plan.
+
+    Parameters
+    ----------
+    trainer
+        Its name as a target of `meshwise export`, or `EXECUTE`.
+    peak_memory
+        Bytes of the fullest device by the conventions of what the scenario names, or else of the trainer; None where
+        neither are known.
+    fits
+        Whether every device and host has the memory, in the same way.
+    """
+
+    trainer: str
+    peak_memory: float | None
+    fits: bool | None
+
+    def describe(self) -> str:
+        """Return the trainer and, where the plan does not fit there, what it needs."""
+        name = "meshwise execute" if self.trainer == EXECUTE else self.trainer
+        if self.peak_memory is None:
+            return f"{name} (how it keeps memory is not known)"
+        return name if self.fits else f"{name} (out of memory by its conventions: {format_size(self.peak_memory)})"
+
+
+def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
+    """Return every trainer that can say a plan of a scenario, with the memory that it needs there."""
+    rows = []
+    for trainer in trainers_of(scenario.spec, scenario.problem, plan):
+        if scenario.framework is None and trainer not in FRAMEWORK_OF:
+            rows.append(Launch(trainer, None, None))
+            continue
+        costs = SimulatedCost(scenario.priced_for(trainer))
+        rows.append(Launch(trainer, costs.peak_memory(plan), costs.fits(plan)))
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """The fastest plan that a trainer can say and that fits by its own conventions: seconds a step and bytes."""
+
+    trainer: str
+    plan: Plan
+    step_time: float
+    peak_memory: float
+
+    def describe(self) -> str:
+        """Return the plan, what it takes and how it is asked for, in one line."""
+        figures = f"{format_time(self.step_time)}, {format_size(self.peak_memory)} by the conventions of {self.trainer}"
+        return f"{self.plan.describe()}: {figures} (--for {self.trainer})"
+
+
+def needs_runnable(scenario: Scenario, found: tuple[Launch, ...]) -> bool:
+    """Return whether a plan fits in no trainer although one is sought: the model is one that trainers train."""
+    sought = scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
+    return sought and not any(launch.fits for launch in found)
+
+
+def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) -> Runnable | None:
+    """Return the fastest plan that fits in a trainer whose conventions are known, each searched for in its own way.
+
+    Parameters
+    ----------
+    left
+        How many seconds are left: every trainer has an equal share of them.
+    budget
+        Evaluations of each of these searches.
+    """
+    rows: list[Runnable] = []
+    for number, trainer in enumerate(FRAMEWORK_OF):
+        seconds = min(left(), SEARCH_SECONDS) / (len(FRAMEWORK_OF) - number)
+        if seconds <= 0:
+            break
+        try:
+            best = scenario.search(target=trainer, seconds=seconds, budget=budget).best
+        except ValueError:  # it can say no plan of the model
+            continue
+        if best is not None:
+            rows.append(Runnable(trainer, best.plan, best.evaluation.step_time, best.evaluation.peak_memory))
+    return min(rows, key=lambda row: row.step_time, default=None)
+
+
+def launches_in_words(found: tuple[Launch, ...]) -> str:
+    """Return where a plan runs in one line, and what to do where nowhere."""
+    if not found:
+        return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
+    return ", ".join(launch.describe() for launch in found)
