@@ -126,6 +126,9 @@ class Run:
             moved = self.layout is None or bool(self.layout.offload)  # then nothing fits that keeps all on devices
             if moved and space.offload is None and not (space.core or space.wide):
                 proven = replace(space, offload=offloadings())
+                if starts and self.layout is not None:
+                    start = self.best, self.layout
+                    self.best, self.layout = yield from descend(self.problem, proven, self.costs, *start)
                 yield from self.best_of(proven, proven)
         except (OutOfTime, KeyboardInterrupt) as stop:
             if self.best == inf and (layout := self.queue.first_plan) is not None:

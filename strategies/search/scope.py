@@ -1,13 +1,13 @@
 """Which plans a search covers, and which it leaves out, in words: a proof holds for those alone."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.recomputation import FirstLayers, OfStage
 from strategies.schedule import SCHEDULES
-from strategies.search.choices import Choices
+from strategies.search.choices import Choices, offloadings
 from strategies.search.space import Space, choices_of
 
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "tensor_rows")
@@ -109,7 +109,8 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _left_out(problem: Problem, space: Space) -> Iterator[str]:
-    limits = [field.name for field in fields(space) if field.name in _FIELDS and getattr(space, field.name) is not None]
+    own = replace(space, offload=None) if space.offload == offloadings() else space  # what a search turns to by itself
+    limits = [field.name for field in fields(own) if field.name in _FIELDS and getattr(own, field.name) is not None]
     if space.accepts is not None:
         yield "what the target cannot say"
     elif limits:
