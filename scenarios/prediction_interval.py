@@ -69,9 +69,14 @@ def memory_margin(risk: float, *, caching: bool, known: bool = True) -> float:
     return uncertainty(Category.STATED, caching=caching, known=known).memory_margin(risk)
 
 
+PLANNED = ("xla", "mindspore")
+"""Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
+optimized memory allocation solver", by which the operators of a graph share one static block."""
+
+
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
-    """Return whether an allocator keeps blocks beside tensors: not XLA's plan of memory, nor pages, nor a CPU."""
-    blocks = training.framework != "xla" and not training.expandable_segments
+    """Return whether an allocator keeps blocks beside tensors: not planned memory, nor pages, nor a CPU."""
+    blocks = training.framework not in PLANNED and not training.expandable_segments
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
 
 

@@ -91,6 +91,7 @@ def search(
     ticker.done()
     keep(result.best)
     document, chosen = to_json(result, value.problem) | _terms(value), None
+    document["brave"] = brave
     places = () if result.best is None else launches(value, result.best.plan)
     document["trainers"] = [asdict(place) for place in places]
     runnable = None
@@ -342,6 +343,7 @@ def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
     from scenarios.launches import launches_in_words
     from scenarios.scenario import FRAMEWORK_OF
     from simulator.units import format_size, format_time
+    from strategies.search.driver import FINISHED
 
     best, certificate = result.best, result.certificate
     framework, target = value.problem.training.framework, _target(value)
@@ -367,7 +369,7 @@ def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
             *_scope(result.scope),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
             ("plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"),
-            ("wall time", format_time(result.wall_time)),
+            ("wall time", format_time(result.wall_time) + ("" if result.end == FINISHED else f", {result.end}")),
         ]
     )
 
