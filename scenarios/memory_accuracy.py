@@ -44,7 +44,7 @@ BEFORE: Mapping[str, Any] = {
 }
 """What the rule before this one told wrongly, by publisher: said to fit and ran out of memory, and the reverse.
 
-It compared tensors alone with the nominal memory of a device. Measured by this very page on that commit.
+It compared tensors alone with the nominal memory of a device. Measured with this file laid beside that commit.
 """
 
 _FIELDS = {
