@@ -100,8 +100,9 @@ class Layouts:
         whole = [dim for dim, _ in found.cuts if dim in self._operators[name].uncut]
         if whole:
             raise ValueError(f"shardings: {name} needs {', '.join(whole)} whole, met {found.cuts}")
-        has_batch = BATCH in dict(self._operators[name].dims)
-        return _with_batch(found, batch_axes) if has_batch else found
+        # a tensor in which each sample meets all of the batch is read whole, and so gathered from data ranks
+        cut_by_data = BATCH in dict(self._operators[name].dims) and BATCH not in self._operators[name].uncut
+        return _with_batch(found, batch_axes) if cut_by_data else found
 
     def sharding(self, node: Node) -> OperatorSharding | None:
         """Return how the operator of a node is cut; ``None`` where it has none."""

@@ -48,6 +48,7 @@ AT_FIRST = {
     "laws": (
         *("detached", "detached_view", "without_gradient", "part_without_gradient", "data_of_tensor", "calls"),
         *("running_read", "normed", "valid", "ignored", "nothing_ignored", "balanced", "zero_first", "sums", "dropped"),
+        *("contrasted", "matched"),
         *("in_place", "input_in_place", "branching", "selected", "straight_through", "hooked", "halved", "half_way"),
     ),
     "users": ("dqn", "moe_balanced"),

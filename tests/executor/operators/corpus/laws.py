@@ -173,6 +173,15 @@ class Contrasted(Net):
         return functional.cross_entropy(scores, torch.arange(x.shape[0]))
 
 
+class Matched(Net):
+    """Two views of a sample find each other among all of the batch, either way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = functional.normalize(self.up(x), dim=-1), functional.normalize(self.up(x.flip(1)), dim=-1)
+        scores = left @ right.T / 0.1  # refused with 2 microbatches
+        return -(scores.log_softmax(0) + scores.log_softmax(1)).diagonal().mean() / 2
+
+
 class Regularised(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.loss(self.down(self.up(x))) + 0.1 * self.up.weight.square().sum()
@@ -501,7 +510,8 @@ without_gradient = _simple(WithoutGradient)
 part_without_gradient, decorated, data_of_tensor = map(_simple, (PartWithoutGradient, Decorated, DataOfTensor))
 running, running_read, fixed_buffer, calls = map(_simple, (Running, RunningRead, FixedBuffer, Calls))
 normed, normed_evaluated, balanced, sums = map(_simple, (Normed, NormedEvaluated, Balanced, Sum))
-contrasted, regularised, dropped, noised = map(_simple, (Contrasted, Regularised, Dropped, Noised))
+contrasted, matched, regularised = map(_simple, (Contrasted, Matched, Regularised))
+dropped, noised = map(_simple, (Dropped, Noised))
 noised_aside, in_place, input_in_place = map(_simple, (NoisedAside, InPlace, InputInPlace))
 spoiled = _simple(Spoiled)
 parameter_in_place, branching, item, selected = map(_simple, (ParameterInPlace, Branching, Item, Selected))
