@@ -184,6 +184,10 @@ class Scenario:
         priced = replace(self.problem, training=replace(self.problem.training, framework=framework))
         return priced if priced.memory_margin == 1.0 else with_margin(priced)
 
+    def without_margin(self) -> "Scenario":
+        """Return the scenario with every plan taken to fit that is predicted to, however likely it lacks memory."""
+        return replace(self, problem=replace(self.problem, memory_margin=1.0))
+
     def make_space(self) -> "Space":
         """Return what a search may choose from: the limits that are written, and what the target can say."""
         space = self.search_settings.make_space()

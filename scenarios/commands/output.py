@@ -30,6 +30,15 @@ ClusterFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
 ]
+SearchTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TARGET",
+        help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
+    ),
+]
+Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")]
 
 
 def emit(document: Any) -> None:

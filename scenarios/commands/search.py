@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, remarks, show, table
+from scenarios.commands.output import Brave, Json, ScenarioName, SearchTarget, Ticker, emit, note, remarks, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
 from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
@@ -22,120 +22,170 @@ NEGLIGIBLE = 1e-6
 Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
 Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
+AlgorithmName = Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")]
+BestPlanFile = Annotated[
+    str | None, typer.Option(help="Write the best plan so far (.json), whenever it becomes better.")
+]
+Journal = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it."),
+]
+Workers = Annotated[int, typer.Option(help="Processes that evaluate plans; 0 for one a core.")]
+Scheduler = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Evaluate plans on the Dask cluster at this address.")
+]
+Quantile = Annotated[
+    float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
+]
+Probability = Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")]
 
 
 def search(
     scenario: ScenarioName,
-    algorithm: Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")] = None,
+    algorithm: AlgorithmName = None,
     budget: Budget = None,
     seconds: Seconds = None,
     seed: Seed = None,
-    out: Annotated[
-        str | None, typer.Option(help="Write the best plan so far (.json), whenever it becomes better.")
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Keep every trial in this file, and go on from those that are in it."),
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that evaluate plans; 0 for one a core.")] = 1,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Evaluate plans on the Dask cluster at this address.")
-    ] = None,
-    robust: Annotated[
-        float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
-    ] = None,
-    out_of_memory: Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")] = 0.05,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="TARGET",
-            help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
-        ),
-    ] = None,
-    brave: Annotated[
-        bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")
-    ] = False,
+    out: BestPlanFile = None,
+    resume: Journal = None,
+    workers: Workers = 1,
+    scheduler: Scheduler = None,
+    robust: Quantile = None,
+    out_of_memory: Probability = 0.05,
+    target: SearchTarget = None,
+    brave: Brave = False,
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
-    from scenarios.files import check_output
-    from scenarios.launches import fastest_runnable, launches, needs_runnable
-    from scenarios.loader import load
-    from scenarios.nothing_fits import nothing_fits_in, nothing_is_known_to_fit, seconds_left
-    from scenarios.robust_choice import check_robust, robust_choice
-
-    check_output(out, (".json",))
-    check_page(report)
-    check_robust(robust, out_of_memory)
-    value = load(scenario)
-    if brave:
-        value = replace(value, problem=replace(value.problem, memory_margin=1.0))
-    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
-    chosen_target = value.target if target is None else target
-    if chosen_target is not None:
-        value = value.for_target(chosen_target)
-    ticker = Ticker()
-    follow, keep = _follow(ticker), _keep(out)
-
-    def told(progress: Any) -> None:
-        keep(progress.best)
-        follow(progress)
-
-    left = seconds_left(_seconds(value, seconds))
+    _check_options(out, report, robust, out_of_memory)
+    value = _load(scenario, algorithm, seed, target, brave=brave)
+    keep, ticker, left = _keep(out), Ticker(), _seconds_left(value, seconds)
+    settings = {"budget": budget, "seconds": seconds, "seed": seed, "resume": resume}
     with _executor(workers, scheduler) as executor:
-        result = value.search(
-            algorithm, budget=budget, seconds=seconds, seed=seed, progress=told, resume=resume, executor=executor
-        )
+        progress = _tell_both(keep, _follow(ticker))
+        result = value.search(algorithm, progress=progress, executor=executor, **settings)
     ticker.done()
     keep(result.best)
-    document, chosen = to_json(result, value.problem) | _terms(value), None
-    document["brave"] = brave
-    places = () if result.best is None else launches(value, result.best.plan)
-    document["trainers"] = [asdict(place) for place in places]
-    runnable = None
-    if result.best is not None and not result.interrupted and needs_runnable(value, places):
-        runnable = fastest_runnable(value, left, budget)
-    document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
-    if robust is not None and result.best is not None and not result.interrupted:
-        found = robust_choice(value, robust, out_of_memory, left, result.best.plan)
-        document["robust"] = found.to_json()
-        chosen = found.plan
-        keep(replace(result.best, plan=chosen or result.best.plan))
-    known = nothing_is_known_to_fit(result)
-    if known:
-        document |= nothing_fits_in(value, left) | _misses(value, left)
-    elif result.best is None:
-        document["reason"] = _nothing_found(result)
+    answer = _Answer(value, result, to_json(result, value.problem) | _terms(value) | {"brave": brave})
+    answer.add_trainers(left, budget)
+    if robust is not None:
+        answer.add_robust(robust, out_of_memory, left, keep)
+    answer.add_reason(left)
     if report is not None:
-        _write_page(report, value, [result], chosen)
-    if as_json:
-        emit(document)
-    elif result.best is not None:
-        _print(value, result, places, runnable)
-        _print_more("robust", document)
+        _write_page(report, value, [result], answer.robust_plan)
+    answer.tell(as_json=as_json)
     if result.interrupted:
         if out is not None and result.best is not None:
             note(f"the best plan so far is in {out}")
         raise typer.Exit(INTERRUPTED)
-    if result.best is None and not known:
-        note(_nothing_found(result))
-        raise typer.Exit(FAILED)
     if result.best is None:
-        note(_nothing_fits(value, result))
-        for miss in document.get("near_misses", ()):
+        answer.tell_nothing()
+        raise typer.Exit(NOTHING_FITS if answer.nothing_fits else FAILED)
+
+
+def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
+    """Raise ``ValueError`` where an option of a search is wrong: before anything is loaded."""
+    from scenarios.files import check_output
+    from scenarios.robust_choice import check_robust
+
+    check_output(out, (".json",))
+    check_page(report)
+    check_robust(robust, out_of_memory)
+
+
+def _load(scenario: str, algorithm: str | None, seed: int | None, target: str | None, *, brave: bool) -> Any:
+    """Return a scenario with its search among what a target can say: the one that is asked for, or its framework."""
+    from scenarios.loader import load
+
+    value = load(scenario)
+    if brave:
+        value = value.without_margin()
+    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
+    chosen = value.target if target is None else target
+    return value if chosen is None else value.for_target(chosen)
+
+
+def _tell_both(keep: Callable[[Any], None], follow: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what keeps the best plan of a search and shows how far it is."""
+
+    def tell(progress: Any) -> None:
+        keep(progress.best)
+        follow(progress)
+
+    return tell
+
+
+class _Answer:
+    """What `meshwise search` tells: the result of a search, and what follows from it."""
+
+    def __init__(self, value: Any, result: Any, document: dict[str, Any]) -> None:
+        from scenarios.nothing_fits import nothing_is_known_to_fit
+
+        self.value, self.result, self.document = value, result, document
+        self.nothing_fits = nothing_is_known_to_fit(result)
+        self.goes_on = result.best is not None and not result.interrupted
+        self.places: Any = ()
+        self.runnable: Any = None
+        self.robust_plan: Any = None
+
+    def add_trainers(self, left: Callable[[], float], budget: int | None) -> None:
+        """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does."""
+        from scenarios.launches import fastest_runnable, launches, needs_runnable
+
+        if self.result.best is not None:
+            self.places = launches(self.value, self.result.best.plan)
+        if self.goes_on and needs_runnable(self.value, self.places):
+            self.runnable = fastest_runnable(self.value, left, budget)
+        runnable = self.runnable
+        self.document["trainers"] = [asdict(place) for place in self.places]
+        self.document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
+
+    def add_robust(self, quantile: float, most: float, left: Callable[[], float], keep: Callable[[Any], None]) -> None:
+        """Add the plan that is best at a quantile, which is then the one to be kept."""
+        from scenarios.robust_choice import robust_choice
+
+        if self.goes_on:
+            best = self.result.best
+            choice = robust_choice(self.value, quantile, most, left, best.plan)
+            self.document["robust"], self.robust_plan = choice.to_json(), choice.plan
+            keep(replace(best, plan=choice.plan or best.plan))
+
+    def add_reason(self, left: Callable[[], float]) -> None:
+        """Add why there is no plan, where there is none, and what would make one fit."""
+        from scenarios.nothing_fits import nothing_fits_in
+
+        if self.nothing_fits:
+            self.document |= nothing_fits_in(self.value, left) | _misses(self.value, left)
+        elif self.result.best is None:
+            self.document["reason"] = _nothing_found(self.result)
+
+    def tell(self, *, as_json: bool) -> None:
+        """Print the plan, or all as one JSON document."""
+        if as_json:
+            emit(self.document)
+        elif self.result.best is not None:
+            _print(self.value, self.result, self.places, self.runnable)
+            _print_more("robust", self.document)
+
+    def tell_nothing(self) -> None:
+        """Print on stderr why there is no plan, and what would make one fit."""
+        if not self.nothing_fits:
+            note(_nothing_found(self.result))
+            return
+        note(_nothing_fits(self.value, self.result))
+        for miss in self.document.get("near_misses", ()):
             note(f"  {miss['words']}")
-        _print_more("changes", document)
-        raise typer.Exit(NOTHING_FITS)
+        _print_more("changes", self.document)
 
 
-def _seconds(value: Any, seconds: float | None) -> float:
-    """Return how long a search and all that follows it take: what was asked for, else what a search takes at most."""
+def _seconds_left(value: Any, seconds: float | None) -> Callable[[], float]:
+    """Return how long is left for a search and what follows it, of the seconds asked for or those it takes at most."""
+    from scenarios.nothing_fits import seconds_left
     from scenarios.scenario import SEARCH_SECONDS
 
     asked = seconds if seconds is not None else value.search_settings.seconds
-    return SEARCH_SECONDS if asked is None else asked
+    return seconds_left(SEARCH_SECONDS if asked is None else asked)
 
 
 def _terms(value: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """``meshwise simulate``: one step of one plan on paper."""
 
 import json
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,7 +101,7 @@ def simulate(
     if cluster is not None:
         value = value.on(load_cluster(cluster))
     if brave:
-        value = replace(value, problem=replace(value.problem, memory_margin=1.0))
+        value = value.without_margin()
     if target is not None:
         value = value.for_target(target)
     if goodput is not None and value.run is None:
