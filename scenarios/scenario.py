@@ -481,6 +481,11 @@ class Scenario:
 
     def executable_spec(self) -> Transformer:
         """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
+        from scenarios.graph_file import GraphModel
+
+        if isinstance(self.spec, GraphModel):
+            nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"
+            raise ValueError(f"{self.file}: model.graph: a graph has no code to run, met it alone; nearest: {nearest}")
         if not isinstance(self.spec, Transformer):
             met = f"met {self.spec.name}: {self.spec.summary}"
             raise ValueError(f"{self.file}: model: the executor's model is a decoder transformer, {met}")

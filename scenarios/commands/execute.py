@@ -123,6 +123,8 @@ def execute(
     value = load(scenario, plan)
     if cluster is not None:
         value = value.on(load_cluster(cluster))
+    if module is None:
+        value.executable_spec()  # what cannot be run under any plan is told before a plan is asked for
     value = replace(value, problem=value.priced_for(EXECUTE))  # what runs is priced as what runs it
     if top is not None:
         _check_top({"--plan": plan, "--module": module, "--rendezvous": rendezvous, "--data": data})

@@ -63,8 +63,7 @@ def search(
     keep, ticker, left = _keep(out), Ticker(), _seconds_left(value, seconds)
     settings = {"budget": budget, "seconds": seconds, "seed": seed, "resume": resume}
     with _executor(workers, scheduler) as executor:
-        progress = _tell_both(keep, _follow(ticker))
-        result = value.search(algorithm, progress=progress, executor=executor, **settings)
+        result = value.search(algorithm, progress=_tell_both(keep, _follow(ticker)), executor=executor, **settings)
     ticker.done()
     keep(result.best)
     answer = _Answer(value, result, to_json(result, value.problem) | _terms(value) | {"brave": brave})
@@ -76,8 +75,7 @@ def search(
         _write_page(report, value, [result], answer.robust_plan)
     answer.tell(as_json=as_json)
     if result.interrupted:
-        if out is not None and result.best is not None:
-            note(f"the best plan so far is in {out}")
+        answer.tell_interrupted(out)
         raise typer.Exit(INTERRUPTED)
     if result.best is None:
         answer.tell_nothing()
@@ -167,6 +165,11 @@ class _Answer:
         elif self.result.best is not None:
             _print(self.value, self.result, self.places, self.runnable)
             _print_more("robust", self.document)
+
+    def tell_interrupted(self, out: str | None) -> None:
+        """Print on stderr where the best plan so far is."""
+        if out is not None and self.result.best is not None:
+            note(f"the best plan so far is in {out}")
 
     def tell_nothing(self) -> None:
         """Print on stderr why there is no plan, and what would make one fit."""
@@ -450,11 +453,10 @@ def compare(
     from scenarios.files import folder
     from scenarios.loader import load
     from scenarios.nothing_fits import nothing_is_known_to_fit
-    from strategies.search import installed
 
     check_page(report)
     value = load(scenario)
-    names = list(installed()) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
+    names = _algorithm_names(algorithms)
     for name in names:
         value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search
     target = folder(out) if out is not None else None
@@ -480,6 +482,19 @@ def compare(
         known = next(filter(nothing_is_known_to_fit, results), None)
         note(_nothing_found(results[0]) if known is None else _nothing_fits(value, known))
         raise typer.Exit(FAILED if known is None else NOTHING_FITS)
+
+
+def _algorithm_names(text: str) -> list[str]:
+    """Return the names of algorithms between commas, or of all; ``ValueError`` where a name is empty."""
+    from strategies.search import installed
+
+    if text == "all":
+        return list(installed())
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        known = ", ".join(installed())
+        raise ValueError(f"--algorithms: all, or names of {known} with commas between, met {text!r}; nearest: all")
+    return names
 
 
 def _write_page(path: str, value: Any, results: list[Any], chosen: Any = None) -> None:

@@ -76,6 +76,10 @@ def test_a_field_is_named_with_line_and_column(folder: Path, capsys) -> None:
         ["search", "starter", "--out", "plan.txt"],
         ["search", "starter", "--out", "nowhere/plan.json"],
         ["compare", "starter", "--algorithms", "exhaustive,magic"],
+        ["compare", "starter", "--algorithms", ""],
+        ["compare", "starter", "--algorithms", " , "],
+        ["compare", "starter", "--algorithms", "auto,"],
+        ["execute", "operators/mlp-2-processes"],
         ["simulate", "starter", "--timeline", "x.gif"],
         ["simulate", "starter", "--timeline", "."],
         ["search", "starter", "--report", "x.pdf"],
@@ -98,6 +102,22 @@ def test_wrong_use_is_one_message_with_code_2(arguments: list[str], folder: Path
     assert captured.out == ""
     assert len(lines(captured.err)) == 1
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("algorithms", ["", " , ", "auto,,random"])
+def test_an_algorithm_without_a_name_is_told_with_the_names_that_there_are(algorithms: str, capsys) -> None:
+    assert run(["compare", "local/dp2", "--algorithms", algorithms]) == 2
+    told = capsys.readouterr().err
+    assert f"met {algorithms!r}" in told and "best_first" in told and "nearest: all" in told
+
+
+@pytest.mark.parametrize("plan", [[], ["--plan", "plan.yaml"], ["--top", "2"]])
+def test_a_graph_alone_is_not_run_and_what_to_pass_is_told(plan: list[str], folder: Path, capsys) -> None:
+    (folder / "plan.yaml").write_text("data: 2\nmicrobatch: 128\n")
+    assert run(["execute", "operators/mlp-2-processes", *plan]) == 2
+    (told,) = lines(capsys.readouterr().err)
+    assert "model.graph: a graph has no code to run" in told
+    assert "--module FILE.py:FACTORY" in told
 
 
 def test_a_plan_that_does_not_fit_is_code_3_with_the_reason_and_the_nearest_that_fits(folder: Path, capsys) -> None:

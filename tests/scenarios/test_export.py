@@ -54,7 +54,7 @@ def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:
         (["local/dp2", "--to", "slurm", "--processes", "3"], "met 3 processes of 2 ranks; nearest: 2"),
         (["local/dp2", "--to", "kubernetes"], "image: the name of a container image"),
         (["local/dp2", "--to", "slurm", "--out", "/nowhere/x"], "there is no folder /nowhere"),
-        (["operators/mlp", "--to", "slurm"], "the executor's model is a decoder transformer"),
+        (["operators/mlp", "--to", "slurm"], "model.graph: a graph has no code to run"),
         (["nothing", "--to", "slurm"], "there is no such file"),
     ],
 )
