@@ -1,6 +1,6 @@
 """What may disturb the collectives inside passes, and so how passes become tasks."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -31,12 +31,18 @@ class Passes(StrEnum):
 
 
 def passes(
-    machine: Machine, plan: Plan, in_buckets: bool, tied: Sequence[tuple[int, int, int]], replicated: Sequence[str]
+    machine: Machine,
+    plan: Plan,
+    in_buckets: bool,
+    tied: Sequence[tuple[int, int, int]],
+    replicated: Sequence[str],
+    drifts: Callable[[int], bool],
 ) -> tuple[Passes, ...]:
     """Return for every pipeline position how its passes run; along ``replicated`` axes gradients are summed.
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes
-    them wait for the last: the group ends a pass when that one would, were it alone.
+    them wait for the last: the group ends a pass when that one would, were it alone. Where ``drifts`` of
+    a position, no collective need do so, for all may end beneath what they run beside: who comes first ends first.
     """
     table = machine.table
     result = [Passes.RANK] * plan.pipeline
@@ -50,7 +56,8 @@ def passes(
             if (kind, index) in disturbed or len({machine.rank(member).key for member in members}) > 1:
                 result[position] = Passes.APART
             elif len(members) > 1 and result[position] is not Passes.APART:
-                result[position] = Passes.GROUP if inside == [TENSOR] else Passes.APART
+                together = inside == [TENSOR] and not drifts(position)
+                result[position] = Passes.GROUP if together else Passes.APART
     return tuple(result)
 
 

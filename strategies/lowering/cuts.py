@@ -13,7 +13,17 @@ from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.stage import StageCost, StageCosts
 from strategies.lowering.step import Step, communication
-from strategies.lowering.variant import FIRST, FORWARD_PASS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, kind_of
+from strategies.lowering.variant import (
+    BACKWARD_PASS,
+    FIRST,
+    FORWARD_PASS,
+    INPUTS,
+    JOINED,
+    LAST_BACKWARD,
+    LAST_WEIGHTS,
+    WEIGHTS,
+    kind_of,
+)
 from strategies.lowering.weights import Unit
 from strategies.mesh import OPERATOR_AXES, TENSOR
 from strategies.plan import Plan
@@ -60,7 +70,15 @@ class Cuts:
             return (Passes.APART,) * self.plan.pipeline
         every = zip(*(each.replicated for each in self.plan_costs.held.positions), strict=True)
         replicated = [axis for axis, parts in zip(OPERATOR_AXES, every, strict=True) if any(parts)]
-        return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated)
+        return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated, self._drifts)
+
+    def _drifts(self, position: int) -> bool:
+        """Return whether some block at a position has a pass whose collectives all run beside something else."""
+        stages = [cost for cost, at in zip(self.plan_costs.stages, self.positions, strict=True) if at == position]
+        blocks = {id(block): block for stage in stages for block in stage.blocks}.values()
+        kinds = (FORWARD_PASS, *((INPUTS, WEIGHTS) if self.plan.splits_backward else (BACKWARD_PASS,)))
+        rows = ([s for s in block.steps_of(kind_of(kind)) if s.collective] for block in blocks for kind in kinds)
+        return any(steps and all(step.beside for step in steps) for steps in rows)
 
     def cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""
