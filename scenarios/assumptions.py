@@ -20,7 +20,7 @@ _WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
 
 def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) -> tuple[str, ...]:
     """Return every default and catalogue figure that a result of the scenario rests on."""
-    result = list(_machine(cluster))
+    result = [*machine_assumptions(cluster, offloads=plan is not None and bool(plan.offload))]
     if table.model.preset is not None:
         result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
     elif table.model.hf_config is not None:
@@ -41,8 +41,6 @@ def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) 
         result += [f"cluster.preset {table.cluster.preset} assumes {field}: {why}" for field, why in found.items()]
     elif isinstance(table.cluster, FileCluster):
         result.append(f"cluster.file {table.cluster.file} has the figures of that file")
-    if plan is not None and plan.offload and any(node.host.pcie is None for node, _ in cluster.nodes):
-        result.append("copies between devices and hosts take no time of PCIe, of which the cluster states none")
     if isinstance(plan, PlanTable):
         without = {*_WITHOUT, *_idle(plan)}
         result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
@@ -65,8 +63,8 @@ def _idle(plan: PlanTable) -> Iterator[str]:
         yield "reshard_after_forward"
 
 
-def _machine(cluster: Cluster) -> Iterator[str]:
-    """Yield what is taken to be ideal about the machine."""
+def machine_assumptions(cluster: Cluster, *, offloads: bool) -> Iterator[str]:
+    """Yield what is taken to be ideal about a machine, under a plan that ``offloads`` to hosts or does not."""
     if not cluster.speeds and not cluster.link_speeds:
         yield "every device and link is as good as the next: no stragglers"
     if isinstance(cluster.fabric, Crossbar):
@@ -77,6 +75,8 @@ def _machine(cluster: Cluster) -> Iterator[str]:
         yield "computing is not slowed by communication beneath it"
     if all(node.host.launch == 0 for node, _ in cluster.nodes):
         yield "hosts launch kernels as fast as devices run them"
+    if offloads and any(node.host.pcie is None for node, _ in cluster.nodes):
+        yield "copies between devices and hosts take no time of PCIe, of which the cluster states none"
 
 
 def _sizes(spec: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from scenarios.cluster_schema import AcceleratorTable, ClusterTable, MatmulTable, MixedClusterTable
+from scenarios.cluster_schema import AcceleratorTable, AttentionTable, ClusterTable, MatmulTable, MixedClusterTable
 from scenarios.fabric_schema import LinkTable
 from simulator.catalog import accelerator, estimated
 from simulator.catalog.typical import (
@@ -58,6 +58,20 @@ def _left_out(table: AcceleratorTable) -> tuple[str, ...]:
     return tuple(name for name in Efficiency._fields if name not in stated)
 
 
+_OF_ITSELF = frozenset({"sharpness", "fractions"})
+"""Figures that add to others of their table: without them nothing is ideal."""
+
+
+def _ideal(table: AcceleratorTable) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the tables of efficiency that are stated in part, and what they leave out; an empty one means ideal."""
+    for name in ("matmul", "attention"):
+        part: MatmulTable | AttentionTable = getattr(table, name)
+        if part.model_fields_set:
+            missing = (field for field in type(part).model_fields if field not in part.model_fields_set | _OF_ITSELF)
+            if names := tuple(missing):
+                yield name, names
+
+
 def _matmul(table: MatmulTable) -> MatmulModel:
     values = {name: getattr(table, name) for name in MatmulTable.model_fields}
     sharpness = math.inf if table.sharpness is None else table.sharpness
@@ -93,6 +107,8 @@ def _of_accelerator(table: AcceleratorTable) -> Iterator[str]:
     if table.preset is not None:
         yield from estimated(table.preset)
         return
+    for name, missing in _ideal(table):
+        yield f"{table.name}: {name} without {_listed(missing)}, taken as ideal; left out as a whole it is typical"
     taken = _left_out(table)
     if not taken:
         return

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scenarios.assumptions import assumptions
 from scenarios.checking import check, sound_sections
-from scenarios.cluster_file import FieldError, cluster_table, load_cluster, resized, to_cluster, with_conditions
+from scenarios.cluster_file import (
+    FieldError,
+    cluster_in,
+    cluster_table,
+    load_cluster,
+    resized,
+    to_cluster,
+    with_conditions,
+)
 from scenarios.errors import Fault, ScenarioError, shown
 from scenarios.fields import Table
 from scenarios.library import find
@@ -82,6 +90,18 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
         target.check(facts, result, file)
         return replace(result, problem=result.priced_for(target.name))
     return scenario_in(read(find(path)), read(plan) if plan is not None else None)
+
+
+def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
+    """Return a scenario on as many devices of the machine in a cluster file, with what there is to know of that file.
+
+    Raises
+    ------
+    ScenarioError
+        Where anything is wrong with the file; it lists everything.
+    """
+    document = read(path)
+    return scenario.on(cluster_in(document), unusual(cluster_table(document), document))
 
 
 def _foreign(plan: str) -> "tuple[Target, str] | None":

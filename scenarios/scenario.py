@@ -212,13 +212,33 @@ class Scenario:
             raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
         return result
 
-    def on(self, cluster: Cluster) -> "Scenario":
-        """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it."""
+    def on(self, cluster: Cluster, warnings: "tuple[Fault, ...]" = ()) -> "Scenario":
+        """Return the scenario on as many devices of another machine, as `meshwise calibrate` measures it.
+
+        What it rests on, and what is probably mistyped, is then of that machine: ``warnings`` are those of its file.
+        """
         own = self.problem.cluster
         sized = cluster.resized(own.num_nodes, own.first.devices)
-        others = (line for line in self.assumptions if line not in own.estimated)
-        lines = (*sized.estimated, *others)
-        return replace(self, problem=replace(self.problem, cluster=sized), assumptions=lines)
+        problem = replace(self.problem, cluster=sized)
+        others = tuple(fault for fault in self.warnings if not self._is_of_cluster(fault))
+        moved = replace(
+            self,
+            problem=problem if problem.memory_margin == 1.0 else with_margin(problem),
+            warnings=(*warnings, *others),
+        )
+        stale = {*self.remarks, *self._machine_assumptions()}
+        kept = (line for line in self.assumptions if line not in stale and not line.startswith("cluster."))
+        return replace(moved, assumptions=(*moved.remarks, *moved._machine_assumptions(), *kept))
+
+    def _is_of_cluster(self, fault: "Fault") -> bool:
+        """Return whether a remark is of the machine: of the scenario's table of it, or of a cluster file."""
+        return fault.file != self.file or fault.field.split(".")[0] == "cluster"
+
+    def _machine_assumptions(self) -> tuple[str, ...]:
+        from scenarios.assumptions import machine_assumptions
+
+        offloads = self.plan is not None and bool(self.plan.offload)
+        return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
 
     def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
         """Return one simulated step of a plan: time, memory and where both go.

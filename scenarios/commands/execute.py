@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from scenarios.commands.loading import load_scenario
 from scenarios.commands.output import ClusterFile, Json, PlanFile, ScenarioName, Ticker, emit, note, show, table
 from scenarios.commands.page import PageFile, check_page, write_page
 from scenarios.exit_codes import FAILED, NOTHING_FITS
@@ -105,12 +106,10 @@ def execute(
     the end once with --collect.
     """
     from executor.device import CPU, require_device
-    from scenarios.cluster_file import load_cluster
     from scenarios.commands import hosts
     from scenarios.commands.execute_top import execute_top
     from scenarios.files import folder
     from scenarios.interchange.acceptance import EXECUTE
-    from scenarios.loader import load
     from scenarios.nearest import reason
 
     _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
@@ -120,9 +119,7 @@ def execute(
     options = _options(
         data, (learning_rate, warmup_steps, decay_steps, min_learning_rate), checkpoint_every, keep_checkpoints, resume
     )
-    value = load(scenario, plan)
-    if cluster is not None:
-        value = value.on(load_cluster(cluster))
+    value = load_scenario(scenario, plan, cluster)
     if module is None:
         value.executable_spec()  # what cannot be run under any plan is told before a plan is asked for
     value = replace(value, problem=value.priced_for(EXECUTE))  # what runs is priced as what runs it

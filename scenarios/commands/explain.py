@@ -10,7 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, ScenarioName, Ticker, emit, note, remarks, show
+from scenarios.commands.loading import load_scenario
+from scenarios.commands.output import (
+    Brave,
+    ClusterFile,
+    Json,
+    PricedTarget,
+    ScenarioName,
+    Ticker,
+    emit,
+    note,
+    remarks,
+    show,
+)
 from scenarios.commands.page import PageFile, check_page, write_page
 from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
@@ -27,6 +39,9 @@ def explain(
             "export)."
         ),
     ] = None,
+    cluster: ClusterFile = None,
+    target: PricedTarget = None,
+    brave: Brave = False,
     why_not: Annotated[
         str | None, typer.Option(metavar="FIELDS", help="Why not a plan with these fields, as 'tensor=8,pipeline=2'.")
     ] = None,
@@ -42,7 +57,6 @@ def explain(
     """Explain the best plan, or a given one. Ctrl-C prints what is known."""
     from scenarios.explanation import explanation
     from scenarios.files import check_output
-    from scenarios.loader import load
     from scenarios.nothing_fits import Nothing
     from scenarios.question import Question, plan_fields
     from strategies.plan import Plan
@@ -51,7 +65,7 @@ def explain(
     check_output(front, (".png", ".svg"))
     check_page(report)
     question = Question(plan_fields(why_not) if why_not is not None else {}, lost, price)
-    value = load(scenario, plan)
+    value = load_scenario(scenario, plan, cluster, target, brave=brave)
     if plan is not None and value.plan is None:
         raise ValueError(f"{plan}: a plan is needed")
     ticker, end = Ticker(), time.process_time() + seconds

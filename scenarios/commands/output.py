@@ -38,6 +38,10 @@ SearchTarget = Annotated[
         help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
     ),
 ]
+PricedTarget = Annotated[
+    str | None,
+    typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
+]
 Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")]
 
 

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Brave, Json, ScenarioName, SearchTarget, Ticker, emit, note, remarks, show, table
+from scenarios.commands.loading import load_scenario
+from scenarios.commands.output import (
+    Brave,
+    ClusterFile,
+    Json,
+    ScenarioName,
+    SearchTarget,
+    Ticker,
+    emit,
+    note,
+    remarks,
+    show,
+    table,
+)
 from scenarios.commands.page import PageFile, check_page, write_page
 from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
@@ -52,6 +65,7 @@ def search(
     scheduler: Scheduler = None,
     robust: Quantile = None,
     out_of_memory: Probability = 0.05,
+    cluster: ClusterFile = None,
     target: SearchTarget = None,
     brave: Brave = False,
     report: PageFile = None,
@@ -59,7 +73,9 @@ def search(
 ) -> None:
     """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
     _check_options(out, report, robust, out_of_memory)
-    value = _load(scenario, algorithm, seed, target, brave=brave)
+    value = load_scenario(scenario, cluster=cluster, brave=brave)
+    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
+    value = _aim(value, target)
     keep, ticker, left = _keep(out), Ticker(), _seconds_left(value, seconds)
     settings = {"budget": budget, "seconds": seconds, "seed": seed, "resume": resume}
     with _executor(workers, scheduler) as executor:
@@ -92,14 +108,8 @@ def _check_options(out: str | None, report: str | None, robust: float | None, ou
     check_robust(robust, out_of_memory)
 
 
-def _load(scenario: str, algorithm: str | None, seed: int | None, target: str | None, *, brave: bool) -> Any:
+def _aim(value: Any, target: str | None) -> Any:
     """Return a scenario with its search among what a target can say: the one that is asked for, or its framework."""
-    from scenarios.loader import load
-
-    value = load(scenario)
-    if brave:
-        value = value.without_margin()
-    value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
     chosen = value.target if target is None else target
     return value if chosen is None else value.for_target(chosen)
 
@@ -445,17 +455,17 @@ def compare(
     budget: Budget = None,
     seconds: Seconds = None,
     seed: Seed = None,
+    cluster: ClusterFile = None,
     out: Annotated[str | None, typer.Option(help="Folder for table, results and picture.")] = None,
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on one problem: quality against evaluations and against time."""
     from scenarios.files import folder
-    from scenarios.loader import load
     from scenarios.nothing_fits import nothing_is_known_to_fit
 
     check_page(report)
-    value = load(scenario)
+    value = load_scenario(scenario, cluster=cluster)
     names = _algorithm_names(algorithms)
     for name in names:
         value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from scenarios.commands.loading import load_scenario
 from scenarios.commands.output import (
     ClusterFile,
     Json,
     PlanFile,
+    PricedTarget,
     ScenarioName,
     Ticker,
     console,
@@ -36,10 +38,7 @@ def simulate(
     scenario: ScenarioName,
     plan: PlanFile = None,
     cluster: ClusterFile = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
-    ] = None,
+    target: PricedTarget = None,
     brave: Annotated[
         bool, typer.Option("--brave", help="Take a plan that may run out of memory, as `search --brave` does.")
     ] = False,
@@ -83,9 +82,7 @@ def simulate(
     collectives stand beside the simulator's: exit code 0 where states and collectives are the same and peaks within
     3 %, 1 where not, 2 where the executor cannot build the plan. It needs torch.
     """
-    from scenarios.cluster_file import load_cluster
     from scenarios.files import check_output
-    from scenarios.loader import load
 
     outputs = (
         (timeline, (".png", ".svg", ".html")),
@@ -97,13 +94,7 @@ def simulate(
     )
     for path, endings in outputs:
         check_output(path, endings)
-    value = load(scenario, plan)
-    if cluster is not None:
-        value = value.on(load_cluster(cluster))
-    if brave:
-        value = value.without_margin()
-    if target is not None:
-        value = value.for_target(target)
+    value = load_scenario(scenario, plan, cluster, target, brave=brave)
     if goodput is not None and value.run is None:
         raise ValueError(f"{value.file}: run: a picture of goodput needs a run, met none")
     result = value.simulate(engine=engine.value)

@@ -132,6 +132,42 @@ def test_another_machine_brings_its_own_remarks(tmp_path: Path) -> None:
     assert moved.on(scenario.problem.cluster).remarks == scenario.remarks
 
 
+@pytest.mark.parametrize("command", ["search", "simulate", "explain", "compare"])
+def test_the_remarks_are_those_of_the_cluster_file_in_effect(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = written(tmp_path, inter_node=", launch: 2 s")  # unusual, and of a machine that is not in effect
+    text = own.read_text().replace("launch: 2 s", "launch: 3 s").replace("name: chip", "name: other")
+    machine, quick = text.split("cluster:\n")[1].split("plan:")[0], "search: {space: {core: true, data: [16]}}\n"
+    (tmp_path / "machine.yaml").write_text("\n".join(line.removeprefix("  ") for line in machine.splitlines()))
+    own.write_text(own.read_text() + quick)
+    limits = [] if command == "simulate" else ["--seconds", "5"]
+    limits += ["--algorithms", "random", "--budget", "2"] if command == "compare" else []
+    assert run([command, str(own), "--cluster", str(tmp_path / "machine.yaml"), *limits]) in (0, 3)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "other: launch, matmul" in told and "inter_node.launch is unusual: 3 s" in told
+    assert "chip:" not in told and "2 s, usual" not in told
+
+
+def test_what_rests_on_the_machine_is_that_of_the_machine_in_effect(tmp_path: Path) -> None:
+    scenario, ascend = load("local/dp2"), cluster("atlas-800-910", 1)
+    moved = scenario.on(ascend)
+    assert not [line for line in moved.assumptions if line.startswith(("cluster.", "CPU core"))]
+    assert moved.problem.memory_margin > scenario.problem.memory_margin  # an allocator of an accelerator caches blocks
+    assert moved.on(scenario.problem.cluster).problem == scenario.problem
+
+
+@pytest.mark.parametrize(
+    ("table", "missing"),
+    [("matmul: {fraction: 0.6}", "half_k, tiles"), ("attention: {forward: 0.6, block: 64}", "backward, half_sequence")],
+)
+def test_what_a_partly_stated_table_leaves_out_is_told_as_ideal(table: str, missing: str, tmp_path: Path) -> None:
+    name = table.split(":")[0]
+    delays = ", latency: 2 us, launch: 9 us"
+    (remark,) = load(written(tmp_path, IDEAL.replace(f"{name}: {{}}", table), delays, ", launch: 9 us")).remarks
+    assert remark.startswith(f"chip: {name} without {missing}") and "ideal" in remark
+
+
 def test_a_name_that_like_does_not_know_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"accelerator\.like: holds one of .*met 'h100-80g'; nearest: h100-80gb"):
         load(written(tmp_path, "like: h100-80g"))
