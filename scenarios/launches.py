@@ -10,6 +10,9 @@ from simulator.units import format_size, format_time
 from strategies.cost_model import SimulatedCost
 from strategies.plan import Plan
 
+RESERVE = 0.1
+"""Of the seconds of a search, those that are kept to find a plan that runs where the fastest one runs nowhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -65,10 +68,14 @@ class Runnable:
         return f"{self.plan.describe()}: {figures} (--for {self.trainer})"
 
 
+def seeks_trainer(scenario: Scenario) -> bool:
+    """Return whether a scenario leaves open what runs its plans, and its model is one that trainers train."""
+    return scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
+
+
 def needs_runnable(scenario: Scenario, found: tuple[Launch, ...]) -> bool:
-    """Return whether a plan fits in no trainer although one is sought: the model is one that trainers train."""
-    sought = scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
-    return sought and not any(launch.fits for launch in found)
+    """Return whether a plan fits in no trainer although one is sought."""
+    return seeks_trainer(scenario) and not any(launch.fits for launch in found)
 
 
 def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) -> Runnable | None:
@@ -77,13 +84,16 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
     Parameters
     ----------
     left
-        How many seconds are left: every trainer has an equal share of them.
+        How many seconds are left. The trainer by whose conventions plans were priced has the first half of them, the
+        next one half of the rest, and so on: known plans come first in each of these searches.
     budget
         Evaluations of each of these searches.
     """
     rows: list[Runnable] = []
-    for number, trainer in enumerate(FRAMEWORK_OF):
-        seconds = min(left(), SEARCH_SECONDS) / (len(FRAMEWORK_OF) - number)
+    assumed = scenario.problem.training.framework
+    trainers = sorted(FRAMEWORK_OF, key=lambda trainer: FRAMEWORK_OF[trainer] != assumed)
+    for number, trainer in enumerate(trainers, 1):
+        seconds = min(left(), SEARCH_SECONDS) / (2 if number < len(trainers) else 1)
         if seconds <= 0:
             break
         try:

@@ -302,19 +302,25 @@ class Scenario:
 
         settings = self.search_settings
         chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
+        seconds = self.search_seconds(budget, seconds)
         budget = settings.budget if budget is None else budget
-        seconds = settings.seconds if seconds is None else seconds
         with nullcontext() if resume is None else SearchJournal(resume, chosen, self.problem, space) as journal:
             return search(
                 chosen,
                 self.problem,
                 self.with_starts(space),
                 budget=budget,
-                seconds=SEARCH_SECONDS if budget is None and seconds is None else seconds,
+                seconds=seconds,
                 progress=progress,
                 executor=executor,
                 journal=journal,
             )
+
+    def search_seconds(self, budget: int | None, seconds: float | None) -> float | None:
+        """Return the seconds that a search takes at most, where so much is asked for; ``None`` for no limit."""
+        settings = self.search_settings
+        seconds = settings.seconds if seconds is None else seconds
+        return SEARCH_SECONDS if seconds is None and budget is None and settings.budget is None else seconds
 
     def with_starts(self, space: "Space") -> "Space":
         """Return a space that is begun with the scenario's own plan and published recipes."""

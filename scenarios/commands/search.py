@@ -77,7 +77,7 @@ def search(
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
     value = _aim(value, target)
     keep, ticker, left = _keep(out), Ticker(), _seconds_left(value, seconds)
-    settings = {"budget": budget, "seconds": seconds, "seed": seed, "resume": resume}
+    settings = {"budget": budget, "seconds": _own_seconds(value, budget, seconds), "seed": seed, "resume": resume}
     with _executor(workers, scheduler) as executor:
         result = value.search(algorithm, progress=_tell_both(keep, _follow(ticker)), executor=executor, **settings)
     ticker.done()
@@ -201,6 +201,14 @@ def _seconds_left(value: Any, seconds: float | None) -> Callable[[], float]:
     return seconds_left(SEARCH_SECONDS if asked is None else asked)
 
 
+def _own_seconds(value: Any, budget: int | None, seconds: float | None) -> float | None:
+    """Return the seconds of the search alone, of those asked for; ``None`` where it has no limit."""
+    from scenarios.launches import RESERVE, seeks_trainer
+
+    asked: float | None = value.search_seconds(budget, seconds)
+    return asked * (1 - RESERVE) if asked is not None and asked > 0 and seeks_trainer(value) else asked
+
+
 def _terms(value: Any) -> dict[str, Any]:
     """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
     framework = {"name": value.problem.training.framework, "stated": value.framework is not None}
@@ -228,6 +236,7 @@ def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
             {
                 "plan": miss.plan.describe(),
                 "peak_memory": miss.peak_memory,
+                "out_of_memory": miss.out_of_memory,
                 "lacks": list(miss.lacks),
                 "words": miss.describe(target.called),
             }
@@ -345,7 +354,7 @@ def _nothing_fits(value: Any, result: Any) -> str:
         target = _target(value)
         return f"{EMPTY_SPACE} that {target.can}" if target is not None else EMPTY_SPACE
     plan = result.nearest.plan
-    lacking = lacking_in_words(shortfall(value.problem, plan))
+    lacking = lacking_in_words(value.problem, shortfall(value.problem, plan))
     return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
 
 
@@ -396,9 +405,10 @@ def _room(problem: Any) -> str:
 
 def _danger(value: Any, peak: float) -> str:
     """Return the probability of running out of memory in words, and whether a limit of it holds."""
-    from scenarios.prediction_interval import RISK, out_of_memory_of
+    from scenarios.prediction_interval import out_of_memory_of, risk_limit
+    from strategies.explanation.uncertainty import limit_in_words
 
-    limit = f"at most {RISK:.0%} is allowed" if value.problem.memory_margin > 1 else "--brave: no limit"
+    limit = limit_in_words(risk_limit(value.problem))
     return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
 
 

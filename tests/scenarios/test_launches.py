@@ -1,8 +1,13 @@
 """Where a plan runs is said with the memory that it needs there, by the conventions of what runs it."""
 
+import dataclasses
 from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from scenarios import load
+from scenarios.commands.search import _own_seconds
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.launches import fastest_runnable, launches, launches_in_words, needs_runnable
 from strategies.completion import complete
@@ -49,3 +54,30 @@ def test_a_plan_that_nobody_can_say_is_told_with_what_to_do() -> None:
     plan = complete(scenario.problem, Layout(data=2, tensor=2, tensor_rows=2, microbatch=2))  # 2-D tensor parallelism
     assert launches(scenario, plan) == ()
     assert launches_in_words(()).startswith("no trainer as it is; --for torchtitan|megatron")
+
+
+def test_the_trainer_by_whose_conventions_plans_were_priced_is_asked_first_and_longest() -> None:
+    scenario, asked = load("llama3-8b-8-h100"), list[tuple[str, float]]()
+
+    class Asked(type(scenario)):  # type: ignore[misc]
+        def search(self, target: str, seconds: float, budget: int | None) -> SimpleNamespace:
+            asked.append((target, seconds))
+            return SimpleNamespace(best=None)
+
+    fields = {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
+    assert fastest_runnable(Asked(**fields), lambda: 16.0) is None
+    assert asked[0] == ("megatron", 8.0)
+    assert [seconds for _, seconds in asked] == [8.0, 8.0, 8.0, 16.0]  # half of what is left, and all to the last
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds", "own"), [(None, None, 54.0), (None, 10.0, 9.0), (5, None, None), (5, 10.0, 9.0)]
+)
+def test_a_search_keeps_a_tenth_of_its_time_for_what_runs(
+    budget: int | None, seconds: float | None, own: float | None
+) -> None:
+    assert _own_seconds(load("llama3-8b-8-h100"), budget, seconds) == own
+
+
+def test_a_search_whose_trainer_is_named_has_all_its_time() -> None:
+    assert _own_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), None, 10.0) == 10.0
