@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from simulator.units import format_count, format_duration, format_size, format_time
+from strategies.explanation.uncertainty import limit_in_words, risk_in_words
 
 Data = Mapping[str, Any]
 
@@ -34,7 +35,8 @@ def changes_lines(document: Data) -> Iterator[str]:
         )
     for each in changes:
         time, peak = format_time(each["step_time"]), format_size(each["peak_memory"])
-        yield f"  {each['change']}: {time} a step on {each['devices']} devices, {peak}: {each['plan']}"
+        told = f"{time} a step on {each['devices']} devices, {peak}, {risk_in_words(each['out_of_memory'])}"
+        yield f"  {each['change']}: {told}: {each['plan']}"
 
 
 def robust_lines(found: Data) -> Iterator[str]:
@@ -59,9 +61,8 @@ def _plan(found: Data) -> Iterator[str]:
     yield f"plan         {found['plan']}"
     yield f"step time    {format_time(found['step_time'])}; 90 % of runs between {low} and {high}"
     peak, has = format_size(found["peak_memory"]), format_size(found["memory_capacity"])
-    yield f"peak memory  {peak} of {has} ({used:.1%}), usable {format_size(found['memory_usable'])}; " + (
-        f"out of memory with probability {found['out_of_memory']:.1%}"
-    )
+    risk = f"{risk_in_words(found['out_of_memory'])} ({limit_in_words(found['most_out_of_memory'])})"
+    yield f"peak memory  {peak} of {has} ({used:.1%}), usable {format_size(found['memory_usable'])}; {risk}"
     yield from (f"among        {line}" for line in _among(found.get("among")))
 
 
@@ -113,19 +114,22 @@ def _why_not(found: Data) -> Iterator[str]:
         yield f"why not {asked}: it breaks a rule"
         yield from (f"  {each['field']}: {each['message']}" for each in found["broken_rules"])
     elif found["outside_space"]:
-        yield f"why not {asked}: the limits in search.space allow no such plan"
+        yield f"why not {asked}: {found['limits']} allow no such plan"
     elif found["lacking"]:
         yield f"why not {asked}: none of {_legal(found)} fits; the one that needs least:"
         yield f"  {found['plan']['plan']}"
         yield f"  {found['lacking']['words']}"
     else:
         plan, time = found["plan"]["plan"], format_time(found["plan"]["step_time"])
-        yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}; the fastest of {_legal(found)}:"
+        risk = risk_in_words(found["plan"]["out_of_memory"])
+        yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}, {risk}; the fastest of {_legal(found)}:"
         yield f"  {plan}"
         yield from _more(found["more_seconds"])
         return
     if found["nearest"]:
-        yield f"nearest plan that works ({format_time(found['nearest']['step_time'])}): {found['nearest']['plan']}"
+        near = found["nearest"]
+        told = f"{format_time(near['step_time'])}, {risk_in_words(near['out_of_memory'])}"
+        yield f"nearest plan that works ({told}): {near['plan']}"
     else:
         yield "none of these plans fits"
 
@@ -146,7 +150,8 @@ def _shadow_prices(found: Data) -> Iterator[str]:
     if found["next_memory"]:
         more = found["next_memory"]
         time = format_time(more["step_time"])
-        yield f"memory binds too: with {format_size(more['peak_memory'])} a device {time}: {more['plan']}"
+        size, risk = format_size(more["peak_memory"]), risk_in_words(more["out_of_memory"])
+        yield f"memory binds too: with {size} a device {time} ({risk} on what there is): {more['plan']}"
     else:
         yield "memory does not bind: none of these plans that needs more is faster"
 
@@ -181,7 +186,7 @@ def _memory_front(found: list[Data]) -> Iterator[str]:
     for each in found:
         mark = "" if each["fits"] else "  does not fit"
         time, peak = format_time(each["step_time"]), format_size(each["peak_memory"])
-        yield f"  {time:>9}  {peak:>9}  {each['plan']}{mark}"
+        yield f"  {time:>9}  {peak:>9}  out of memory {each['out_of_memory']:>6.1%}  {each['plan']}{mark}"
 
 
 def _sensitivity(found: list[Data]) -> Iterator[str]:

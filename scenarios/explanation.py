@@ -5,8 +5,9 @@ from dataclasses import asdict
 from time import process_time
 from typing import Any
 
+from scenarios.interchange.acceptance import Acceptance
 from scenarios.nothing_fits import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
-from scenarios.prediction_interval import uncertainty_of
+from scenarios.prediction_interval import out_of_memory_of, risk_limit, uncertainty_of
 from scenarios.question import Question
 from scenarios.scenario import Scenario
 from simulator.engine import simulate
@@ -84,12 +85,14 @@ class _Explanation:
         self.ranking = self._ranked(*([] if plan is None else [plan]))
         self.tell("the fastest plan")
         best = self.ranking.fastest(fits)
-        trial = (best or self._own()) if plan is None else self._evaluated(plan)
+        trial = (best or self._own_in_words()) if plan is None else self._evaluated(plan)
         if trial is None:
             trial = best = self._searched()
         layout = self._layout(trial)
         among = asdict(self.ranking.among)
-        yield "plan", self._trial(trial) | {"document": trial.plan.to_json(), "among": among}
+        limit = risk_limit(self.problem)
+        document = {"document": trial.plan.to_json(), "among": among, "most_out_of_memory": limit}
+        yield "plan", self._trial(trial) | document
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
@@ -176,6 +179,12 @@ class _Explanation:
         own = self.value.plan
         return self._evaluated(own) if own is not None and SimulatedCost(self.problem).fits(own) else None
 
+    def _own_in_words(self) -> Trial | None:
+        """Return the scenario's own plan where it fits and the target, where there is one, can say it."""
+        own, accepts = self._own(), self.space.accepts
+        said = own is not None and (accepts is None or not accepts.refusals(self.problem, own.plan))
+        return own if said else None
+
     def _evaluated(self, plan: Plan) -> Trial:
         return Trial(plan, SimulatedCost(self.problem).evaluate(plan), 0.0)
 
@@ -221,13 +230,20 @@ class _Explanation:
             "legal_plans": found.legal,
             "all_legal_plans": found.whole,
             "outside_space": found.outside,
+            "limits": self._limits(),
             "broken_rules": [_rule(each) for each in found.broken],
-            "lacking": shortfall_document(found.lacking) if found.lacking else None,
+            "lacking": shortfall_document(self.problem, found.lacking) if found.lacking else None,
             "plan": self._trial(found.trial) if found.trial else None,
             "margin": found.margin,
             "more_seconds": dict(found.more),
             "nearest": self._trial(found.nearest) if found.nearest else None,
         }
+
+    def _limits(self) -> str:
+        """Return what plans are limited by, in words."""
+        target = self.value.target
+        can = f" and what {Acceptance(target, self.value.spec).can}" if target is not None else ""
+        return f"the limits in search.space{can}"
 
     def _prices(self, prices: list[ShadowPrice], trial: Trial, larger: Trial | None) -> dict[str, Any]:
         device = self.problem.cluster.accelerator
@@ -285,6 +301,7 @@ class _Explanation:
             "plan": found.trial.plan.describe(),
             "step_time": found.trial.evaluation.step_time,
             "peak_memory": found.trial.evaluation.peak_memory,
+            "out_of_memory": out_of_memory_of(self.problem, found.trial.evaluation.peak_memory),
             "devices": found.devices,
             "fits": found.fits,
             "cost_per_million_tokens": found.cost * self.question.price,

@@ -9,11 +9,13 @@ import numpy as np
 
 from scenarios.interchange.acceptance import Acceptance
 from scenarios.nothing_fits import Left
+from scenarios.prediction_interval import out_of_memory_of
 from scenarios.scenario import Scenario
 from simulator.units import format_size
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation.ranking import unlimited
+from strategies.explanation.uncertainty import risk_in_words
 from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.search.acceptance import Answers
@@ -32,16 +34,21 @@ COMPLETED = 200
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A plan that fits, bytes of its fullest device, and every decision of it that a target cannot say."""
+    """A plan that fits, and every decision of it that a target cannot say.
+
+    ``peak_memory`` are the bytes of its fullest device, and ``out_of_memory`` is the probability that they do not do.
+    """
 
     plan: Plan
     peak_memory: float
+    out_of_memory: float
     lacks: tuple[str, ...]
 
     def describe(self, target: str) -> str:
         """Return the plan, what it needs and what keeps the target from it, in one line."""
         size, needs = format_size(self.peak_memory), " and ".join(self.lacks)
-        return f"{self.plan.describe()} fits with {size} but needs {needs}, which {target} cannot say"
+        risk = risk_in_words(self.out_of_memory)
+        return f"{self.plan.describe()} fits with {size}, {risk}, but needs {needs}, which {target} cannot say"
 
 
 def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tuple[NearMiss, ...]:
@@ -69,7 +76,8 @@ def near_misses(value: Scenario, count: int = 3, left: Left = unlimited) -> tupl
     for _, _, _, layout in nsmallest(COMPLETED, found):
         reasons = answers.refusals(layout)
         if reasons not in result and costs.fits(plan := complete(problem, layout)):
-            result[reasons] = NearMiss(plan, costs.peak_memory(plan), accepts.lacks(problem, plan))
+            peak = costs.peak_memory(plan)
+            result[reasons] = NearMiss(plan, peak, out_of_memory_of(problem, peak), accepts.lacks(problem, plan))
             if len(result) == count:
                 break
     return tuple(result.values())

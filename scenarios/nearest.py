@@ -16,7 +16,7 @@ MAX_CHECKED = 400
 
 def reason(problem: Problem, plan: Plan) -> str:
     """Return which stage or host needs how much memory for what, and what there is."""
-    return f"the plan does not fit: {lacking_in_words(shortfall(problem, plan))}"
+    return f"the plan does not fit: {lacking_in_words(problem, shortfall(problem, plan))}"
 
 
 def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from scenarios.prediction_interval import RISK, caches_blocks, with_margin
+from scenarios.prediction_interval import RISK, caches_blocks, out_of_memory_of, with_margin
 from scenarios.scenario import Scenario
 from simulator.units import format_size
 from strategies.completion import complete
@@ -13,6 +13,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.explanation.ranking import ranking, unlimited
 from strategies.explanation.relief import Relief, reliefs
 from strategies.explanation.shortfall import Shortfall, shortfall
+from strategies.explanation.uncertainty import risk_in_words
 from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.problem import Problem
@@ -83,9 +84,9 @@ def nothing_fits(
     lacking = shortfall(problem, plan)
     changes = reliefs(problem, tried, accepts=accepts, seconds=left)
     return {
-        "reason": f"nothing fits: {plan.describe()}: {lacking_in_words(lacking)}{_with_pages(problem, plan)}",
+        "reason": f"nothing fits: {plan.describe()}: {lacking_in_words(problem, lacking)}{_with_pages(problem, plan)}",
         "plan": plan.describe(),
-        "lacking": shortfall_document(lacking),
+        "lacking": shortfall_document(problem, lacking),
         "changes": [_relief(each) for each in changes],
         "all_tried": left() > 0,
     }
@@ -99,8 +100,8 @@ def _with_pages(problem: Problem, plan: Plan) -> str:
     return "; with training.expandable_segments: true it fits" if SimulatedCost(pages).evaluate(plan).fits else ""
 
 
-def lacking_in_words(found: Shortfall) -> str:
-    """Return in one line which device or host lacks how much, for what, and when."""
+def lacking_in_words(problem: Problem, found: Shortfall) -> str:
+    """Return in one line which device or host lacks how much, for what, and when, and of a device with which risk."""
     stages = ", ".join(map(str, found.stages))
     held = ", ".join(f"{name} {format_size(size)}" for name, size in found.held if size)
     lacks = format_size(found.lacks)
@@ -111,7 +112,8 @@ def lacking_in_words(found: Shortfall) -> str:
         )
     return (
         f"stage {stages} needs {format_size(found.needs)}, {room_in_words(found.has, found.reported)}, "
-        f"{lacks} too little ({held}; at {found.time:.3g} s, {found.during})"
+        f"{lacks} too little ({held}; at {found.time:.3g} s, {found.during}); "
+        f"{risk_in_words(out_of_memory_of(problem, found.needs))}"
     )
 
 
@@ -123,7 +125,7 @@ def room_in_words(usable: float, reported: float) -> str:
     return f"{has} (risk {RISK:.0%})".replace("%", " %")
 
 
-def shortfall_document(found: Shortfall) -> dict[str, Any]:
+def shortfall_document(problem: Problem, found: Shortfall) -> dict[str, Any]:
     """Return what a device or host lacks as JSON-ready data; ``host`` is empty for a device."""
     return {
         "host": found.host,
@@ -135,7 +137,7 @@ def shortfall_document(found: Shortfall) -> dict[str, Any]:
         "held": dict(found.held),
         "time": found.time,
         "during": found.during,
-        "words": lacking_in_words(found),
+        "words": lacking_in_words(problem, found),
     }
 
 
@@ -145,6 +147,7 @@ def _relief(found: Relief) -> dict[str, Any]:
         "plan": found.plan.describe(),
         "step_time": found.step_time,
         "peak_memory": found.peak_memory,
+        "out_of_memory": out_of_memory_of(found.problem, found.peak_memory),
         "devices": found.devices,
         "device_seconds": found.cost,
         "machine": found.machine,

@@ -97,6 +97,11 @@ def out_of_memory_of(problem: Problem, peak: float) -> float:
     return uncertainty_of(problem).lacks_memory(problem.cluster, peak)
 
 
+def risk_limit(problem: Problem) -> float | None:
+    """Return the probability of lacking memory up to which a plan of a problem is said to fit; None for any."""
+    return RISK if problem.memory_margin > 1 else None
+
+
 def uncertainty_of(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions of a problem may be off that rests on ``assumptions``."""
     of = category(problem.cluster, assumptions)

@@ -137,6 +137,8 @@ def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
         emit(document)
         return
     print(f"scenario     {document['scenario']}")
+    if value.asked_target is not None:
+        print(f"priced as    {value.problem.training.framework}, among the plans for {value.asked_target}")
     show(remarks(value))
     for line in explanation_lines(document):
         print(line)

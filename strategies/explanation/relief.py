@@ -49,6 +49,8 @@ class Relief:
         Devices that the step then takes.
     machine
         Whether it takes other or more devices than there are.
+    problem
+        The problem after the change.
     """
 
     change: str
@@ -57,6 +59,7 @@ class Relief:
     peak_memory: float
     devices: int
     machine: bool
+    problem: Problem
 
     @property
     def cost(self) -> float:
@@ -132,7 +135,7 @@ def _best(
     chosen = next(each.layout for each in ranked.candidates if complete(change.problem, each.layout) == best.plan)
     at = best.evaluation
     ranks, machine = best.plan.mesh.num_ranks, change.machine
-    return [Relief(names[chosen], best.plan, at.step_time, at.peak_memory, ranks, machine)]
+    return [Relief(names[chosen], best.plan, at.step_time, at.peak_memory, ranks, machine, change.problem)]
 
 
 def _first_violation(problem: Problem, layout: Layout) -> Violation | None:
@@ -158,11 +161,12 @@ def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
         if any(profile.peak > profile.capacity for profile in profiles):
             cluster = widened(cluster, partial(max, needed))
             names.append(f"{name} with {format_size(needed)}")
-    found = SimulatedCost(replace(problem, cluster=cluster)).evaluate(least)
+    larger = replace(problem, cluster=cluster)
+    found = SimulatedCost(larger).evaluate(least)
     if not found.fits:
         return []
     ranks = least.mesh.num_ranks
-    return [Relief(" and ".join(names), least, found.step_time, found.peak_memory, ranks, machine=True)]
+    return [Relief(" and ".join(names), least, found.step_time, found.peak_memory, ranks, True, larger)]
 
 
 def _changes(problem: Problem) -> Iterator[_Change]:

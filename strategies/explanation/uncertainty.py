@@ -16,6 +16,20 @@ POINTS = 201
 """Quantiles of the error of predicted memory that a probability is summed over."""
 
 
+def risk_in_words(probability: float) -> str:
+    """Return the probability that a device lacks memory, as it stands beside every plan that is told with its memory.
+
+    >>> risk_in_words(0.031)
+    'out of memory with probability 3.1%'
+    """
+    return f"out of memory with probability {probability:.1%}"
+
+
+def limit_in_words(limit: float | None) -> str:
+    """Return up to which probability of lacking memory a plan is said to fit, None for any."""
+    return "--brave: no limit" if limit is None else f"at most {limit:.0%} is allowed"
+
+
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
     """How far predictions may be off.

@@ -126,6 +126,59 @@ def test_nothing_fits_is_an_answer_with_changes_that_do(command: list[str], fold
         assert each["change"] in captured.err
 
 
+def test_a_plan_is_explained_by_the_conventions_of_a_target(folder: Path, capsys) -> None:
+    found = {}
+    for command in ("search", "explain", "simulate"):
+        plan = ["--plan", "plan.json"] if command == "simulate" else []
+        out = ["--out", "plan.json"] if command == "search" else []
+        assert run([command, "small.yaml", "--for", "torchtitan", "--json", *plan, *out]) == 0
+        found[command] = json.loads(capsys.readouterr().out)
+    explained, best = found["explain"]["plan"], found["search"]["best"]
+    assert explained["step_time"] == best["evaluation"]["step_time"] == found["simulate"]["step_time"]
+    assert explained["peak_memory"] == best["evaluation"]["peak_memory"]
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["peak_memory"] != explained["peak_memory"]
+
+
+def test_a_target_limits_the_plans_that_are_ranked(folder: Path, capsys) -> None:
+    asked = ["explain", "small.yaml", "--json", "--why-not", "recompute=selective"]  # which DeepSpeed cannot say
+    assert run([*asked, "--for", "deepspeed"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["why_not"]["legal_plans"] == 0 and found["why_not"]["outside_space"]
+    assert "and what deepspeed 0.19.8 can say allow no such plan" in "\n".join(explanation_lines(found))
+    assert run(["explain", "small.yaml", "--for", "magic"]) == 2
+    assert "met 'magic'" in capsys.readouterr().err
+
+
+def test_the_limit_of_risk_is_told_and_the_brave_lift_it(folder: Path, capsys) -> None:
+    least = {}
+    for words, brave in (("(at most 5% is allowed)", []), ("(--brave: no limit)", ["--brave"])):
+        assert run(["explain", "small.yaml", "--why-not", "microbatch=2", *brave]) == 0
+        assert words in capsys.readouterr().out
+        assert run(["explain", "small.yaml", "--why-not", "microbatch=2", "--json", *brave]) == 0
+        least[words] = json.loads(capsys.readouterr().out)["plan"]["memory_usable"]
+    usual, lifted = least.values()
+    assert usual < lifted
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["search"], ["explain", "--plan", "plan.yaml"]])
+def test_no_plan_is_told_with_its_memory_but_without_its_risk(command: list[str], folder: Path, capsys) -> None:
+    (folder / "plan.yaml").write_text("data: 8\nmicrobatch: 8\n")
+    assert run([command[0], "cramped.yaml", "--json", *command[1:]]) == 3
+    captured = capsys.readouterr()
+    changes = json.loads(captured.out)["changes"]
+    told = captured.err.splitlines()
+    assert changes and all(0 <= each["out_of_memory"] <= 0.05 for each in changes)
+    assert all("out of memory with probability" in line for line in told if "GiB" in line), told
+
+
+def test_why_not_tells_the_risk_of_every_plan(folder: Path, capsys) -> None:
+    for asked, words in (("microbatch=2", "it takes"), ("tensor=8,zero=3", "nearest plan that works")):
+        assert run(["explain", "small.yaml", "--why-not", asked]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if words in line)
+        assert "out of memory with probability" in line
+
+
 def test_robust_choice(folder: Path, capsys) -> None:
     assert run(["search", "small.yaml", "--json", "--robust", "0.9", "--out", "robust.json"]) == 0
     found = json.loads(capsys.readouterr().out)
