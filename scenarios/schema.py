@@ -28,7 +28,7 @@ from strategies.mesh import AXES
 from strategies.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, offloading
 from strategies.parallelism import Attention
 from strategies.plan import PLAN_VERSION
-from strategies.recomputation import Recompute, recomputation
+from strategies.recomputation import ACTIVATION, Recompute, recomputation
 from strategies.schedule import SCHEDULES, Schedule, is_text
 from strategies.training import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
 
@@ -121,7 +121,7 @@ def _recompute(value: Any) -> Any:
 
 
 _STAGE_RECOMPUTE_SCHEMAS: list[dict[str, Any]] = [
-    {"enum": list(map(str, Recompute))},
+    {"enum": [*map(str, Recompute), ACTIVATION]},
     *(
         {
             "type": "object",

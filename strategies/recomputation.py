@@ -143,6 +143,8 @@ def recomputation(document: Any) -> Recomputation:
 
     A list has one of these for every stage.
 
+    >>> recomputation("activation")
+    SomeOperators(names=('activation',))
     >>> recomputation({"full": 12})
     FirstLayers(layer=<Recompute.FULL: 'full'>, layers=12)
 
@@ -154,7 +156,13 @@ def recomputation(document: Any) -> Recomputation:
     return PerStage(tuple(map(_of_stage, document))) if isinstance(document, list) else _of_stage(document)
 
 
+ACTIVATION = "activation"
+"""The word for the activation functions of feed-forward layers alone: cheap to compute again and wide to keep."""
+
+
 def _of_stage(document: Any) -> OfStage:
+    if document == ACTIVATION:
+        return SomeOperators((ACTIVATION,))
     if isinstance(document, str) and document in list(Recompute):
         return Recompute(document)
     if isinstance(document, dict) and len(document) == 1:
@@ -163,8 +171,8 @@ def _of_stage(document: Any) -> OfStage:
             return FirstLayers(Recompute(key), value)
         if key == "operators" and isinstance(value, list) and all(isinstance(name, str) for name in value):
             return SomeOperators(tuple(value))
-    words = ", ".join(Recompute)
-    close = get_close_matches(document, list(Recompute), n=1) if isinstance(document, str) else []
+    words = ", ".join((*Recompute, ACTIVATION))
+    close = get_close_matches(document, [*Recompute, ACTIVATION], n=1) if isinstance(document, str) else []
     near = f"; nearest: {close[0]}" if close else ""
     raise ValueError(
         f"recompute is one of {words}, {{full: layers a stage}}, {{selective: layers a stage}}, "

@@ -104,6 +104,17 @@ def test_wrong_use_is_one_message_with_code_2(arguments: list[str], folder: Path
     assert list(folder.iterdir()) == []
 
 
+def test_the_words_for_recompute_that_a_search_prints_limit_it(folder: Path, capsys) -> None:
+    limits = "plan: {data: 8, microbatch: 8}\nsearch: {space: {core: true, recompute: [WORD]}}"
+    for word, code in (("activation", 0), ("activations", 2)):
+        text = CRAMPED.replace("gpt3-13b", "gpt3-125m").replace("plan: {data: 8, microbatch: 8}", limits)
+        (folder / "s.yaml").write_text(text.replace("WORD", word))
+        assert run(["search", "s.yaml", "--budget", "3"]) == code
+        captured = capsys.readouterr()
+    assert "recompute is one of none, selective, full, activation" in captured.err
+    assert "met 'activations'; nearest: activation" in captured.err
+
+
 @pytest.mark.parametrize("algorithms", ["", " , ", "auto,,random"])
 def test_an_algorithm_without_a_name_is_told_with_the_names_that_there_are(algorithms: str, capsys) -> None:
     assert run(["compare", "local/dp2", "--algorithms", algorithms]) == 2
