@@ -2,6 +2,7 @@
 
 from executor.exit_codes import INTERRUPTED as INTERRUPTED
 
+DONE = 0
 FAILED = 1
 BAD_INPUT = 2
 NOTHING_FITS = 3

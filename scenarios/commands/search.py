@@ -24,7 +24,7 @@ from scenarios.commands.output import (
     table,
 )
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
+from scenarios.exit_codes import DONE, FAILED, INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -90,12 +90,8 @@ def search(
     if report is not None:
         _write_page(report, value, [result], answer.robust_plan)
     answer.tell(as_json=as_json)
-    if result.interrupted:
-        answer.tell_interrupted(out)
-        raise typer.Exit(INTERRUPTED)
-    if result.best is None:
-        answer.tell_nothing()
-        raise typer.Exit(NOTHING_FITS if answer.nothing_fits else FAILED)
+    if code := answer.tell_end(out):
+        raise typer.Exit(code)
 
 
 def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
@@ -176,12 +172,18 @@ class _Answer:
             _print(self.value, self.result, self.places, self.runnable)
             _print_more("robust", self.document)
 
-    def tell_interrupted(self, out: str | None) -> None:
-        """Print on stderr where the best plan so far is."""
-        if out is not None and self.result.best is not None:
-            note(f"the best plan so far is in {out}")
+    def tell_end(self, out: str | None) -> int:
+        """Print on stderr how the search ended other than with its best plan; return the exit code."""
+        if self.result.interrupted:
+            if out is not None and self.result.best is not None:
+                note(f"the best plan so far is in {out}")
+            return INTERRUPTED
+        if self.result.best is not None:
+            return DONE
+        self._tell_nothing()
+        return NOTHING_FITS if self.nothing_fits else FAILED
 
-    def tell_nothing(self) -> None:
+    def _tell_nothing(self) -> None:
         """Print on stderr why there is no plan, and what would make one fit."""
         if not self.nothing_fits:
             note(_nothing_found(self.result))
@@ -472,7 +474,6 @@ def compare(
 ) -> None:
     """Run several algorithms on one problem: quality against evaluations and against time."""
     from scenarios.files import folder
-    from scenarios.nothing_fits import nothing_is_known_to_fit
 
     check_page(report)
     value = load_scenario(scenario, cluster=cluster)
@@ -496,12 +497,21 @@ def compare(
     else:
         show([*remarks(value), ("space", _space(value))])
         _print_comparison(results, value.problem)
+    if code := _tell_end(value, results):
+        raise typer.Exit(code)
+
+
+def _tell_end(value: Any, results: list[Any]) -> int:
+    """Print on stderr where no search found a plan; return the exit code."""
+    from scenarios.nothing_fits import nothing_is_known_to_fit
+
     if results[-1].interrupted:
-        raise typer.Exit(INTERRUPTED)
-    if all(result.best is None for result in results):
-        known = next(filter(nothing_is_known_to_fit, results), None)
-        note(_nothing_found(results[0]) if known is None else _nothing_fits(value, known))
-        raise typer.Exit(FAILED if known is None else NOTHING_FITS)
+        return INTERRUPTED
+    if any(result.best is not None for result in results):
+        return DONE
+    known = next(filter(nothing_is_known_to_fit, results), None)
+    note(_nothing_found(results[0]) if known is None else _nothing_fits(value, known))
+    return FAILED if known is None else NOTHING_FITS
 
 
 def _algorithm_names(text: str) -> list[str]:

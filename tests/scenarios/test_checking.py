@@ -125,7 +125,8 @@ def test_the_good_one_is_good() -> None:
         (
             changed(microbatch="recompute: ful"),
             "s.yaml:21:3: plan.recompute: recompute is one of none, selective, full, activation, "
-            "{full: layers a stage}, {selective: layers a stage}, {operators: [names]} and a list of these, met 'ful'; nearest: full",
+            "{full: layers a stage}, {selective: layers a stage}, {operators: [names]} and a list of these, "
+            "met 'ful'; nearest: full",
         ),
         (
             changed(microbatch="recompute: [full, none]"),
