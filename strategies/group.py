@@ -8,7 +8,7 @@ are outer sums (`strategies.group_bounds`).
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,20 +56,23 @@ class Group:
         """How many members there are."""
         return int(np.count_nonzero(self.legal))
 
-    def member(self, row: int, column: int) -> Layout:
-        """Return the layout of a row and a column."""
+    def choices(self, row: int, column: int) -> dict[str, Any]:
+        """Return the fields that a row and a column choose, with their values."""
         of_pass, of_state = self.passes[row], self.states[column]
         offload = of_state.offload
-        return replace(
-            self.layout,
-            recompute=of_pass.recompute,
-            overlap_tensor=of_pass.overlap_tensor,
-            zero=of_state.zero,
-            reshard_after_forward=of_state.reshard_after_forward,
-            overlap_gradients=of_state.overlap_gradients,
-            gradient_reduction=of_state.gradient_reduction,
-            offload=replace(offload, activations=of_pass.activations) if of_pass.activations else offload,
-        )
+        return {
+            "recompute": of_pass.recompute,
+            "overlap_tensor": of_pass.overlap_tensor,
+            "zero": of_state.zero,
+            "reshard_after_forward": of_state.reshard_after_forward,
+            "overlap_gradients": of_state.overlap_gradients,
+            "gradient_reduction": of_state.gradient_reduction,
+            "offload": replace(offload, activations=of_pass.activations) if of_pass.activations else offload,
+        }
+
+    def member(self, row: int, column: int) -> Layout:
+        """Return the layout of a row and a column."""
+        return replace(self.layout, **self.choices(row, column))
 
     def __iter__(self) -> Iterator[Layout]:
         for column, row in np.argwhere(self.legal.T).tolist():

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strategies.group import Group, StateChoice
 from strategies.layout import Layout
@@ -62,7 +63,9 @@ class _RecordedLayout:
         return value
 
 
-def _run_rule(rule: Rule, layout: Layout, undecided: Collection[str]) -> tuple[dict[str, Any], "_Node"]:
+def _run_rule(
+    rule: Callable[[Layout], Iterable[Any]], layout: Layout, undecided: Collection[str]
+) -> tuple[dict[str, Any], "_Node"]:
     """Return what a rule reads of a layout, in its order, and after it the answer or the undecided field."""
     watched = _RecordedLayout(layout, undecided)
     try:
@@ -89,12 +92,26 @@ def assignments(rule: Rule, values: Mapping[str, Sequence[Any]]) -> Iterator[dic
             yield known
 
 
+class _Member:
+    """A member of a group for rules to look at: what is chosen for it, and else what all members share."""
+
+    __slots__ = ("_chosen", "_shared")
+
+    def __init__(self, shared: Layout, chosen: Mapping[str, Any]) -> None:
+        self._shared, self._chosen = shared, chosen
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._chosen:
+            return self._chosen[name]
+        return getattr(self._shared, name) if name in FIELDS else getattr(Layout, name).fget(self)
+
+
 class _Node:
     """What a rule does after it has read some values: it reads one more field, or answers."""
 
     __slots__ = ("after", "field", "reasons")
 
-    def __init__(self, field: str | None = None, reasons: tuple[str, ...] = ()) -> None:
+    def __init__(self, field: str | None = None, reasons: tuple[Any, ...] = ()) -> None:
         self.field, self.reasons = field, reasons
         self.after: dict[Any, _Node] = {}
 
@@ -104,11 +121,11 @@ class _RuleMemo:
 
     __slots__ = ("_root", "_rule")
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Callable[[Layout], Iterable[Any]]) -> None:
         self._rule = rule
         self._root: _Node | None = None
 
-    def answer(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[str, ...] | None:
+    def answer(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[Any, ...] | None:
         """Return the reasons against a layout; ``None`` where they hang on an undecided field."""
         node = self._root
         while node is not None:
@@ -119,7 +136,7 @@ class _RuleMemo:
             node = node.after.get(getattr(layout, node.field))
         return self._ask(layout, undecided)
 
-    def _ask(self, layout: Layout, undecided: Collection[str]) -> tuple[str, ...] | None:
+    def _ask(self, layout: Layout, undecided: Collection[str]) -> tuple[Any, ...] | None:
         read, last = _run_rule(self._rule, layout, undecided)
         path = list(read.items())
         nodes = [*(_Node(name) for name, _ in path), last]
@@ -134,6 +151,7 @@ class Answers:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._asked = [_RuleMemo(rule) for rule in rules]
+        self._groups: dict[tuple[object, ...], _RuleMemo] = {}
 
     def refusals(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[str, ...]:
         """Return every reason against a layout, each once, that holds whatever its ``undecided`` fields are."""
@@ -145,26 +163,42 @@ class Answers:
         return self._hanging(self._asked, layout, undecided) is None
 
     def accepted(self, group: Group) -> Group:
-        """Return the members of a group that are accepted."""
+        """Return the members of a group that are accepted.
+
+        Which they are is remembered as answers of rules are: for all groups of one table whose layouts agree in the
+        fields that were read to find it.
+        """
         if not group.count:
             return group
-        away = any(each.activations for each in group.passes)
-        rows = OF_PASSES | {"offload"} if away else OF_PASSES
-        hanging = self._hanging(self._asked, group.member(0, 0), rows | OF_STATES)
+        hanging = self._hanging(self._asked, _member(group, group.layout, 0, 0), _rows(group) | OF_STATES)
         if hanging is None:
             return Group(group.layout, group.passes, group.states, np.zeros_like(group.legal))
         if not hanging:
             return group
-        of_rows = [self._hanging(hanging, group.member(row, 0), OF_STATES) for row in range(len(group.passes))]
-        of_columns = [self._hanging(hanging, group.member(0, column), rows) for column in range(len(group.states))]
+        key = group.passes, group.states, group.legal.tobytes(), *hanging
+        if key not in self._groups:
+            self._groups[key] = _RuleMemo(lambda layout: (self._legal(group, layout, hanging),))
+        found = self._groups[key].answer(group.layout)
+        assert found is not None  # no field is undecided
+        return Group(group.layout, group.passes, group.states, found[0])
+
+    def _legal(self, group: Group, shared: Layout, hanging: Sequence[_RuleMemo]) -> NDArray[np.bool_]:
+        """Return which members of a group, with the fields of ``shared``, are accepted by rules that hang on them."""
+        rows = _rows(group)
+
+        def member(row: int, column: int) -> Layout:
+            return _member(group, shared, row, column)
+
+        of_rows = [self._hanging(hanging, member(row, 0), OF_STATES) for row in range(len(group.passes))]
+        of_columns = [self._hanging(hanging, member(0, column), rows) for column in range(len(group.states))]
         legal = group.legal.copy()
         for row, column in np.argwhere(legal).tolist():
             of_row, of_column = of_rows[row], of_columns[column]
             if of_row is None or of_column is None:
                 legal[row, column] = False
             elif both := [asked for asked in of_row if asked in of_column]:
-                legal[row, column] = self._hanging(both, group.member(row, column), ()) is not None
-        return Group(group.layout, group.passes, group.states, legal)
+                legal[row, column] = self._hanging(both, member(row, column), ()) is not None
+        return legal
 
     @staticmethod
     def _hanging(among: Sequence[_RuleMemo], layout: Layout, undecided: Collection[str]) -> list[_RuleMemo] | None:
@@ -177,3 +211,12 @@ class Answers:
             elif answer:
                 return None
         return result
+
+
+def _rows(group: Group) -> frozenset[str]:
+    """Return the fields that the rows of a group choose."""
+    return OF_PASSES | {"offload"} if any(each.activations for each in group.passes) else OF_PASSES
+
+
+def _member(group: Group, shared: Layout, row: int, column: int) -> Layout:
+    return cast(Layout, _Member(shared, group.choices(row, column)))
