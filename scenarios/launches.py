@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from scenarios.interchange.acceptance import EXECUTE, NAMES, trainers_of
 from scenarios.nothing_fits import Left
+from scenarios.prediction_interval import out_of_memory_of
 from scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
 from simulator.models.transformer import Transformer
 from simulator.units import format_size, format_time
 from strategies.cost_model import SimulatedCost
+from strategies.explanation.uncertainty import risk_in_words
 from strategies.plan import Plan
 
 RESERVE = 0.1
@@ -27,18 +29,22 @@ class Launch:
         neither are known.
     fits
         Whether every device and host has the memory, in the same way.
+    out_of_memory
+        The probability that a device lacks memory, in the same way.
     """
 
     trainer: str
-    peak_memory: float | None
-    fits: bool | None
+    peak_memory: float | None = None
+    fits: bool | None = None
+    out_of_memory: float | None = None
 
     def describe(self) -> str:
         """Return the trainer and, where the plan does not fit there, what it needs."""
         name = "meshwise execute" if self.trainer == EXECUTE else self.trainer
-        if self.peak_memory is None:
+        if self.peak_memory is None or self.out_of_memory is None:
             return f"{name} (how it keeps memory is not known)"
-        return name if self.fits else f"{name} (out of memory by its conventions: {format_size(self.peak_memory)})"
+        needs = f"{format_size(self.peak_memory)} by its conventions, {risk_in_words(self.out_of_memory)}"
+        return name if self.fits else f"{name} (does not fit: {needs})"
 
 
 def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
@@ -46,26 +52,29 @@ def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
     rows = []
     for trainer in trainers_of(scenario.spec, scenario.problem, plan):
         if scenario.framework is None and trainer not in FRAMEWORK_OF:
-            rows.append(Launch(trainer, None, None))
+            rows.append(Launch(trainer))
             continue
-        costs = SimulatedCost(scenario.priced_for(trainer))
-        rows.append(Launch(trainer, costs.peak_memory(plan), costs.fits(plan)))
+        priced = scenario.priced_for(trainer)
+        costs = SimulatedCost(priced)
+        peak = costs.peak_memory(plan)
+        rows.append(Launch(trainer, peak, costs.fits(plan), out_of_memory_of(priced, peak)))
     return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """The fastest plan that a trainer can say and that fits by its own conventions: seconds a step and bytes."""
+    """The fastest plan that a trainer can say and that fits by its own conventions: seconds a step, bytes and risk."""
 
     trainer: str
     plan: Plan
     step_time: float
     peak_memory: float
+    out_of_memory: float
 
     def describe(self) -> str:
         """Return the plan, what it takes and how it is asked for, in one line."""
         figures = f"{format_time(self.step_time)}, {format_size(self.peak_memory)} by the conventions of {self.trainer}"
-        return f"{self.plan.describe()}: {figures} (--for {self.trainer})"
+        return f"{self.plan.describe()}: {figures}, {risk_in_words(self.out_of_memory)} (--for {self.trainer})"
 
 
 def seeks_trainer(scenario: Scenario) -> bool:
@@ -101,7 +110,9 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
         except ValueError:  # it can say no plan of the model
             continue
         if best is not None:
-            rows.append(Runnable(trainer, best.plan, best.evaluation.step_time, best.evaluation.peak_memory))
+            time, peak = best.evaluation.step_time, best.evaluation.peak_memory
+            risk = out_of_memory_of(scenario.priced_for(trainer), peak)
+            rows.append(Runnable(trainer, best.plan, time, peak, risk))
     return min(rows, key=lambda row: row.step_time, default=None)
 
 

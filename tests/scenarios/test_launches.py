@@ -35,7 +35,7 @@ def test_a_plan_that_fits_by_the_assumed_conventions_alone_is_said_not_to_fit_wh
     found = launches(scenario, plan)
     assert found and not any(launch.fits for launch in found)
     words = launches_in_words(found)
-    assert "torchtitan (out of memory by its conventions: 83.8 GiB)" in words
+    assert "torchtitan (does not fit: 83.8 GiB by its conventions, out of memory with probability " in words
     assert needs_runnable(scenario, found)
     runs = fastest_runnable(scenario, lambda: 60.0)
     assert runs is not None
