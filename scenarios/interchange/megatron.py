@@ -7,12 +7,13 @@ megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transfor
 ``.../distributed/distributed_data_parallel_config.py``; Megatron-LM at commit 000c4ac,
 ``megatron/training/arguments.py`` (the names of arguments, and `validate_args`: what goes together);
 ``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer);
+layers of the script's own (``--spec``): `scenarios.interchange.megatron_layers`;
 torch's FSDP2: Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py``, ``megatron/training/training.py``
 (``get_model``), ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from executor.recomputable import UNFUSED_CORE
@@ -20,6 +21,18 @@ from scenarios.errors import shown
 from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
 from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word
 from scenarios.interchange.facts import Facts, plainly
+from scenarios.interchange.megatron_layers import (
+    CORE,
+    LAYER_SPEC,
+    QUANTISED,
+    RECOMPUTED,
+    SPEC,
+    layer_modules,
+    read_layers,
+    say_layers,
+    words_in,
+    words_of,
+)
 from scenarios.interchange.megatron_model import MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
@@ -27,7 +40,7 @@ from scenarios.interchange.target import Target
 from simulator.models.attention import UNFUSED
 from strategies.offloading import NOTHING, Offloading
 from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
@@ -42,17 +55,17 @@ _NO_FUSION = "--no-gradient-accumulation-fusion"
 _EXPERT, _UNTIED = "--expert-model-parallel-size", "--untie-embeddings-and-output-weights"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
 _MODULES, _GROUPED_PRODUCTS = "--recompute-modules", "--moe-grouped-gemm"
-_LATENT = "--multi-latent-attention"
-_CORE = "core_attn"
+_COUNT_OF_EXPERTS, _LATENT = "--num-experts", "--multi-latent-attention"
 _OPERATORS = {
     "mlp": ("up", "activation", "down"),
     "moe_act": ("expert_activation",),
     "shared_experts": ("shared_up", "shared_activation", "shared_down"),
     "mla_up_proj": ("query", "kv_up", "rotary"),
 }
-"""Modules that are recomputed, and their operators. ``layernorm`` is not among them: Transformer Engine fuses the norms
-of a layer without experts into products, and recomputes none of them; ``moe`` holds more than operators of the model
-here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of ``transformer/multi_latent_attention.py``."""
+"""Modules that arguments recompute, and their operators. ``layernorm`` is not among them: Transformer Engine fuses the
+norms of a layer without experts into products and recomputes none of them, so that layers of the script's own do;
+``moe`` holds more than operators of the model here. ``mla_up_proj`` is ``qkv_up_proj_and_rope_apply`` of
+``transformer/multi_latent_attention.py``."""
 _OFFLOAD, _FRACTION, _AWARE = (
     "--optimizer-cpu-offload",
     "--optimizer-offload-fraction",
@@ -231,13 +244,13 @@ def _shards(stated: Stated, zero: int) -> int:
     return int(data // instances)
 
 
-def _modules(attention: str) -> dict[str, tuple[str, ...]]:
-    """Return the operators of every module that may be recomputed, by how the model's attention runs."""
-    return {_CORE: UNFUSED_CORE if attention == UNFUSED else ("attention",)} | _OPERATORS
+def _core(attention: str) -> tuple[str, ...]:
+    """Return the operators of the attention core, by how the model's attention runs."""
+    return UNFUSED_CORE if attention == UNFUSED else ("attention",)
 
 
 def _say_recompute(facts: Facts) -> Values:
-    how = facts["plan.recompute"]
+    how, core = facts["plan.recompute"], _core(facts["model.attention"])
     if how is Recompute.NONE:
         return {}
     if how is Recompute.SELECTIVE:
@@ -246,29 +259,37 @@ def _say_recompute(facts: Facts) -> Values:
         return {_GRANULARITY: "full", _METHOD: "uniform", _LAYERS: 1}
     if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
         return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
-    if isinstance(how, SomeOperators) and (words := _said(how.names, _modules(facts["model.attention"]))):
+    if isinstance(how, SomeOperators) and (words := words_of(how.names, {CORE: core} | _OPERATORS)):
         return {_GRANULARITY: "selective", _MODULES: words} | ({_GROUPED_PRODUCTS: True} if "moe_act" in words else {})
-    can = f"none, selective, full, full of the first layers of all stages, or operators of modules ({_GRANULARITY})"
-    raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+    values = say_layers(how, layer_modules(core))
+    if not values:
+        can = f"{_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
+        raise Unsayable(Reason("plan.recompute", can, plainly(how)))
+    if reasons := tuple(_beside_layers(facts, values[RECOMPUTED])):
+        raise Unsayable(*reasons)
+    return values
 
 
-def _said(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the modules that operators make up one after another; none where they do not, or are the default's.
+_BY_ARGUMENTS = (
+    f"none, selective, full, full of the first layers of all stages, or operators of modules ({_GRANULARITY})"
+)
 
-    >>> _said(("up", "activation", "down", "expert_activation"), _OPERATORS), _said(("activation",), _OPERATORS)
-    (['mlp', 'moe_act'], [])
-    """
-    words: list[str] = []
-    while names:
-        word = next((word for word, own in modules.items() if names[: len(own)] == own), None)
-        if word is None:
-            return []
-        words.append(word)
-        names = names[len(modules[word]) :]
-    return [] if words == [_CORE] else words
+
+def _beside_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
+    """Yield why layers of the script's own cannot be those of a model and its precision."""
+    quantised = facts["training.precision"] == "fp8" and words_in(pairs) & set(QUANTISED)
+    limits = (
+        (facts["model.experts"] is not None, "with experts, which layers of the script's own do not have"),
+        (facts["model.latent"] is not None, "with latent attention, which layers of the script's own do not have"),
+        (quantised, "with fp8, whose delayed scaling goes with no norm or activation that is computed again"),
+    )
+    met = plainly(facts["plan.recompute"])
+    yield from (Reason("plan.recompute", f"{_BY_ARGUMENTS} {why} ({SPEC})", met) for wrong, why in limits if wrong)
 
 
 def _read_recompute(stated: Stated) -> Facts:
+    if RECOMPUTED in stated or SPEC in stated:
+        return {"plan.recompute": _read_layers(stated)}
     what = stated.word(_GRANULARITY, ("none", "selective", "full"), "none")
     if what != "selective" and _MODULES in stated:
         raise stated.fault(_MODULES, f"needs {_GRANULARITY} selective, met {what}")
@@ -282,9 +303,28 @@ def _read_recompute(stated: Stated) -> Facts:
     return {"plan.recompute": Recompute.FULL if method == "uniform" else FirstLayers(Recompute.FULL, layers)}
 
 
+def _read_layers(stated: Stated) -> Recomputation:
+    """Return what layers of the script's own compute again."""
+    if RECOMPUTED not in stated or stated.get(SPEC) != LAYER_SPEC:
+        met = shown(stated.get(SPEC)) if RECOMPUTED in stated else "none"
+        raise stated.fault(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {met}")
+    others = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS, _COUNT_OF_EXPERTS, _LATENT)
+    if wrong := next((key for key in others if key in stated), None):
+        raise stated.fault(wrong, f"goes without {SPEC}, met both")
+    value = stated.get(RECOMPUTED, ())
+    try:
+        how = read_layers(value, layer_modules(_core(str(stated.get("--attention-backend", "flash")))))
+    except ValueError as error:
+        raise stated.fault(RECOMPUTED, str(error)) from None
+    if _FP8 in stated and words_in(value) & set(QUANTISED):
+        raise stated.fault(_FP8, f"goes without {', '.join(QUANTISED)} in {RECOMPUTED}, met both")
+    return how
+
+
 def _read_modules(stated: Stated) -> Recompute | SomeOperators:
-    met = stated.get(_MODULES, _CORE)
-    words, modules = met if isinstance(met, list) else [met], _modules(str(stated.get("--attention-backend", "flash")))
+    met = stated.get(_MODULES, CORE)
+    words = met if isinstance(met, list) else [met]
+    modules = {CORE: _core(str(stated.get("--attention-backend", "flash")))} | _OPERATORS
     if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
         raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
     if "moe_act" in words and not stated.flag(_GROUPED_PRODUCTS, False):
@@ -292,7 +332,7 @@ def _read_modules(stated: Stated) -> Recompute | SomeOperators:
     if "mla_up_proj" in words and not stated.flag(_LATENT, False):
         raise stated.fault(_MODULES, f"mla_up_proj needs {_LATENT}")
     names = tuple(name for word in words for name in modules[word])
-    return Recompute.SELECTIVE if words == [_CORE] else SomeOperators(names)
+    return Recompute.SELECTIVE if words == [CORE] else SomeOperators(names)
 
 
 def _say_offload(facts: Facts) -> Values:
@@ -388,7 +428,7 @@ _MAP: tuple[Entry, ...] = (
         _read_zero,
     ),
     Together(
-        (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS),
+        (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS, RECOMPUTED, SPEC),
         ("plan.recompute",),
         _say_recompute,
         _read_recompute,

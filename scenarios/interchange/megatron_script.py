@@ -6,6 +6,7 @@ from typing import Any
 from scenarios.interchange.entry import Values
 from scenarios.interchange.facts import Request
 from scenarios.interchange.lines import Pair, argument, document
+from scenarios.interchange.megatron_layers import RECOMPUTED, literal_pair, strip_layers, write_layers
 from scenarios.reader import Document
 
 NODES, EACH = "NNODES", "NPROC_PER_NODE"
@@ -23,7 +24,7 @@ _HEAD = """#!/bin/bash
 #   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
 {nodes}={hosts}
 {each}={ranks}
-{environment}ARGUMENTS=(
+{environment}{layers}ARGUMENTS=(
 """
 _FOOT = """)
 torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NODE_RANK:-0}" \\
@@ -34,15 +35,26 @@ _ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 
 
 def write(values: Values, request: Request, called: str) -> str:
-    """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it."""
+    """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it.
+
+    A module of layers, where they compute something again that no argument says, stands before the arguments.
+    """
     hosts, ranks = request.hosts
     ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
     one = ordered and not values.keys() & _SHARD_PARAMETERS
     environment = _ONE_CONNECTION if one else ""
     head = _HEAD.format(
-        title=request.title, called=called, nodes=NODES, each=EACH, hosts=hosts, ranks=ranks, environment=environment
+        title=request.title,
+        called=called,
+        nodes=NODES,
+        each=EACH,
+        hosts=hosts,
+        ranks=ranks,
+        environment=environment,
+        layers=write_layers(values[RECOMPUTED]) if RECOMPUTED in values else "",
     )
-    return head + "".join(f"    {_argument(key, value)}\n" for key, value in values.items()) + _FOOT
+    arguments = (_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
+    return head + "".join(f"    {argument}\n" for argument in arguments) + _FOOT
 
 
 def _argument(key: str, value: Any) -> str:
@@ -57,7 +69,12 @@ _IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=
 def parse(content: bytes, file: str) -> Document:
     """Return the document of a script, argument by argument; ``ScenarioError`` where a line is something else."""
     foot = _FOOT.removeprefix(")\n").encode()
-    return document(content.removesuffix(foot), file, _pair)
+    stripped = strip_layers(content, file)
+    return document(stripped.removesuffix(foot), file, _pair if stripped == content else _pair_beside_layers)
+
+
+def _pair_beside_layers(line: str) -> Pair | None:
+    return literal_pair(line) or _pair(line)
 
 
 def _pair(line: str) -> Pair | None:

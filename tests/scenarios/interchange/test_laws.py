@@ -59,7 +59,9 @@ LAYOUTS = st.fixed_dictionaries(
                 SomeOperators(("up", "activation", "down")),
                 SomeOperators(("attention", "up", "activation", "down")),
                 SomeOperators(("expert_activation",)),
+                SomeOperators(("input_norm", "attention", "feed_forward_norm", "activation")),
                 PerStage((Recompute.FULL, Recompute.NONE)),
+                PerStage((FirstLayers(Recompute.SELECTIVE, 2), SomeOperators(("activation",)))),
             ]
         ),
         "offload": st.sampled_from([WHOLE, PART, ALL, Offloading(activations=(1.0,))]),

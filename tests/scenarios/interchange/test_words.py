@@ -250,8 +250,8 @@ def test_a_word_of_two_kernels_is_read_as_either() -> None:
 
 
 def test_operators_of_no_module_have_no_words() -> None:
-    """An activation alone is no module of Megatron-LM's, and attention alone is what selective means by itself."""
-    for names in (("activation",), ("up", "down"), ("attention",)):
+    """No module has the products of the feed-forward alone, and attention alone is what selective means by itself."""
+    for names in (("up", "down"), ("qkv",), ("attention",)):
         with pytest.raises(CannotSay, match=r"plan\.recompute: "):
             TARGETS["megatron"].to(request(recompute=SomeOperators(names)))
 
