@@ -260,6 +260,8 @@ def _say_recompute(facts: Facts) -> Values:
     if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
         return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
     if isinstance(how, SomeOperators) and (words := words_of(how.names, {CORE: core} | _OPERATORS)):
+        if reasons := tuple(_beside_modules(facts, words)):
+            raise Unsayable(*reasons)
         return {_GRANULARITY: "selective", _MODULES: words} | ({_GROUPED_PRODUCTS: True} if "moe_act" in words else {})
     values = say_layers(how, layer_modules(core))
     if not values:
@@ -273,6 +275,13 @@ def _say_recompute(facts: Facts) -> Values:
 _BY_ARGUMENTS = (
     f"none, selective, full, full of the first layers of all stages, or operators of modules ({_GRANULARITY})"
 )
+
+
+def _beside_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
+    """Yield why modules cannot be recomputed by arguments beside a precision (``transformer_config.py``)."""
+    if "moe_act" in words and facts["training.precision"] == "fp8":
+        can = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
+        yield Reason("plan.recompute", can, plainly(facts["plan.recompute"]))
 
 
 def _beside_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
@@ -329,6 +338,8 @@ def _read_modules(stated: Stated) -> Recompute | SomeOperators:
         raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
     if "moe_act" in words and not stated.flag(_GROUPED_PRODUCTS, False):
         raise stated.fault(_MODULES, f"moe_act needs {_GROUPED_PRODUCTS}")
+    if "moe_act" in words and _FP8 in stated:
+        raise stated.fault(_FP8, "goes without moe_act, met both")
     if "mla_up_proj" in words and not stated.flag(_LATENT, False):
         raise stated.fault(_MODULES, f"mla_up_proj needs {_LATENT}")
     names = tuple(name for word in words for name in modules[word])

@@ -150,6 +150,10 @@ def test_what_arguments_say_needs_no_module(choice: dict[str, Any], digest: str)
             {"model": "mixture", "recompute": ACTIVATION},
             "with experts, which layers of the script's own do not have (--spec), met activation",
         ),
+        (
+            {"model": "mixture", "training": "fp8", "recompute": SomeOperators(("expert_activation",))},
+            "no activation of experts with fp8, whose scaling is delayed",
+        ),
         ({"training": "fp8", "recompute": CHEAP}, "with fp8, whose delayed scaling goes with no norm or activation"),
     ],
     ids=str,
