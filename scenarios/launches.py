@@ -15,6 +15,9 @@ from strategies.plan import Plan
 RESERVE = 0.1
 """Of the seconds of a search, those that are kept to find a plan that runs where the fastest one runs nowhere."""
 
+LEAST_SECONDS = 0.5
+"""What is less is not worth one more search: to lay out its space takes as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -103,7 +106,7 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
     trainers = sorted(FRAMEWORK_OF, key=lambda trainer: FRAMEWORK_OF[trainer] != assumed)
     for number, trainer in enumerate(trainers, 1):
         seconds = min(left(), SEARCH_SECONDS) / (2 if number < len(trainers) else 1)
-        if seconds <= 0:
+        if seconds <= (0 if number == 1 else LEAST_SECONDS):
             break
         try:
             best = scenario.search(target=trainer, seconds=seconds, budget=budget).best

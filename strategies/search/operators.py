@@ -9,6 +9,7 @@ from simulator.units import TICKS_PER_SECOND
 from strategies.cost_model import CostModel
 from strategies.divisors import divisors
 from strategies.evaluation import Evaluation
+from strategies.floor import least_step_time
 from strategies.lowering import StageCosts
 from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.operators.complete import nearly_data, with_data
@@ -18,7 +19,7 @@ from strategies.operators.pins import admitted, broken, resolved
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.certificate import Certificate
-from strategies.search.driver import Proposals
+from strategies.search.driver import Proof, Proposals
 from strategies.search.space import Space
 
 Solve = Callable[[OperatorCosts, int], Solution | Shortfall]
@@ -35,8 +36,10 @@ def operator_search(problem: Problem, space: Space, costs: CostModel, solve: Sol
     """Yield the plan that ``solve`` chooses on every arrangement of the devices that a space allows.
 
     Of each arrangement the largest microbatches come first, and smaller ones while nothing fits. ``among`` says of
-    which choices ``solve`` takes the best, where these are not all.
+    which choices ``solve`` takes the best, where these are not all. Of step times it proves what holds for every plan
+    alone: that no device computes faster than its peak.
     """
+    yield Proof(least_step_time(problem))
     stages, pins = StageCosts(problem), resolved(problem.graph, space.pin)
     in_time = partial(_in_time, costs, solve)
     for degrees in arrangements(problem, space):
