@@ -67,7 +67,7 @@ def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
 
 _HEAD = (
     "problem", "plan of the search", "step", "memory, GiB", "gap", "fastest other plan", "its step",
-    "search over others", "trainers that can say the search's plan",
+    "search over others", "trainers that can say the search's plan", "where it fits in none: the fastest that does",
 )  # fmt: skip
 _RECIPE_HEAD = (
     "recipe", "its step", "memory, GiB", "fits", "published", "simulated over published", "search",
@@ -88,7 +88,17 @@ def _row(row: Comparison) -> Row:
         "" if other is None or other.step_time is None else format_time(other.step_time),
         "" if row.ratio is None else f"{row.ratio:.3f}",
         ", ".join(row.trainers) or "none",
+        _told(row),
     )
+
+
+def _told(row: Comparison) -> str:
+    """Return the plan that fits in a trainer where the search's fits in none, with its time over that one's."""
+    said, found = row.sayable, row.found
+    if said is None or found is None:
+        return ""
+    slower = f"{said.step_time / found.step_time:.2f} of the search's"
+    return f"{said.trainer}: {said.plan}: {format_time(said.step_time)}, {slower}"
 
 
 def _recipe_row(row: Comparison) -> Row:

@@ -12,13 +12,16 @@ from math import inf
 from pathlib import Path
 
 from scenarios.interchange.acceptance import trainers_of
+from scenarios.launches import fastest_runnable, launches
 from scenarios.library import find, names
 from scenarios.loader import load
+from scenarios.nothing_fits import seconds_left
 from scenarios.prediction_interval import FIGURES
 from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
 from scenarios.scenario import Scenario
 from scenarios.search_journal import cost_model_version
+from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.layout import Layout
@@ -74,6 +77,16 @@ class SearchOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Sayable:
+    """The fastest plan found that a trainer can say and that fits by its conventions: its seconds a step and bytes."""
+
+    trainer: str
+    plan: str
+    step_time: float
+    peak_memory: float
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A problem with its layouts.
 
@@ -93,6 +106,8 @@ class Comparison:
         The fastest of what an engineer types, and of all recipes' plans carried over; ``None`` where none fits.
     trainers
         Trainers in whose words the search's plan can be said.
+    sayable
+        Where it fits in none of these by their own conventions, what was found that fits in one; ``None`` elsewhere.
     """
 
     name: str
@@ -106,6 +121,7 @@ class Comparison:
     dozen: Outcome | None
     carried: Outcome | None
     trainers: tuple[str, ...]
+    sayable: Sayable | None
 
     @property
     def others(self) -> list[Outcome]:
@@ -195,7 +211,18 @@ def compare_case(case: Case, seconds: float) -> Comparison:
         dozen=fastest(problem, engineer_layouts(problem), costs),
         carried=fastest(problem, recipe_layouts(problem), costs),
         trainers=() if best is None else trainers_of(scenario.spec, problem, best.plan),
+        sayable=None if best is None else _sayable(scenario, best.plan, seconds),
     )
+
+
+def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
+    """Return what fits in a trainer, where a plan of a decoder does in none; the search for it has so many seconds."""
+    if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in launches(scenario, plan)):
+        return None
+    found = fastest_runnable(scenario, seconds_left(seconds))
+    if found is None:
+        return None
+    return Sayable(found.trainer, found.plan.describe(), found.step_time, found.peak_memory)
 
 
 def outcome(name: str, plan: Plan, costs: CostModel) -> Outcome:
@@ -230,7 +257,8 @@ def read(path: Path) -> Iterator[Comparison]:
             row = json.loads(line)
             parts = {name: Outcome(**row[name]) if row[name] else None for name in ("own", "dozen", "carried")}
             found = SearchOutcome(**row["found"]) if row["found"] else None
-            yield Comparison(**row | parts | {"found": found, "trainers": tuple(row["trainers"])})
+            sayable = Sayable(**row["sayable"]) if row["sayable"] else None
+            yield Comparison(**row | parts | {"found": found, "trainers": tuple(row["trainers"]), "sayable": sayable})
         except (ValueError, TypeError, KeyError):
             continue
 
