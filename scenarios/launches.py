@@ -16,7 +16,7 @@ RESERVE = 0.1
 """Of the seconds of a search, those that are kept to find a plan that runs where the fastest one runs nowhere."""
 
 LEAST_SECONDS = 0.5
-"""What is less is not worth one more search: to lay out its space takes as long."""
+"""With less no further search begins: to list its plans takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Runnable:
 
 
 def seeks_trainer(scenario: Scenario) -> bool:
-    """Return whether a scenario leaves open what runs its plans, and its model is one that trainers train."""
+    """Return whether a scenario leaves open what runs its plans, and its model is a transformer, as trainers have."""
     return scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
 
 
@@ -100,6 +100,11 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
         next one half of the rest, and so on: known plans come first in each of these searches.
     budget
         Evaluations of each of these searches.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Where the user ends one of these searches.
     """
     rows: list[Runnable] = []
     assumed = scenario.problem.training.framework
@@ -109,10 +114,13 @@ def fastest_runnable(scenario: Scenario, left: Left, budget: int | None = None) 
         if seconds <= (0 if number == 1 else LEAST_SECONDS):
             break
         try:
-            best = scenario.search(target=trainer, seconds=seconds, budget=budget).best
+            aimed = scenario.for_target(trainer)
         except ValueError:  # it can say no plan of the model
             continue
-        if best is not None:
+        result = aimed.search(seconds=seconds, budget=budget)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if (best := result.best) is not None:
             time, peak = best.evaluation.step_time, best.evaluation.peak_memory
             risk = out_of_memory_of(scenario.priced_for(trainer), peak)
             rows.append(Runnable(trainer, best.plan, time, peak, risk))

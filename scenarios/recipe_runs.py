@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 from scenarios.interchange.acceptance import trainers_of
-from scenarios.launches import fastest_runnable, launches
+from scenarios.launches import fastest_runnable, launches, needs_runnable
 from scenarios.library import find, names
 from scenarios.loader import load
 from scenarios.nothing_fits import seconds_left
@@ -21,7 +21,6 @@ from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
 from scenarios.scenario import Scenario
 from scenarios.search_journal import cost_model_version
-from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.layout import Layout
@@ -168,7 +167,8 @@ def _judges() -> bytes:
     """Return what besides the cost model a comparison follows from: margins, recipes, and the words of trainers."""
     room = Path(__file__).parent
     words = sorted((room / "interchange").glob("*.py"))
-    return b"".join(path.read_bytes() for path in (room / FIGURES, room / RECIPES, *words))
+    judges = (room / FIGURES, room / RECIPES, room / "prediction_interval.py", room / "launches.py", *words)
+    return b"".join(path.read_bytes() for path in judges)
 
 
 def cases() -> tuple[Case, ...]:
@@ -217,7 +217,7 @@ def compare_case(case: Case, seconds: float) -> Comparison:
 
 def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
     """Return what fits in a trainer, where a plan of a decoder does in none; the search for it has so many seconds."""
-    if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in launches(scenario, plan)):
+    if not needs_runnable(scenario, launches(scenario, plan)):
         return None
     found = fastest_runnable(scenario, seconds_left(seconds))
     if found is None:

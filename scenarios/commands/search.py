@@ -76,12 +76,14 @@ def search(
     value = load_scenario(scenario, cluster=cluster, brave=brave)
     value.search_settings.make_algorithm(algorithm, seed)  # a wrong name is an error before workers begin
     value = _aim(value, target)
-    keep, ticker, left = _keep(out), Ticker(), _seconds_left(value, seconds)
-    settings = {"budget": budget, "seconds": _own_seconds(value, budget, seconds), "seed": seed, "resume": resume}
+    keep, ticker, limit = _keep(out), Ticker(), value.search_seconds(budget, seconds)
+    left = _seconds_left(limit)
+    settings = {"budget": budget, "seconds": _own_seconds(value, limit), "seed": seed, "resume": resume}
     with _executor(workers, scheduler) as executor:
         result = value.search(algorithm, progress=_tell_both(keep, _follow(ticker)), executor=executor, **settings)
     ticker.done()
     keep(result.best)
+    left = _seconds_left(limit) if limit is None else left
     answer = _Answer(value, result, to_json(result, value.problem) | _terms(value) | {"brave": brave})
     answer.add_trainers(left, budget)
     if robust is not None:
@@ -128,10 +130,15 @@ class _Answer:
 
         self.value, self.result, self.document = value, result, document
         self.nothing_fits = nothing_is_known_to_fit(result)
-        self.goes_on = result.best is not None and not result.interrupted
+        self.interrupted = result.interrupted
         self.places: Any = ()
         self.runnable: Any = None
         self.robust_plan: Any = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more follows from a plan that was found."""
+        return self.result.best is not None and not self.interrupted
 
     def add_trainers(self, left: Callable[[], float], budget: int | None) -> None:
         """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does."""
@@ -140,7 +147,10 @@ class _Answer:
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
         if self.goes_on and needs_runnable(self.value, self.places):
-            self.runnable = fastest_runnable(self.value, left, budget)
+            try:
+                self.runnable = fastest_runnable(self.value, left, budget)
+            except KeyboardInterrupt:
+                self.interrupted = True
         runnable = self.runnable
         self.document["trainers"] = [asdict(place) for place in self.places]
         self.document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
@@ -174,7 +184,7 @@ class _Answer:
 
     def tell_end(self, out: str | None) -> int:
         """Print on stderr how the search ended other than with its best plan; return the exit code."""
-        if self.result.interrupted:
+        if self.interrupted:
             if out is not None and self.result.best is not None:
                 note(f"the best plan so far is in {out}")
             return INTERRUPTED
@@ -194,21 +204,19 @@ class _Answer:
         _print_more("changes", self.document)
 
 
-def _seconds_left(value: Any, seconds: float | None) -> Callable[[], float]:
-    """Return how long is left for a search and what follows it, of the seconds asked for or those it takes at most."""
+def _seconds_left(limit: float | None) -> Callable[[], float]:
+    """Return how long is left from now on for a search and what follows it, or what follows a search without limit."""
     from scenarios.nothing_fits import seconds_left
     from scenarios.scenario import SEARCH_SECONDS
 
-    asked = seconds if seconds is not None else value.search_settings.seconds
-    return seconds_left(SEARCH_SECONDS if asked is None else asked)
+    return seconds_left(SEARCH_SECONDS if limit is None else limit)
 
 
-def _own_seconds(value: Any, budget: int | None, seconds: float | None) -> float | None:
-    """Return the seconds of the search alone, of those asked for; ``None`` where it has no limit."""
+def _own_seconds(value: Any, limit: float | None) -> float | None:
+    """Return the seconds of the search alone, of those it has with what follows; ``None`` where it has no limit."""
     from scenarios.launches import RESERVE, seeks_trainer
 
-    asked: float | None = value.search_seconds(budget, seconds)
-    return asked * (1 - RESERVE) if asked is not None and asked > 0 and seeks_trainer(value) else asked
+    return limit * (1 - RESERVE) if limit is not None and limit > 0 and seeks_trainer(value) else limit
 
 
 def _terms(value: Any) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from scenarios.interchange.megatron_layers import (
     QUANTISED,
     RECOMPUTED,
     SPEC,
-    layer_modules,
+    collect_modules,
+    list_layer_modules,
     read_layers,
     say_layers,
-    words_in,
-    words_of,
+    split_into_modules,
 )
 from scenarios.interchange.megatron_model import MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
@@ -244,13 +244,13 @@ def _shards(stated: Stated, zero: int) -> int:
     return int(data // instances)
 
 
-def _core(attention: str) -> tuple[str, ...]:
+def _list_core_operators(attention: str) -> tuple[str, ...]:
     """Return the operators of the attention core, by how the model's attention runs."""
     return UNFUSED_CORE if attention == UNFUSED else ("attention",)
 
 
 def _say_recompute(facts: Facts) -> Values:
-    how, core = facts["plan.recompute"], _core(facts["model.attention"])
+    how, core = facts["plan.recompute"], _list_core_operators(facts["model.attention"])
     if how is Recompute.NONE:
         return {}
     if how is Recompute.SELECTIVE:
@@ -259,41 +259,43 @@ def _say_recompute(facts: Facts) -> Values:
         return {_GRANULARITY: "full", _METHOD: "uniform", _LAYERS: 1}
     if isinstance(how, FirstLayers) and how.layer is Recompute.FULL:
         return {_GRANULARITY: "full", _METHOD: "block", _LAYERS: how.layers}
-    if isinstance(how, SomeOperators) and (words := words_of(how.names, {CORE: core} | _OPERATORS)):
-        if reasons := tuple(_beside_modules(facts, words)):
+    if isinstance(how, SomeOperators) and (words := split_into_modules(how.names, {CORE: core} | _OPERATORS)):
+        if reasons := tuple(_check_modules(facts, words)):
             raise Unsayable(*reasons)
         return {_GRANULARITY: "selective", _MODULES: words} | ({_GROUPED_PRODUCTS: True} if "moe_act" in words else {})
-    values = say_layers(how, layer_modules(core))
+    values = say_layers(how, list_layer_modules(core))
     if not values:
-        can = f"{_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
+        can = f"{SAYABLE_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
         raise Unsayable(Reason("plan.recompute", can, plainly(how)))
-    if reasons := tuple(_beside_layers(facts, values[RECOMPUTED])):
+    if reasons := tuple(_check_layers(facts, values[RECOMPUTED])):
         raise Unsayable(*reasons)
     return values
 
 
-_BY_ARGUMENTS = (
+SAYABLE_BY_ARGUMENTS = (
     f"none, selective, full, full of the first layers of all stages, or operators of modules ({_GRANULARITY})"
 )
 
 
-def _beside_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
+def _check_modules(facts: Facts, words: list[str]) -> Iterator[Reason]:
     """Yield why modules cannot be recomputed by arguments beside a precision (``transformer_config.py``)."""
     if "moe_act" in words and facts["training.precision"] == "fp8":
         can = f"no activation of experts with fp8, whose scaling is delayed ({_MODULES} moe_act)"
         yield Reason("plan.recompute", can, plainly(facts["plan.recompute"]))
 
 
-def _beside_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
+def _check_layers(facts: Facts, pairs: Any) -> Iterator[Reason]:
     """Yield why layers of the script's own cannot be those of a model and its precision."""
-    quantised = facts["training.precision"] == "fp8" and words_in(pairs) & set(QUANTISED)
+    quantised = facts["training.precision"] == "fp8" and collect_modules(pairs) & set(QUANTISED)
     limits = (
         (facts["model.experts"] is not None, "with experts, which layers of the script's own do not have"),
         (facts["model.latent"] is not None, "with latent attention, which layers of the script's own do not have"),
         (quantised, "with fp8, whose delayed scaling goes with no norm or activation that is computed again"),
     )
     met = plainly(facts["plan.recompute"])
-    yield from (Reason("plan.recompute", f"{_BY_ARGUMENTS} {why} ({SPEC})", met) for wrong, why in limits if wrong)
+    yield from (
+        Reason("plan.recompute", f"{SAYABLE_BY_ARGUMENTS} {why} ({SPEC})", met) for wrong, why in limits if wrong
+    )
 
 
 def _read_recompute(stated: Stated) -> Facts:
@@ -322,10 +324,12 @@ def _read_layers(stated: Stated) -> Recomputation:
         raise stated.fault(wrong, f"goes without {SPEC}, met both")
     value = stated.get(RECOMPUTED, ())
     try:
-        how = read_layers(value, layer_modules(_core(str(stated.get("--attention-backend", "flash")))))
+        how = read_layers(
+            value, list_layer_modules(_list_core_operators(str(stated.get("--attention-backend", "flash"))))
+        )
     except ValueError as error:
         raise stated.fault(RECOMPUTED, str(error)) from None
-    if _FP8 in stated and words_in(value) & set(QUANTISED):
+    if _FP8 in stated and collect_modules(value) & set(QUANTISED):
         raise stated.fault(_FP8, f"goes without {', '.join(QUANTISED)} in {RECOMPUTED}, met both")
     return how
 
@@ -333,7 +337,7 @@ def _read_layers(stated: Stated) -> Recomputation:
 def _read_modules(stated: Stated) -> Recompute | SomeOperators:
     met = stated.get(_MODULES, CORE)
     words = met if isinstance(met, list) else [met]
-    modules = {CORE: _core(str(stated.get("--attention-backend", "flash")))} | _OPERATORS
+    modules = {CORE: _list_core_operators(str(stated.get("--attention-backend", "flash")))} | _OPERATORS
     if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
         raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
     if "moe_act" in words and not stated.flag(_GROUPED_PRODUCTS, False):

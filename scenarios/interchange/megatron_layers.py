@@ -37,7 +37,8 @@ CORE = "core_attn"
 QUANTISED = ("input_layernorm", "pre_mlp_layernorm", "activation")
 """Modules whose output a product reads: it keeps that output in fp8 alone where scaling is delayed."""
 
-_HEAD = """LAYERS=$(mktemp -d)
+_HEAD = """LAYERS=$(mktemp -d) || exit 1
+trap 'rm -rf "$LAYERS"' EXIT
 export PYTHONPATH="$LAYERS${PYTHONPATH:+:$PYTHONPATH}"
 cat > "$LAYERS/recomputed_layers.py" << 'END'
 """
@@ -112,7 +113,7 @@ def make_layer_spec():
         parts.input_layernorm = parts.pre_mlp_layernorm = TENorm
         parts.self_attention.submodules.linear_qkv = TEColumnParallelLinear
         parts.mlp.submodules.linear_fc1 = TEColumnParallelLinear
-        parts.sharded_state_dict_keys_map = {  # in checkpoints norms have the names that they have in products
+        parts.sharded_state_dict_keys_map = {  # in checkpoints their weights have the names that they have in products
             "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
             "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
         }
@@ -127,7 +128,7 @@ _OPENED, _CLOSED = f"{RECOMPUTED} = [".encode(), b"]"
 _ASSIGNMENT = re.compile(rf"{RECOMPUTED} = (.+)")
 
 
-def layer_modules(core: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def list_layer_modules(core: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Return the operators of every module that a layer can compute again, those of the attention core given."""
     return {
         "input_layernorm": ("input_norm",),
@@ -137,12 +138,14 @@ def layer_modules(core: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def words_of(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> list[str]:
+def split_into_modules(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the modules that operators make up one after another; none where they do not, or are the default's.
 
-    >>> modules = layer_modules(("scores", "softmax", "context"))
-    >>> words_of(("scores", "softmax", "context", "activation"), modules), words_of(("activation", "down"), modules)
-    (['core_attn', 'activation'], [])
+    >>> modules = list_layer_modules(("scores", "softmax", "context"))
+    >>> split_into_modules(("scores", "softmax", "context", "activation"), modules)
+    ['core_attn', 'activation']
+    >>> split_into_modules(("activation", "down"), modules)
+    []
     """
     words: list[str] = []
     while names:
@@ -157,7 +160,7 @@ def words_of(names: tuple[str, ...], modules: Mapping[str, tuple[str, ...]]) -> 
 def say_layers(how: Recomputation, modules: Mapping[str, tuple[str, ...]]) -> Values:
     """Return the literal of the module and the argument that names it; nothing where a stage has no words.
 
-    >>> say_layers(PerStage((FirstLayers(Recompute.SELECTIVE, 2), Recompute.NONE)), layer_modules(("attention",)))
+    >>> say_layers(PerStage((FirstLayers(Recompute.SELECTIVE, 2), Recompute.NONE)), list_layer_modules(("attention",)))
     {'RECOMPUTED': [(2, ('core_attn',)), (None, ())], '--spec': ['recomputed_layers', 'layer_spec']}
     """
     pairs = [_pair_of(stage, modules) for stage in (how.stages if isinstance(how, PerStage) else (how,))]
@@ -170,7 +173,7 @@ def _pair_of(how: OfStage, modules: Mapping[str, tuple[str, ...]]) -> tuple[int 
     """Return how many layers of a stage compute which modules again; ``None`` where there are no words for it."""
     layer = how.layer
     if isinstance(layer, SomeOperators):
-        words = tuple(words_of(layer.names, modules))
+        words = tuple(split_into_modules(layer.names, modules))
         return (how.layers, words) if words else None
     known: dict[Recompute, tuple[str, ...]] = {Recompute.NONE: (), Recompute.SELECTIVE: (CORE,)}
     return (how.layers, known[layer]) if layer in known else None
@@ -203,7 +206,7 @@ def _of_stage(value: Any, modules: Mapping[str, tuple[str, ...]]) -> OfStage:
     return SomeOperators(names)
 
 
-def words_in(value: Any) -> set[str]:
+def collect_modules(value: Any) -> set[str]:
     """Return the modules that a literal names."""
     pairs = value if isinstance(value, list) else [value]
     return {word for _, words in pairs for word in words}
@@ -249,7 +252,7 @@ def strip_layers(content: bytes, file: str) -> bytes:
     return b"\n".join(lines)
 
 
-def literal_pair(line: str) -> Pair | None:
+def parse_literal(line: str) -> Pair | None:
     """Return the literal that a line says, under its name; ``None`` where it is another line."""
     found = _ASSIGNMENT.fullmatch(line)
     return None if found is None else (RECOMPUTED, literal(found[1]))

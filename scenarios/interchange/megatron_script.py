@@ -6,7 +6,7 @@ from typing import Any
 from scenarios.interchange.entry import Values
 from scenarios.interchange.facts import Request
 from scenarios.interchange.lines import Pair, argument, document
-from scenarios.interchange.megatron_layers import RECOMPUTED, literal_pair, strip_layers, write_layers
+from scenarios.interchange.megatron_layers import RECOMPUTED, parse_literal, strip_layers, write_layers
 from scenarios.reader import Document
 
 NODES, EACH = "NNODES", "NPROC_PER_NODE"
@@ -70,11 +70,11 @@ def parse(content: bytes, file: str) -> Document:
     """Return the document of a script, argument by argument; ``ScenarioError`` where a line is something else."""
     foot = _FOOT.removeprefix(")\n").encode()
     stripped = strip_layers(content, file)
-    return document(stripped.removesuffix(foot), file, _pair if stripped == content else _pair_beside_layers)
+    return document(stripped.removesuffix(foot), file, _pair if stripped == content else _parse_line_beside_layers)
 
 
-def _pair_beside_layers(line: str) -> Pair | None:
-    return literal_pair(line) or _pair(line)
+def _parse_line_beside_layers(line: str) -> Pair | None:
+    return parse_literal(line) or _pair(line)
 
 
 def _pair(line: str) -> Pair | None:

@@ -42,7 +42,7 @@ def passes(
 
     Ranks of one tensor group that compute alike stay together, because their first collective makes
     them wait for the last: the group ends a pass when that one would, were it alone. Where ``drifts`` of
-    a position, no collective need do so, for all may end beneath what they run beside: who comes first ends first.
+    a position, they need not wait for one another, for every collective may end before the work that it runs beside.
     """
     table = machine.table
     result = [Passes.RANK] * plan.pipeline

@@ -73,12 +73,16 @@ class Cuts:
         return passes(self.machine, self.plan, self.in_buckets, self.tied, replicated, self._drifts)
 
     def _drifts(self, position: int) -> bool:
-        """Return whether some block at a position has a pass whose collectives all run beside something else."""
+        """Return whether some block at a position has a pass whose collectives all run beside something else.
+
+        A pass without collectives starts no drift: its ranks take the same time, one after the other or together.
+        """
         stages = [cost for cost, at in zip(self.plan_costs.stages, self.positions, strict=True) if at == position]
         blocks = {id(block): block for stage in stages for block in stage.blocks}.values()
         kinds = (FORWARD_PASS, *((INPUTS, WEIGHTS) if self.plan.splits_backward else (BACKWARD_PASS,)))
-        rows = ([s for s in block.steps_of(kind_of(kind)) if s.collective] for block in blocks for kind in kinds)
-        return any(steps and all(step.beside for step in steps) for steps in rows)
+        passes_of_blocks = (block.steps_of(kind_of(kind)) for block in blocks for kind in kinds)
+        collectives = ([step for step in steps if step.collective] for steps in passes_of_blocks)
+        return any(steps and all(step.beside for step in steps) for steps in collectives)
 
     def cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""

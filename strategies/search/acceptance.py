@@ -198,6 +198,7 @@ class Answers:
                 legal[row, column] = False
             elif both := [asked for asked in of_row if asked in of_column]:
                 legal[row, column] = self._hanging(both, member(row, column), ()) is not None
+        legal.setflags(write=False)  # all groups that agree share it
         return legal
 
     @staticmethod
@@ -215,7 +216,7 @@ class Answers:
 
 def _rows(group: Group) -> frozenset[str]:
     """Return the fields that the rows of a group choose."""
-    return OF_PASSES | {"offload"} if any(each.activations for each in group.passes) else OF_PASSES
+    return OF_PASSES | {"offload"} if any(choice.activations for choice in group.passes) else OF_PASSES
 
 
 def _member(group: Group, shared: Layout, row: int, column: int) -> Layout:

@@ -1,7 +1,7 @@
 """Where a plan runs is said with the memory that it needs there, by the conventions of what runs it."""
 
-import dataclasses
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +10,7 @@ from scenarios import load
 from scenarios.commands.search import _own_seconds
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.launches import fastest_runnable, launches, launches_in_words, needs_runnable
+from scenarios.scenario import Scenario
 from strategies.completion import complete
 from strategies.layout import Layout
 
@@ -56,28 +57,55 @@ def test_a_plan_that_nobody_can_say_is_told_with_what_to_do() -> None:
     assert launches_in_words(()).startswith("no trainer as it is; --for torchtitan|megatron")
 
 
-def test_the_trainer_by_whose_conventions_plans_were_priced_is_asked_first_and_longest() -> None:
-    scenario, asked = load("llama3-8b-8-h100"), list[tuple[str, float]]()
+class Clock:
+    """Seconds that pass while a search takes what it is given."""
 
-    class Asked(type(scenario)):  # type: ignore[misc]
-        def search(self, target: str, seconds: float, budget: int | None) -> SimpleNamespace:
-            asked.append((target, seconds))
-            return SimpleNamespace(best=None)
+    def __init__(self, left: float) -> None:
+        self.left = left
+        self.asked = list[tuple[str, float]]()
 
-    fields = {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
-    assert fastest_runnable(Asked(**fields), lambda: 16.0) is None
-    assert asked[0] == ("megatron", 8.0)
-    assert [seconds for _, seconds in asked] == [8.0, 8.0, 8.0, 16.0]  # half of what is left, and all to the last
+    def search(self, target: str, *, interrupted: bool, seconds: float, budget: int | None) -> SimpleNamespace:
+        self.asked.append((target, seconds))
+        self.left -= seconds
+        return SimpleNamespace(best=None, interrupted=interrupted)
 
 
-@pytest.mark.parametrize(
-    ("budget", "seconds", "own"), [(None, None, 54.0), (None, 10.0, 9.0), (5, None, None), (5, 10.0, 9.0)]
-)
-def test_a_search_keeps_a_tenth_of_its_time_for_what_runs(
-    budget: int | None, seconds: float | None, own: float | None
-) -> None:
-    assert _own_seconds(load("llama3-8b-8-h100"), budget, seconds) == own
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock of searches for trainers, none of which finds a plan."""
+    clock = Clock(16.0)
+
+    def aim(_: Scenario, target: str) -> SimpleNamespace:
+        return SimpleNamespace(search=partial(clock.search, target, interrupted=clock.left <= 0))
+
+    monkeypatch.setattr(Scenario, "for_target", aim)
+    return clock
+
+
+def test_the_trainer_by_whose_conventions_plans_were_priced_is_asked_first_and_longest(clock: Clock) -> None:
+    assert fastest_runnable(load("llama3-8b-8-h100"), lambda: clock.left) is None
+    assert clock.asked[0] == ("megatron", 8.0)  # half of 16 s, then half of the rest, and all of it to the last
+    assert [seconds for _, seconds in clock.asked[1:]] == [4.0, 2.0, 2.0]
+    assert clock.left == 0.0
+
+
+def test_no_search_begins_for_a_moment(clock: Clock) -> None:
+    clock.left = 0.6  # of which the first trainer is given 0.3 s
+    assert fastest_runnable(load("llama3-8b-8-h100"), lambda: clock.left) is None
+    assert [target for target, _ in clock.asked] == ["megatron"]
+
+
+def test_the_end_that_a_user_makes_is_none_of_a_search_alone(clock: Clock) -> None:
+    clock.left = 0.0
+    with pytest.raises(KeyboardInterrupt):
+        fastest_runnable(load("llama3-8b-8-h100"), lambda: 16.0)
+    assert len(clock.asked) == 1
+
+
+@pytest.mark.parametrize(("limit", "own"), [(60.0, 54.0), (10.0, 9.0), (None, None), (-1.0, -1.0)])
+def test_a_search_keeps_a_tenth_of_its_time_for_what_runs(limit: float | None, own: float | None) -> None:
+    assert _own_seconds(load("llama3-8b-8-h100"), limit) == own
 
 
 def test_a_search_whose_trainer_is_named_has_all_its_time() -> None:
-    assert _own_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), None, 10.0) == 10.0
+    assert _own_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 10.0

@@ -180,15 +180,15 @@ def test_attention_alone_goes_with_fp8() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("RECOMPUTED = [", "RECOMPUTED = __import__('os')\n[", "file:25:1: a module of layers is as it was"),
-        ('(None, ("activation",)),', "(None, print()),", "file:24:1: a value is a number, text"),
-        ('("activation",)', '("activation", "activation")', "file:24:1: RECOMPUTED: a stage is (None, (...)) of"),
+        ("RECOMPUTED = [", "RECOMPUTED = __import__('os')\n[", "file:26:1: a module of layers is as it was"),
+        ('(None, ("activation",)),', "(None, print()),", "file:25:1: a value is a number, text"),
+        ('("activation",)', '("activation", "activation")', "file:25:1: RECOMPUTED: a stage is (None, (...)) of"),
         ('("activation",)', '("moe_act",)', "each once and in tuples"),
         ('("activation",)', '["activation"]', "each once and in tuples"),
         ('(None, ("activation",))', '(2, ("activation",))', "or of its first layers such as"),
         ('(1, ("core', '(0, ("core', "or of its first layers such as"),
         ('(1, ("core', '(True, ("core', "or of its first layers such as"),
-        ("return output, output_bias", "return output * 2, output_bias", "file:38:1: a module of layers is as it was"),
+        ("return output, output_bias", "return output * 2, output_bias", "file:39:1: a module of layers is as it was"),
         ("layer_spec = make_layer_spec()", "import os", "a module of layers is as it was written, met 'import os'"),
         ("mktemp -d", "reboot", "file:7:1: a line is an argument and its words, with nothing for a shell"),
         ("END\nARG", "END\nreboot\nARG", "a line begins with an argument"),
@@ -266,9 +266,9 @@ def test_no_other_line_of_a_module_is_read(data: st.DataObject) -> None:
     """Whatever stands in the place of a line of the module, there is one message with its place."""
     text = MEGATRON.to(request("llama", pipeline=2, recompute=PerStage((FirstLayers(CORE, 1), CHEAP))))
     lines = text.split("\n")
-    first, last = lines.index("LAYERS=$(mktemp -d)"), lines.index("END")
+    first, last = lines.index("LAYERS=$(mktemp -d) || exit 1"), lines.index("END")
     at = data.draw(st.integers(first, last).filter(lambda line: lines[line]))
-    word = st.sampled_from(["--bf16", "END", "(None, ())", "RECOMPUTED = (None, ())", "import os", "]", "$(reboot)"])
+    word = st.sampled_from(["--bf16", "END", "(None, ()))", "RECOMPUTED = (None, ())", "import os", "]", "$(reboot)"])
     lines[at] = data.draw(word.filter(lambda each: each != lines[at]))
     with pytest.raises(ScenarioError) as error:
         MEGATRON.read("\n".join(lines).encode(), "file")

@@ -56,6 +56,9 @@ def test_plans_are_evaluated_once_and_the_best_is_the_fastest_that_fits(name: st
     assert len({trial.plan for trial in first.trials}) == first.evaluations > 0
     fitting = [trial for trial in first.trials if trial.evaluation.fits]
     assert first.best == min(fitting, key=lambda trial: trial.evaluation.step_time)
+    # of step times it proves that no device computes faster than its peak
+    assert first.lower_bound is not None
+    assert 0 < first.lower_bound <= min(trial.evaluation.step_time for trial in first.trials)
 
 
 @EACH

@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.floor import least_step_time
@@ -90,6 +91,19 @@ def test_no_plan_takes_less_than_computing_at_the_peak(seed: int) -> None:
     costs = SimulatedCost(small)
     steps = [costs.evaluate(complete(small, layout)).step_time for layout in layouts(small, space)]
     assert 0 < least_step_time(small) <= min(steps)
+
+
+def test_what_reads_no_samples_need_not_run_for_every_sample() -> None:
+    # a product of parameters alone, of 8,192^3 * 2 = 1.1e12 FLOP: a microbatch computes it once for all its samples
+    dims = (("m", 8192), ("k", 8192), ("n", 8192))
+    merge = Operator("merge", OperatorKind.MATMUL, dims, ("weights",), ("merged",), flops_per_point=2.0)
+    tensors = [Tensor(name, ("m", "k"), (8192, 8192), "fp32") for name in ("weights", "merged")]
+    alone = OperatorGraph(
+        "alone", (Block("merge", (merge,), tuple(tensors), ("weights",), ("merged",), repeat=3),), sequence=1
+    )
+    peak = dict(SMALL.cluster.accelerator.peak_flops)[SMALL.training.dtype]
+    # forward and one of two gradients, in each of three blocks, by 4 devices at their peak, whatever the batch is
+    assert least_step_time(replace(SMALL, graph=alone)) == pytest.approx(2 * 3 * 2 * 8192**3 / (4 * peak))
 
 
 def test_known_plans_keep_the_limits_and_are_legal() -> None:
