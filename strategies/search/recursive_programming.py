@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from simulator.collective_kinds import Collective
 from strategies.cost_model import CostModel
+from strategies.floor import least_step_time
 from strategies.lowering import StageCosts
 from strategies.mesh import OPERATOR_AXES
 from strategies.operators.complete import agreeing, all_kept, operator_plan
 from strategies.operators.recursion import Level, recurse
 from strategies.operators.rules import operator_violations
 from strategies.problem import Problem
-from strategies.search.driver import Proposals
+from strategies.search.driver import Proof, Proposals
 from strategies.search.operators import arrangements, microbatches, variants
 from strategies.search.space import Space
 
@@ -42,6 +43,7 @@ class RecursiveProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plan of every arrangement of the devices, of the largest microbatches of each that fit."""
+        yield Proof(least_step_time(problem))
         measured = StageCosts(problem)
         ways = _bisected(problem) if self.faithful else arrangements(problem, space)
         for degrees in ways:
