@@ -41,9 +41,6 @@ Section = tuple[str, Any]
 QUANTILE = 0.95
 """The quantile of step time that every plan is told with."""
 
-MOST_OUT_OF_MEMORY = 0.05
-"""The probability of lacking memory up to which a robust choice allows a plan."""
-
 
 def explanation(
     value: Scenario, plan: Plan | None, question: Question, seconds: Callable[[], float], tell: Callable[[str], None]
@@ -90,8 +87,11 @@ class _Explanation:
             trial = best = self._searched()
         layout = self._layout(trial)
         among = asdict(self.ranking.among)
-        limit = risk_limit(self.problem)
-        document = {"document": trial.plan.to_json(), "among": among, "most_out_of_memory": limit}
+        document = {
+            "document": trial.plan.to_json(),
+            "among": among,
+            "most_out_of_memory": risk_limit(self.problem),
+        }
         yield "plan", self._trial(trial) | document
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
@@ -195,7 +195,9 @@ class _Explanation:
         )
 
     def _trial(self, trial: Trial) -> dict[str, Any]:
-        at, found = trial.evaluation, prospect(self.ranking, trial, self.uncertainty, QUANTILE, MOST_OUT_OF_MEMORY)
+        limit = risk_limit(self.problem)
+        most = 1.0 if limit is None else limit
+        at, found = trial.evaluation, prospect(self.ranking, trial, self.uncertainty, QUANTILE, most)
         low = self.uncertainty.step_time_quantile(at.step_time, 1 - QUANTILE)
         high = self.uncertainty.step_time_quantile(at.step_time, QUANTILE)
         return {

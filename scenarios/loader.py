@@ -101,7 +101,8 @@ def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
         Where anything is wrong with the file; it lists everything.
     """
     document = read(path)
-    return scenario.on(cluster_in(document), unusual(cluster_table(document), document))
+    moved = scenario.on(cluster_in(document), unusual(cluster_table(document), document))
+    return replace(moved, assumptions=(*moved.assumptions, f"cluster.file {path} has the figures of that file"))
 
 
 def _foreign(plan: str) -> "tuple[Target, str] | None":

@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from scenarios.prediction_interval import RISK, caches_blocks, out_of_memory_of, with_margin
+from scenarios.prediction_interval import RISK, caches_blocks, out_of_memory_of, uncertainty_of, with_margin
 from scenarios.scenario import Scenario
 from simulator.units import format_size
 from strategies.completion import complete
@@ -110,10 +110,11 @@ def lacking_in_words(problem: Problem, found: Shortfall) -> str:
             f"{found.host} keeps {format_size(found.needs)} of stage {stages}, it has {format_size(found.has)}, "
             f"{lacks} too little ({held})"
         )
+    device = next(kind for kind in problem.cluster.accelerators if kind.memory == found.reported)
+    risk = uncertainty_of(problem).out_of_memory(found.needs, device.memory, device.reserved)
     return (
         f"stage {stages} needs {format_size(found.needs)}, {room_in_words(found.has, found.reported)}, "
-        f"{lacks} too little ({held}; at {found.time:.3g} s, {found.during}); "
-        f"{risk_in_words(out_of_memory_of(problem, found.needs))}"
+        f"{lacks} too little ({held}; at {found.time:.3g} s, {found.during}); {risk_in_words(risk)}"
     )
 
 

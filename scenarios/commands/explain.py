@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import load_scenario
+from scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
 from scenarios.commands.output import (
     Brave,
     ClusterFile,
     Json,
-    PricedTarget,
     ScenarioName,
+    SearchTarget,
     Ticker,
     emit,
     note,
@@ -40,7 +40,7 @@ def explain(
         ),
     ] = None,
     cluster: ClusterFile = None,
-    target: PricedTarget = None,
+    target: SearchTarget = None,
     brave: Brave = False,
     why_not: Annotated[
         str | None, typer.Option(metavar="FIELDS", help="Why not a plan with these fields, as 'tensor=8,pipeline=2'.")
@@ -69,7 +69,7 @@ def explain(
     if plan is not None and value.plan is None:
         raise ValueError(f"{plan}: a plan is needed")
     ticker, end = Ticker(), time.process_time() + seconds
-    document: dict[str, Any] = {"scenario": value.name}
+    document: dict[str, Any] = {"scenario": value.name} | pricing_document(value)
     interrupted, part = False, ""
 
     def told(words: str) -> None:
@@ -138,7 +138,8 @@ def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
         return
     print(f"scenario     {document['scenario']}")
     if value.asked_target is not None:
-        print(f"priced as    {value.problem.training.framework}, among the plans for {value.asked_target}")
+        print(f"priced as    {describe_pricing(value)}")
+        print(f"plans for    {value.asked_target}")
     show(remarks(value))
     for line in explanation_lines(document):
         print(line)

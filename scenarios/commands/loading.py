@@ -1,6 +1,6 @@
 """The scenario that a command is given, and its options that change machine, limits and prices."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scenarios.scenario import Scenario
@@ -35,3 +35,24 @@ def load_scenario(
     if brave:
         value = value.without_margin()
     return value if target is None else value.for_target(target)
+
+
+def describe_pricing(scenario: "Scenario") -> str:
+    """Return by whose conventions plans of a scenario are priced, and whether it says so or that is assumed."""
+    from scenarios.scenario import FRAMEWORK_OF
+
+    framework, target = scenario.problem.training.framework, scenario.asked_target
+    if scenario.framework is not None:
+        return framework
+    if target is None or FRAMEWORK_OF.get(target) != framework:
+        return f"{framework}, which is assumed: the scenario names no framework"
+    return f"{framework}, for which the plan is; meshwise simulate --for {target} prices it so too"
+
+
+def pricing_document(scenario: "Scenario") -> dict[str, Any]:
+    """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
+    from scenarios.interchange.acceptance import Acceptance
+
+    framework = {"name": scenario.problem.training.framework, "stated": scenario.framework is not None}
+    target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).called
+    return {"framework": framework, "target": target}

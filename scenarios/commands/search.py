@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import load_scenario
+from scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
 from scenarios.commands.output import (
     Brave,
     ClusterFile,
@@ -84,7 +84,7 @@ def search(
     ticker.done()
     keep(result.best)
     left = _seconds_left(limit) if limit is None else left
-    answer = _Answer(value, result, to_json(result, value.problem) | _terms(value) | {"brave": brave})
+    answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
     answer.add_trainers(left, budget)
     if robust is not None:
         answer.add_robust(robust, out_of_memory, left, keep)
@@ -217,13 +217,6 @@ def _own_seconds(value: Any, limit: float | None) -> float | None:
     from scenarios.launches import RESERVE, seeks_trainer
 
     return limit * (1 - RESERVE) if limit is not None and limit > 0 and seeks_trainer(value) else limit
-
-
-def _terms(value: Any) -> dict[str, Any]:
-    """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
-    framework = {"name": value.problem.training.framework, "stated": value.framework is not None}
-    target = _target(value)
-    return {"framework": framework, "target": target and target.called}
 
 
 def _target(value: Any) -> Any:
@@ -424,24 +417,18 @@ def _danger(value: Any, peak: float) -> str:
 
 def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
     from scenarios.launches import launches_in_words
-    from scenarios.scenario import FRAMEWORK_OF
     from simulator.units import format_size, format_time
     from strategies.search.driver import FINISHED
 
     best, certificate = result.best, result.certificate
-    framework, target = value.problem.training.framework, _target(value)
-    priced = framework
-    if value.framework is None:
-        assumed = FRAMEWORK_OF.get(value.asked_target or "") != framework
-        stated = f", for which the plan is; meshwise simulate --for {value.asked_target} prices it so too"
-        priced += ", which is assumed: the scenario names no framework" if assumed else stated
+    target = _target(value)
     show(
         [
             ("scenario", value.name),
             *remarks(value),
             ("algorithm", result.algorithm),
             *([("space", f"what {target.can}")] if target is not None else []),
-            ("priced as", priced),
+            ("priced as", describe_pricing(value)),
             ("best plan", best.plan.describe()),
             ("step time", format_time(best.evaluation.step_time)),
             ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_room(value.problem)}"),

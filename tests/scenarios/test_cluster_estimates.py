@@ -10,6 +10,7 @@ import pytest
 from scenarios import load
 from scenarios.cluster_file import load_cluster, write_cluster
 from scenarios.command_line import run
+from scenarios.loader import move_to_cluster_file
 from simulator.catalog import accelerator, accelerator_names, cluster, estimated
 from simulator.catalog.typical import timed_accelerators, typical_efficiency
 from simulator.cluster import Cluster
@@ -147,6 +148,12 @@ def test_the_remarks_are_those_of_the_cluster_file_in_effect(
     told = " ".join("".join(capsys.readouterr()).split())
     assert "other: launch, matmul" in told and "inter_node.launch is unusual: 3 s" in told
     assert "chip:" not in told and "2 s, usual" not in told
+
+
+def test_the_file_of_the_machine_in_effect_is_named(tmp_path: Path) -> None:
+    write_cluster(cluster("dgx-a100-80gb", 1), tmp_path / "machine.yaml")
+    moved = move_to_cluster_file(load("local/dp2"), tmp_path / "machine.yaml")
+    assert f"cluster.file {tmp_path / 'machine.yaml'} has the figures of that file" in moved.assumptions
 
 
 def test_what_rests_on_the_machine_is_that_of_the_machine_in_effect(tmp_path: Path) -> None:
