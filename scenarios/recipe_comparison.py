@@ -50,6 +50,8 @@ def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
             " Gap: how far the best plan may be above the optimum of the searched space; none where nothing is proven.",
             f"Search over others: the step of the search's plan over that of the fastest other plan. "
             f"{_spread(ratios)} It is above {1 + SLACK:g} in {len(slower)} problems{_named(slower)}.",
+            "Where the search's plan of a transformer fits in no trainer that can say it, by the conventions of that "
+            "trainer or of the framework that the scenario names, the last column has the fastest plan that does.",
             f"{len(refused)} of {sum(row.ran is True for row in rows)} recipes that ran are refused for memory "
             f"(at most {MOST_REFUSED} is the aim){_named(refused)}.",
         ),

@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 from scenarios.interchange.acceptance import trainers_of
-from scenarios.launches import fastest_runnable, launches, needs_runnable
+from scenarios.launches import fastest_runnable, launches
 from scenarios.library import find, names
 from scenarios.loader import load
 from scenarios.nothing_fits import seconds_left
@@ -21,6 +21,7 @@ from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
 from scenarios.scenario import Scenario
 from scenarios.search_journal import cost_model_version
+from simulator.models.transformer import Transformer
 from strategies.completion import complete
 from strategies.cost_model import CostModel, SimulatedCost
 from strategies.layout import Layout
@@ -216,13 +217,16 @@ def compare_case(case: Case, seconds: float) -> Comparison:
 
 
 def _sayable(scenario: Scenario, plan: Plan, seconds: float) -> Sayable | None:
-    """Return what fits in a trainer, where a plan of a decoder does in none; the search for it has so many seconds."""
-    if not needs_runnable(scenario, launches(scenario, plan)):
+    """Return what fits in a trainer, where a plan of a decoder does in none; the search for it has so many seconds.
+
+    Where the scenario names a framework, its conventions price the plans of all trainers.
+    """
+    if not isinstance(scenario.spec, Transformer) or any(launch.fits for launch in launches(scenario, plan)):
         return None
-    found = fastest_runnable(scenario, seconds_left(seconds))
-    if found is None:
+    fastest = fastest_runnable(scenario, seconds_left(seconds))
+    if fastest is None:
         return None
-    return Sayable(found.trainer, found.plan.describe(), found.step_time, found.peak_memory)
+    return Sayable(fastest.trainer, fastest.plan.describe(), fastest.step_time, fastest.peak_memory)
 
 
 def outcome(name: str, plan: Plan, costs: CostModel) -> Outcome:

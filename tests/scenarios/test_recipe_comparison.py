@@ -100,7 +100,11 @@ def test_a_plan_that_fits_in_no_trainer_is_told_with_one_that_does() -> None:
     assert told is not None
     priced = scenario.for_target(told.trainer).problem
     assert told.peak_memory <= priced.usable(priced.cluster.accelerator)
-    assert recipe_runs._sayable(replace(scenario, framework="megatron"), plan, 4.0) is None  # it may run nowhere else
+    # a scenario that names its framework has all plans priced by it, whichever trainer says them
+    named = replace(scenario, framework="megatron")
+    assert recipe_runs._sayable(named, plan, 4.0) is None  # torchtitan can say the plan, and by these prices it fits
+    unsaid = complete(scenario.problem, Layout(data=2, tensor=2, tensor_rows=2, microbatch=2))  # 2-D tensor parallelism
+    assert recipe_runs._sayable(named, unsaid, 4.0) is not None
 
 
 def test_problems_are_chosen_by_name_or_a_part_of_it() -> None:
