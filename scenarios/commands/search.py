@@ -29,6 +29,9 @@ from scenarios.exit_codes import DONE, FAILED, INTERRUPTED, NOTHING_FITS
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+LEAST_RESERVE = 1.5
+"""Seconds that are kept at least to find a plan that runs, but no more than half: a search may end a second late."""
+
 NEGLIGIBLE = 1e-6
 """A gap that is nothing to people: solvers that compute in floating point leave as much."""
 
@@ -143,12 +146,13 @@ class _Answer:
     def add_trainers(self, left: Callable[[], float], budget: int | None) -> None:
         """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does."""
         from scenarios.launches import fastest_runnable, launches, needs_runnable
+        from scenarios.nothing_fits import GRACE
 
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
         if self.goes_on and needs_runnable(self.value, self.places):
             try:
-                self.runnable = fastest_runnable(self.value, left, budget)
+                self.runnable = fastest_runnable(self.value, lambda: left() - GRACE, budget)
             except KeyboardInterrupt:
                 self.interrupted = True
         runnable = self.runnable
@@ -216,7 +220,9 @@ def _own_seconds(value: Any, limit: float | None) -> float | None:
     """Return the seconds of the search alone, of those it has with what follows; ``None`` where it has no limit."""
     from scenarios.launches import RESERVE, seeks_trainer
 
-    return limit * (1 - RESERVE) if limit is not None and limit > 0 and seeks_trainer(value) else limit
+    if limit is None or limit <= 0 or not seeks_trainer(value):
+        return limit
+    return max(limit / 2, limit - max(RESERVE * limit, LEAST_RESERVE))
 
 
 def _target(value: Any) -> Any:
