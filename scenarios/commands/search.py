@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LEAST_RESERVE = 1.5
 """Seconds that are kept at least to find a plan that runs, but no more than half: a search may end a second late."""
 
+LATE = 0.5
+"""Seconds that are kept at least: the last simulation may end a second late, and the plans of the space are counted."""
+
 NEGLIGIBLE = 1e-6
 """A gap that is nothing to people: solvers that compute in floating point leave as much."""
 
@@ -220,9 +223,10 @@ def _own_seconds(value: Any, limit: float | None) -> float | None:
     """Return the seconds of the search alone, of those it has with what follows; ``None`` where it has no limit."""
     from scenarios.launches import RESERVE, seeks_trainer
 
-    if limit is None or limit <= 0 or not seeks_trainer(value):
+    if limit is None or limit <= 0:
         return limit
-    return max(limit / 2, limit - max(RESERVE * limit, LEAST_RESERVE))
+    reserve = max(RESERVE * limit, LEAST_RESERVE) if seeks_trainer(value) else LATE
+    return max(limit / 2, limit - reserve)
 
 
 def _target(value: Any) -> Any:
