@@ -52,15 +52,19 @@ class Launch:
 
 def launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
     """Return every trainer that can say a plan of a scenario, with the memory that it needs there."""
-    rows = []
+    rows: list[Launch] = []
+    judged: dict[str, tuple[float, bool, float]] = {}  # trainers of one framework keep memory alike: it is asked once
     for trainer in trainers_of(scenario.spec, scenario.problem, plan):
         if scenario.framework is None and trainer not in FRAMEWORK_OF:
             rows.append(Launch(trainer))
             continue
         priced = scenario.priced_for(trainer)
-        costs = SimulatedCost(priced)
-        peak = costs.peak_memory(plan)
-        rows.append(Launch(trainer, peak, costs.fits(plan), out_of_memory_of(priced, peak)))
+        framework = priced.training.framework
+        if framework not in judged:
+            costs = SimulatedCost(priced)
+            peak = costs.peak_memory(plan)
+            judged[framework] = peak, costs.fits(plan), out_of_memory_of(priced, peak)
+        rows.append(Launch(trainer, *judged[framework]))
     return tuple(rows)
 
 

@@ -425,8 +425,15 @@ def _danger(value: Any, peak: float) -> str:
     return f"with a probability of {out_of_memory_of(value.problem, peak):.1%} ({limit})"
 
 
+def _runnable_in_words(runnable: Any) -> str:
+    """Return the fastest plan that fits in a trainer, or that none was found and what to do."""
+    if runnable is None:
+        return "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
+    return str(runnable.describe())
+
+
 def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
-    from scenarios.launches import launches_in_words
+    from scenarios.launches import launches_in_words, needs_runnable
     from simulator.units import format_size, format_time
     from strategies.search.driver import FINISHED
 
@@ -444,7 +451,7 @@ def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
             ("peak memory", f"{format_size(best.evaluation.peak_memory)}; {_room(value.problem)}"),
             ("out of memory", _danger(value, best.evaluation.peak_memory)),
             ("runs in", launches_in_words(places)),
-            *([("fastest to run", runnable.describe())] if runnable is not None else []),
+            *([("fastest to run", _runnable_in_words(runnable))] if needs_runnable(value, places) else []),
             ("gap", _proof(result.gap) + _among(result)),
             *_scope(result.scope),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),

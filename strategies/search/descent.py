@@ -69,7 +69,22 @@ def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
 
 
 def best_known(problem: Problem, space: Space, costs: CostModel, best: float, layout: Layout | None) -> Known:
-    """Yield the known plans that fit and may be faster than ``best`` seconds, which ``layout`` takes.
+    """Yield the known plans that fit and may be faster than ``best`` seconds, which ``layout`` takes."""
+    for path, known in _known_by_path(problem, space, costs, best):
+        if path >= best:
+            break
+        if (step_time := (yield complete(problem, known)).step_time) < best:
+            best, layout = step_time, known
+    return best, layout
+
+
+def shortest_known(problem: Problem, space: Space, costs: CostModel, limit: float) -> Layout | None:
+    """Return the known plan that fits with the least longest path, if that is below ``limit`` seconds."""
+    return next((known for _, known in _known_by_path(problem, space, costs, limit)), None)
+
+
+def _known_by_path(problem: Problem, space: Space, costs: CostModel, limit: float) -> Iterator[tuple[float, Layout]]:
+    """Yield the known plans that fit and their longest paths, in seconds, by rising path while it is below a limit.
 
     The plan with the least bound is looked at closer, one level at a time: what its devices compute, a path through its
     step, whether it fits, its longest path.
@@ -78,7 +93,7 @@ def best_known(problem: Problem, space: Space, costs: CostModel, best: float, la
     for number, known in enumerate(known_layouts(problem, space)):
         floor = costs.floor(family_of(known)) if isinstance(known.microbatch, int) else 0.0
         heappush(waiting, (floor, _FLOOR, number, known))
-    while waiting and waiting[0][0] < best:
+    while waiting and waiting[0][0] < limit:
         bound, level, number, known = heappop(waiting)
         plan = complete(problem, known)
         if level == _FLOOR:
@@ -86,34 +101,60 @@ def best_known(problem: Problem, space: Space, costs: CostModel, best: float, la
         elif level == _BOUND:
             if memory_depends_on_timing(known) or costs.fits(plan):
                 heappush(waiting, (max(bound, *costs.longest_paths([plan])), _PATH, number, known))
-        elif (not memory_depends_on_timing(known) or costs.fits(plan)) and (step_time := (yield plan).step_time) < best:
-            best, layout = step_time, known
-    return best, layout
+        elif not memory_depends_on_timing(known) or costs.fits(plan):
+            yield bound, known
 
 
 _FLOOR, _BOUND, _PATH = range(3)
 """Which lower bound of its step a plan waits with: that of its family, its own, or its longest path."""
 
 
-def descend(problem: Problem, space: Space, costs: CostModel, best: float, layout: Layout) -> Known:
-    """Yield faster and faster plans, each found near the one before; the first takes ``best`` seconds.
+SOON = 4096
+"""Passes of all stages up to which a plan is simulated soon: in a second or two."""
+
+
+def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
+    """Return whether discrete events of a plan take no longer than the way down from it."""
+    plan = complete(problem, layout)
+    return plan.num_microbatches * len(plan.stages) <= SOON
+
+
+def descend(
+    problem: Problem,
+    space: Space,
+    costs: CostModel,
+    best: float,
+    chosen: Layout | None,
+    start: Layout | None = None,
+) -> Known:
+    """Yield faster and faster plans, each found near the one before; ``chosen`` takes ``best`` seconds.
 
     Near a plan are the members of its group first, which cost least to look at, then those of its family, then those
     of other families (`groups_near`). The members with the least bounds are looked at until one has a shorter longest
-    path. A plan is evaluated, which takes longer than all that, where its family has none of a shorter path; where
-    other families have none either the way ends.
+    path. A plan is evaluated where no family has one of a shorter path and the way ends; where its own family has none,
+    it is evaluated if that takes little time, so that there is an answer.
+
+    Parameters
+    ----------
+    start
+        A plan that is not evaluated yet, to begin at it; by default the way begins at ``chosen``.
     """
-    chosen, lowest = layout, costs.longest_paths([complete(problem, layout)])[0]
-    evaluated, is_left = lowest, True
+    layout = chosen if start is None else start
+    assert layout is not None
+    lowest = costs.longest_paths([complete(problem, layout)])[0]
+    evaluated, is_left = lowest if start is None else inf, True
     while is_left:
         is_left = False
         for is_far, groups in groups_near(problem, space, layout):
-            if is_far and lowest < min(evaluated, best):
+            if is_far and lowest < min(evaluated, best) and is_simulated_soon(problem, layout):
                 evaluated, step_time = lowest, (yield complete(problem, layout)).step_time
                 best, chosen = min((best, chosen), (step_time, layout), key=itemgetter(0))
             if shorter := _first_shorter(problem, costs, groups, lowest):
                 (lowest, layout), is_left = shorter, True
                 break
+    if lowest < min(evaluated, best):
+        step_time = (yield complete(problem, layout)).step_time
+        best, chosen = min((best, chosen), (step_time, layout), key=itemgetter(0))
     return best, chosen
 
 

@@ -10,7 +10,7 @@ al. 2020, "ZeRO", and 2021, "ZeRO-Infinity": states shared by data ranks, and ke
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 from simulator.operator_graph import OperatorKind
 from strategies.divisors import divisors
@@ -22,6 +22,8 @@ from strategies.partition import num_layers
 from strategies.problem import Problem
 from strategies.recomputation import Recompute
 
+MOST_PIPELINE = 16
+"""Pipeline ranks that an engineer tries at most beside expert parallelism."""
 MOST_TENSOR = 8
 """Tensor-parallel ranks that an engineer tries at most, also in racks whose NVLink joins more."""
 LONG_SEQUENCE = 16_384
@@ -127,16 +129,22 @@ def _long_contexts(problem: Problem, devices: int, tensors: Sequence[int]) -> It
 
 
 def _experts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
-    """Yield expert parallelism inside a node and over as many ranks as divide the experts, beside the other axes."""
+    """Yield expert parallelism inside a node and over as many ranks as divide the experts, beside the other axes.
+
+    Pipelines are the shortest whose states fit where experts are shared, plain and in the fewest and the most chunks.
+    """
     experts = _dim(problem, EXPERTS)
     if experts == 1:
         return
-    for tensor in dict.fromkeys((1, *tensors[:1])):
-        for pipeline in (1, *_pipeline_degrees(problem, devices, tensor)[:1]):
+    node = problem.cluster.first.devices
+    for tensor in dict.fromkeys((1, *([2] if tensors else []), *tensors[:1])):
+        for pipeline in (1, *_usual_pipelines(problem, devices // tensor)):
             data = devices // (tensor * pipeline)
-            fitting = [each for each in divisors(gcd(experts, data)) if each > 1]
-            inside = [each for each in fitting if each <= problem.cluster.first.devices]
+            fitting = [degree for degree in divisors(gcd(experts, data)) if degree > 1]
+            inside = [degree for degree in fitting if degree * tensor <= node]
             for expert in dict.fromkeys((*inside[-1:], *fitting[-1:])):
+                if pipeline > 1 and not _states_fit(problem, devices, tensor, pipeline, expert):
+                    continue
                 layout = Layout(
                     data=data,
                     tensor=tensor,
@@ -149,6 +157,10 @@ def _experts(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator
                 yield from _recomputed(problem, f"{degrees} + ZeRO-1", layout)
                 if pipeline == 1:
                     yield _named(f"{degrees} + FSDP", replace(layout, zero=3, recompute=Recompute.FULL))
+                    continue
+                for chunks in _interleavings(problem, pipeline):
+                    looped = replace(layout, schedule="interleaved", chunks=chunks)
+                    yield from _recomputed(problem, f"{degrees}, {chunks} chunks interleaved", looped)
 
 
 def _recomputed(problem: Problem, name: str, layout: Layout) -> Iterator[Named]:
@@ -205,13 +217,25 @@ def _cuts(problem: Problem, devices: int, tensor: int) -> bool:
     return all(broken.field != "tensor" for broken in violations(problem, layout))
 
 
-def _states_fit(problem: Problem, devices: int, tensor: int, pipeline: int) -> bool:
+def _states_fit(problem: Problem, devices: int, tensor: int, pipeline: int, expert: int = 1) -> bool:
     """Return whether a device has room for its share of parameters, gradients and states, these shared as ZeRO-1."""
     training = problem.training
     shared = training.optimizer_bytes * tensor * pipeline / devices
     kept = training.parameter_bytes + training.gradient_bytes + shared
     room = STATES_SHARE * problem.usable(problem.cluster.accelerator)
-    return problem.graph.num_parameters * kept / (tensor * pipeline) <= room
+    of_experts = _expert_parameters(problem)
+    parameters = problem.graph.num_parameters - of_experts + of_experts / expert
+    return parameters * kept / (tensor * pipeline) <= room
+
+
+def _expert_parameters(problem: Problem) -> int:
+    """Return how many parameters are those of experts."""
+    return sum(
+        prod(parameter.shape) * block.repeat
+        for block in problem.graph.blocks
+        for parameter in block.parameters
+        if EXPERTS in parameter.dims
+    )
 
 
 def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int, ...]:
@@ -221,6 +245,20 @@ def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int,
     fitting = [each for each in degrees if _states_fit(problem, devices, tensor, each)]
     even = [each for each in fitting if layers % each == 0]
     return tuple((even or fitting)[:2] or degrees[-1:])
+
+
+def _usual_pipelines(problem: Problem, devices: int) -> tuple[int, ...]:
+    """Return the degrees of pipelines on so many devices that cut layers evenly; all where none does."""
+    layers = num_layers(problem.graph)
+    degrees = [degree for degree in divisors(devices) if 1 < degree <= min(layers, MOST_PIPELINE)]
+    return tuple([degree for degree in degrees if layers % degree == 0] or degrees)
+
+
+def _interleavings(problem: Problem, pipeline: int) -> tuple[int, ...]:
+    """Return the fewest and the most chunks a rank, of more than one, into which its layers divide; 2 where uneven."""
+    whole, rest = divmod(num_layers(problem.graph), pipeline)
+    chunks = [2] if rest else [degree for degree in divisors(whole) if degree > 1]
+    return tuple(dict.fromkeys((*chunks[:1], *chunks[-1:])))
 
 
 def _fewest_chunks(problem: Problem, pipeline: int) -> int:

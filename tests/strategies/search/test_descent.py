@@ -1,6 +1,7 @@
 """A descent goes from a known plan to faster ones near it, and stays among the plans that a search may choose."""
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from strategies.layout import Layout
 from strategies.plan import Plan
 from strategies.plan_layout import layout_of
 from strategies.search import Space, layouts
+from strategies.search.best_first import Run
 from strategies.search.choices import family_of
 from strategies.search.descent import descend, known_layouts
 from strategies.search.space import choices_of, groups_near, neighbours
@@ -49,6 +51,27 @@ def test_a_descent_ends_at_a_plan_of_the_space_that_fits_and_is_never_slower_tha
         assert layout is not None
         assert costs.evaluate(complete(small, layout)).step_time == best
         assert layout == start or choices_of(small, space).contains(layout)
+
+
+@pytest.mark.parametrize("soon", [0, 4096])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
+    soon: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    monkeypatch.setattr("strategies.search.descent.SOON", soon)
+    run = Run(small, costs)
+    answer = None
+    proposals = run.begin(space)
+    with suppress(StopIteration):
+        while True:
+            proposal = proposals.send(answer)  # type: ignore[arg-type]
+            answer = costs.evaluate(proposal) if isinstance(proposal, Plan) else None
+    known = [costs.evaluate(complete(small, layout)) for layout in known_layouts(small, space)]
+    assert run.best <= min(evaluation.step_time for evaluation in known if evaluation.fits)
+    assert run.layout is not None
+    assert costs.evaluate(complete(small, run.layout)).step_time == run.best
 
 
 def test_near_a_plan_are_its_group_its_family_and_families_one_decision_away() -> None:

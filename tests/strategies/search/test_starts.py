@@ -57,6 +57,16 @@ def test_a_dense_model_on_one_node() -> None:
     assert not any("HSDP" in name for name in found)  # a node is all devices
 
 
+def test_experts_are_laid_out_beside_short_pipelines_whose_states_fit() -> None:
+    # Mixtral 8x7B: 46.7e9 parameters, 45.1e9 of them experts'. With TP 2, PP 2 and EP 4 a rank of 16 has
+    # (1.6 + 45.1 / 4) / 4 = 3.2e9 of them; parameters and gradients in 2 + 4 bytes are 19 GB, and 12 bytes of states
+    # shared by 16 devices / (2 * 2) = 4 data ranks 10 GB: under half of 78 GB
+    found = dict(engineer_layouts(problem_of("mixtral-8x7b", "dgx-h100", 2, 256, 4096)))
+    layout = found["EP 4 x TP 2 x PP 2, 16 chunks interleaved, no recompute"]
+    assert (layout.data, layout.expert, layout.chunks, layout.zero) == (4, 4, 16, 1)
+    assert not any("PP 32" in name for name in found)
+
+
 def test_nodes_share_states_inside() -> None:
     problem = problem_of("llama3-8b", "dgx-h100", 2, 32, 8192)
     found = dict(engineer_layouts(problem))
