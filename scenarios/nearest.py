@@ -6,6 +6,7 @@ from scenarios.nothing_fits import lacking_in_words
 from strategies.completion import complete
 from strategies.explanation.shortfall import shortfall
 from strategies.layout import Layout
+from strategies.layout_rules import violations
 from strategies.plan import Plan
 from strategies.plan_layout import layout_of
 from strategies.problem import Problem
@@ -39,14 +40,25 @@ def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
                 continue
             seen.add(layout)
             checked += 1
-            overlaps = plan.overlap_tensor and layout.sequence_parallel
-            candidate = complete(problem, replace(layout, overlap_tensor=overlaps))
-            if costs.fits(candidate):
+            candidate = _complete_near(problem, plan, layout)
+            if candidate is not None and costs.fits(candidate):
                 fitting.append(candidate)
             following.append(layout)
         if fitting:
             return min(fitting, key=costs.bound)
         level = following if checked < MAX_CHECKED else []
+    return None
+
+
+def _complete_near(problem: Problem, plan: Plan, layout: Layout) -> Plan | None:
+    """Return the completion of a layout near ``plan``, which overlaps tensor communication as that does if it may.
+
+    None where the layout breaks a rule.
+    """
+    for overlap in dict.fromkeys((plan.overlap_tensor, False)):
+        candidate = replace(layout, overlap_tensor=overlap)
+        if next(violations(problem, candidate), None) is None:
+            return complete(problem, candidate)
     return None
 
 

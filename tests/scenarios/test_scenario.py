@@ -211,6 +211,17 @@ def test_the_nearest_plan_that_fits_still_overlaps_tensor_communication() -> Non
     assert near == replace(plan, recompute=SomeOperators(("activation",)))  # the least that fits, one decision away
 
 
+@pytest.mark.parametrize("part", [0.95, 0.5, 0.1])
+def test_no_plan_near_one_breaks_a_rule_though_schedules_that_split_backward_overlap_nothing(part: float) -> None:
+    scenario = load("local/dp2-tp2-pp2")
+    changed = {"sequence_parallel": True, "overlap_tensor": True}
+    plan = complete(scenario.problem, replace(layout_of(scenario.problem, scenario.chosen()), **changed))
+    problem = cramped(scenario, part * simulation(scenario.problem, plan, "discrete_event", ()).peak_memory)
+    near = nearest_that_fits(problem, plan)
+    assert near is None or simulation(problem, near, "discrete_event", ()).fits
+    assert near is None or not list(violations(problem, layout_of(problem, near)))
+
+
 def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
     scenario = load("local/dp2")
     assert nearest_that_fits(cramped(scenario, 1e5), scenario.chosen()) is None
