@@ -73,7 +73,7 @@ _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("fits", "fits in memory", yes_or_no),
     ("out_of_memory", "probability of running out of memory", percent),
     ("peak_memory", "peak memory", format_size),
-    ("peak_memory_interval", "90 % of peaks like it", between(format_size)),
+    ("peak_memory_interval", "90 % of peaks", between(format_size)),
     ("memory_usable", "usable memory of a device", format_size),
     ("memory_capacity", "of the memory that is reported", format_size),
     ("bubble", "pipeline bubble", percent),
@@ -100,7 +100,8 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
     table = _table("one training step", ("", "left"), ("", "right"))
     for key, name, formatter in _RESULT:
         if key in result:
-            table.add_row(name, _cell(result[key], formatter))
+            runs = result.get(f"{key}_runs")
+            table.add_row(f"{name} of {escape(str(runs))}" if runs else name, _cell(result[key], formatter))
     for kind, seconds in _items(result.get("exposed_communication")):
         table.add_row(f"exposed {escape(str(kind))}", _cell(seconds, format_time))
     console.print(table)

@@ -83,7 +83,7 @@ def load(path: str | Path, plan: str | Path | None = None) -> Scenario:
     ScenarioError
         Where anything is wrong; it lists everything, each with file, line and column.
     """
-    if plan is not None and (foreign := _foreign(str(plan))) is not None:
+    if plan is not None and (foreign := find_target(str(plan))) is not None:
         target, file = foreign
         document, facts = target.plan(content_of(file), file)
         result = scenario_in(read(find(path)), document)
@@ -105,7 +105,7 @@ def move_to_cluster_file(scenario: Scenario, path: str | Path) -> Scenario:
     return replace(moved, assumptions=(*moved.assumptions, f"cluster.file {path} has the figures of that file"))
 
 
-def _foreign(plan: str) -> "tuple[Target, str] | None":
+def find_target(plan: str) -> "tuple[Target, str] | None":
     """Return the trainer and the file that ``TARGET:FILE`` names; None where it is a plan file of this program."""
     name, _, file = plan.partition(":")
     if not file or Path(plan).exists():

@@ -16,6 +16,7 @@ from scenarios.conformal import half_width
 from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import timed_products
 from simulator.cluster import Cluster
+from simulator.units import format_count
 from strategies.explanation.uncertainty import Uncertainty
 from strategies.framework import UNKNOWN
 from strategies.problem import Problem
@@ -51,8 +52,21 @@ def step_time_interval(step_time: float, of: Category) -> Interval:
 
 
 def peak_memory_interval(peak: float) -> Interval:
-    """Return the bytes between which 90 % of peaks lie, as the framework's allocator counts what it gave to tensors."""
+    """Return the bytes between which 90 % of peaks lie, as the framework's allocator counts what it gave to tensors.
+
+    That is so of runs like those of `describe_peak_runs`; peaks of other machines and trainers are further off.
+    """
     return around(peak, _figures()["peak_memory"]["half_width"])
+
+
+RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
+"""Machine and trainer of publishers whose peaks fit the interval of peaks."""
+
+
+def describe_peak_runs() -> str:
+    """Return how many runs, of which machine and trainer, `peak_memory_interval` is fitted to."""
+    fit = _figures()["peak_memory"]
+    return f"{format_count(fit['rows'], 'run')} {' and '.join(RUNS.get(name, f'of {name}') for name in fit['sources'])}"
 
 
 RISK = 0.05

@@ -8,6 +8,7 @@ from typing import Any
 from scenarios.prediction_interval import (
     Interval,
     category,
+    describe_peak_runs,
     peak_memory_interval,
     step_time_interval,
     uncertainty_of,
@@ -50,11 +51,11 @@ class StageMemory:
 class Simulation:
     """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
 
-    Intervals hold 90 % of measured runs (`scenarios.prediction_interval`). ``fits`` says whether every host has room,
-    and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the probability that one has
-    not. ``peak_reserved`` is what the allocator takes for the tensors of the peak, ``peak_device`` that with what the
-    framework takes before the first tensor, ``memory_capacity`` what the framework reports of a device's memory, and
-    ``memory_usable`` the largest ``peak_memory`` that fits.
+    Intervals hold 90 % of the measured runs that they are fitted to (`scenarios.prediction_interval`). ``fits`` says
+    whether every host has room, and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the
+    probability that one has not. ``peak_reserved`` is what the allocator takes for the tensors of the peak,
+    ``peak_device`` that with what the framework takes before the first tensor, ``memory_capacity`` what the framework
+    reports of a device's memory, and ``memory_usable`` the largest ``peak_memory`` that fits.
     """
 
     plan: Plan
@@ -101,6 +102,7 @@ class Simulation:
                 "exposed_communication": dict(self.exposed_communication),
                 "links": [asdict(link) for link in self.links],
                 "bottleneck": asdict(self.bottleneck) if self.bottleneck else None,
+                "peak_memory_interval_runs": describe_peak_runs(),
                 "assumptions": list(self.assumptions),
             }
         )

@@ -1,5 +1,6 @@
 """The scenario that a command is given, and its options that change machine, limits and prices."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,8 +38,21 @@ def load_scenario(
     return value if target is None else value.for_target(target)
 
 
-def describe_pricing(scenario: "Scenario") -> str:
-    """Return by whose conventions plans of a scenario are priced, and whether it says so or that is assumed."""
+def add_plan_target(scenario: "Scenario", plan: str | None) -> "Scenario":
+    """Return a scenario whose plan is for the trainer that its file names, where no target was asked for."""
+    from scenarios.loader import find_target
+
+    found = None if plan is None else find_target(plan)
+    if found is None or scenario.asked_target is not None:
+        return scenario
+    return replace(scenario, asked_target=found[0].name)
+
+
+def describe_pricing(scenario: "Scenario", *, simulated: bool = False) -> str:
+    """Return by whose conventions plans of a scenario are priced, and whether it says so or that is assumed.
+
+    Where they are not ``simulated`` yet, also how `meshwise simulate` prices them so.
+    """
     from scenarios.scenario import FRAMEWORK_OF
 
     framework, target = scenario.problem.training.framework, scenario.asked_target
@@ -46,6 +60,8 @@ def describe_pricing(scenario: "Scenario") -> str:
         return framework
     if target is None or FRAMEWORK_OF.get(target) != framework:
         return f"{framework}, which is assumed: the scenario names no framework"
+    if simulated:
+        return f"{framework}, as plans for {target} are"
     return f"{framework}, for which the plan is; meshwise simulate --for {target} prices it so too"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import load_scenario
+from scenarios.commands.loading import add_plan_target, describe_pricing, load_scenario, pricing_document
 from scenarios.commands.output import (
     ClusterFile,
     Json,
@@ -94,11 +94,11 @@ def simulate(
     )
     for path, endings in outputs:
         check_output(path, endings)
-    value = load_scenario(scenario, plan, cluster, target, brave=brave)
+    value = add_plan_target(load_scenario(scenario, plan, cluster, target, brave=brave), plan)
     if goodput is not None and value.run is None:
         raise ValueError(f"{value.file}: run: a picture of goodput needs a run, met none")
     result = value.simulate(engine=engine.value)
-    document = result.to_json()
+    document = result.to_json() | pricing_document(value)
     if not result.fits:
         _tell_what_would_fit(value, result, document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS)
@@ -148,7 +148,8 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
         changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
         emit(document | changes)
     note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
-    for line in (*changes_lines(more), *value.remarks):
+    priced = f"priced as {describe_pricing(value, simulated=True)}"
+    for line in (*changes_lines(more), priced, *value.remarks):
         note(line)
 
 
@@ -227,7 +228,8 @@ def _spans(result: Any) -> dict[str, Any]:
 def _print(value: Any, plan: str, document: dict[str, Any], *, verbose: bool) -> None:
     from reports.tables import print_result
 
-    show([("scenario", value.name), *remarks(value), ("plan", plan)])
+    pricing = describe_pricing(value, simulated=True)
+    show([("scenario", value.name), *remarks(value), ("priced as", pricing), ("plan", plan)])
     others = [line for line in document["assumptions"] if line not in value.remarks]
     print_result(console(), document | {"assumptions": others}, verbose=verbose)
     if "goodput" in document:

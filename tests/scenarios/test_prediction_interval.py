@@ -1,4 +1,6 @@
+import json
 from dataclasses import replace
+from importlib.resources import files
 from math import exp, log
 
 import pytest
@@ -8,9 +10,12 @@ from hypothesis import strategies as st
 from scenarios import load
 from scenarios.nothing_fits import nothing_fits, room_in_words
 from scenarios.prediction_interval import (
+    FIGURES,
     RISK,
+    RUNS,
     Category,
     category,
+    describe_peak_runs,
     memory_margin,
     out_of_memory_of,
     peak_memory_interval,
@@ -80,6 +85,14 @@ def test_an_allocator_that_keeps_blocks_needs_more_than_one_that_plans() -> None
     assert memory_margin(0.05, caching=True) == pytest.approx(1.0876, abs=0.002)
     assert 1.0 < memory_margin(0.05, caching=False) < 1.005
     assert memory_margin(0.01, caching=True) > memory_margin(0.05, caching=True)
+
+
+def test_the_interval_of_peaks_is_told_of_the_runs_that_it_is_fitted_to() -> None:
+    figures = json.loads(files("scenarios").joinpath(FIGURES).read_text("utf-8"))["peak_memory"]
+    assert set(figures["sources"]) <= set(RUNS)
+    told = load("local/dp2").simulate().to_json()["peak_memory_interval_runs"]
+    assert told == describe_peak_runs() and told.startswith(f"{figures['rows']} runs on ")
+    assert all(RUNS[source] in told for source in figures["sources"])
 
 
 def test_a_simulation_says_how_sure_it_is() -> None:

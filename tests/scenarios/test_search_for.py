@@ -8,6 +8,7 @@ import pytest
 
 from scenarios.command_line import run
 from scenarios.loader import load
+from scenarios.scenario import FRAMEWORK_OF
 
 SCENARIO = """
 name: small
@@ -41,7 +42,16 @@ def test_the_winner_is_exported_and_read_back(target: str, capsys: pytest.Captur
     assert run(["export", "plan.json", "--scenario", name, "--to", target, "--out", "file"]) == 0
     capsys.readouterr()
     assert run(["simulate", name, "--plan", f"{target}:file", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_time"] == found["best"]["evaluation"]["step_time"]
+    again = json.loads(capsys.readouterr().out)
+    assert again["step_time"] == found["best"]["evaluation"]["step_time"]
+    assert (again["framework"], again["target"]) == (found["framework"], found["target"])
+    told = []
+    for options in (["--plan", f"{target}:file"], ["--plan", "plan.json", "--for", target]):
+        assert run(["simulate", name, *options]) == 0
+        told.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("priced as ")])
+    framework = FRAMEWORK_OF.get(target)
+    end = f"{framework}, as plans for {target} are" if framework else "is assumed: the scenario names no framework"
+    assert told[0] == told[1] and len(told[0]) == 1 and told[0][0].endswith(end)
 
 
 def test_the_framework_that_prices_is_named_and_limits_only_where_it_is_written(
