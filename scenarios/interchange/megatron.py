@@ -33,7 +33,7 @@ from scenarios.interchange.megatron_layers import (
     say_layers,
     split_into_modules,
 )
-from scenarios.interchange.megatron_model import MODEL_MAP
+from scenarios.interchange.megatron_model import EXPERTS, GROUPED_PRODUCTS, MODEL_MAP
 from scenarios.interchange.megatron_script import EACH, NODES, parse, write
 from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
@@ -54,8 +54,7 @@ _TORCH, _KEPT = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
 _NO_FUSION = "--no-gradient-accumulation-fusion"
 _EXPERT, _UNTIED = "--expert-model-parallel-size", "--untie-embeddings-and-output-weights"
 _GRANULARITY, _METHOD, _LAYERS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
-_MODULES, _GROUPED_PRODUCTS = "--recompute-modules", "--moe-grouped-gemm"
-_COUNT_OF_EXPERTS, _LATENT = "--num-experts", "--multi-latent-attention"
+_MODULES, _LATENT = "--recompute-modules", "--multi-latent-attention"
 _OPERATORS = {
     "mlp": ("up", "activation", "down"),
     "moe_act": ("expert_activation",),
@@ -262,7 +261,7 @@ def _say_recompute(facts: Facts) -> Values:
     if isinstance(how, SomeOperators) and (words := split_into_modules(how.names, {CORE: core} | _OPERATORS)):
         if reasons := tuple(_check_modules(facts, words)):
             raise Unsayable(*reasons)
-        return {_GRANULARITY: "selective", _MODULES: words} | ({_GROUPED_PRODUCTS: True} if "moe_act" in words else {})
+        return {_GRANULARITY: "selective", _MODULES: words}
     values = say_layers(how, list_layer_modules(core))
     if not values:
         can = f"{SAYABLE_BY_ARGUMENTS}, or by stage none, selective, or norms, attention and activation ({SPEC})"
@@ -319,7 +318,7 @@ def _read_layers(stated: Stated) -> Recomputation:
     if RECOMPUTED not in stated or stated.get(SPEC) != LAYER_SPEC:
         met = shown(stated.get(SPEC)) if RECOMPUTED in stated else "none"
         raise stated.fault(SPEC, f"is {' '.join(LAYER_SPEC)}, a module that the script writes, met {met}")
-    others = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS, _COUNT_OF_EXPERTS, _LATENT)
+    others = (_GRANULARITY, _METHOD, _LAYERS, _MODULES, GROUPED_PRODUCTS, EXPERTS, _LATENT)
     if wrong := next((key for key in others if key in stated), None):
         raise stated.fault(wrong, f"goes without {SPEC}, met both")
     value = stated.get(RECOMPUTED, ())
@@ -340,8 +339,8 @@ def _read_modules(stated: Stated) -> Recompute | SomeOperators:
     modules = {CORE: _list_core_operators(str(stated.get("--attention-backend", "flash")))} | _OPERATORS
     if len(set(map(str, words))) < len(words) or not all(word in modules for word in map(str, words)):
         raise stated.fault(_MODULES, f"is some of {', '.join(modules)}, each once, met {shown(met)}")
-    if "moe_act" in words and not stated.flag(_GROUPED_PRODUCTS, False):
-        raise stated.fault(_MODULES, f"moe_act needs {_GROUPED_PRODUCTS}")
+    if "moe_act" in words and EXPERTS not in stated:
+        raise stated.fault(_MODULES, f"moe_act needs {EXPERTS}")
     if "moe_act" in words and _FP8 in stated:
         raise stated.fault(_FP8, "goes without moe_act, met both")
     if "mla_up_proj" in words and not stated.flag(_LATENT, False):
@@ -443,7 +442,7 @@ _MAP: tuple[Entry, ...] = (
         _read_zero,
     ),
     Together(
-        (_GRANULARITY, _METHOD, _LAYERS, _MODULES, _GROUPED_PRODUCTS, RECOMPUTED, SPEC),
+        (_GRANULARITY, _METHOD, _LAYERS, _MODULES, RECOMPUTED, SPEC),
         ("plan.recompute",),
         _say_recompute,
         _read_recompute,

@@ -3,10 +3,12 @@
 References
 ----------
 megatron-core 0.16.1, ``megatron/core/transformer/transformer_config.py`` (``TransformerConfig``,
-``MLATransformerConfig``); Megatron-LM at commit 000c4ac, ``megatron/training/arguments.py``.
+``MLATransformerConfig``), ``.../transformer/moe/moe_layer.py`` (token dispatchers), ``.../transformer/moe/experts.py``
+(``TEGroupedMLP``: the products of experts); Megatron-LM at commit 000c4ac, ``megatron/training/arguments.py``.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from scenarios.errors import shown
@@ -21,8 +23,10 @@ _BIAS, _QKV = "--disable-bias-linear", "--add-qkv-bias"
 _ATTENTION_DROPOUT, _HIDDEN_DROPOUT = "--attention-dropout", "--hidden-dropout"
 _DROPOUT = 0.1
 """The probability that Megatron-LM takes where none is stated."""
-_COUNT, _TOP, _WIDTH, _SHARED, _FREQUENCY, _SCORE = (
-    "--num-experts",
+EXPERTS, GROUPED_PRODUCTS = "--num-experts", "--moe-grouped-gemm"
+_DISPATCHER, _PAIRWISE = "--moe-token-dispatcher-type", "alltoall"
+"""How tokens reach experts: each to the ranks of its own, as plans are priced; ``allgather`` where none is stated."""
+_TOP, _WIDTH, _SHARED, _FREQUENCY, _SCORE = (
     "--moe-router-topk",
     "--moe-ffn-hidden-size",
     "--moe-shared-expert-intermediate-size",
@@ -78,23 +82,33 @@ def _read_dropout(stated: Stated) -> Facts:
     return {"model.dropout": both[0] > 0}
 
 
+def _check_experts(experts: Experts, biases: str) -> Iterator[Reason]:
+    """Yield why a mixture has no words."""
+    if experts.capacity_factor != 1:
+        met = plainly(experts.capacity_factor)
+        yield Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", met)
+    if biases == "all":
+        yield Reason("model.biases", f"none or qkv with experts ({GROUPED_PRODUCTS})", biases)
+
+
 def _say_experts(facts: Facts) -> Values:
     experts: Experts | None = facts["model.experts"]
     if experts is None:
         return {}
-    if experts.capacity_factor != 1:
-        met = plainly(experts.capacity_factor)
-        raise Unsayable(Reason("model.experts", "experts that drop no tokens (capacity_factor 1)", met))
+    if reasons := tuple(_check_experts(experts, facts["model.biases"])):
+        raise Unsayable(*reasons)
     dense, layers = experts.dense_layers, facts["model.layers"]
-    values: Values = {_COUNT: experts.count, _TOP: experts.top_k, _WIDTH: experts.ffn}
+    values: Values = {EXPERTS: experts.count, _TOP: experts.top_k, _WIDTH: experts.ffn}
+    values |= {_DISPATCHER: _PAIRWISE, GROUPED_PRODUCTS: True}
     values |= {_SHARED: experts.shared * experts.ffn} if experts.shared else {}
     values |= {_FREQUENCY: f"([0]*{dense}+[1]*{layers - dense})"} if dense else {}
     return values | ({_SCORE: True} if experts.score_bias else {})
 
 
 def _read_experts(stated: Stated) -> Facts:
-    if _COUNT not in stated:
+    if EXPERTS not in stated:
         return {"model.experts": None}
+    _check_kernels(stated)
     width, shared = stated.count(_WIDTH), stated.count(_SHARED, 0, 0)
     if shared % width:
         raise stated.fault(_SHARED, f"is a multiple of {_WIDTH} {width}, met {shared}")
@@ -102,12 +116,25 @@ def _read_experts(stated: Stated) -> Facts:
     found = re.fullmatch(r"\(\[0\]\*([0-9]{1,9})\+\[1\]\*([0-9]{1,9})\)", str(pattern))
     if found is None or (_FREQUENCY in stated and int(found[1]) + int(found[2]) != stated.count("--num-layers")):
         raise stated.fault(_FREQUENCY, f"is dense layers, then the others, as in ([0]*1+[1]*26), met {shown(pattern)}")
-    count, top, score = stated.count(_COUNT), stated.count(_TOP, 2), stated.flag(_SCORE, False)
+    count, top, score = stated.count(EXPERTS), stated.count(_TOP, 2), stated.flag(_SCORE, False)
     try:
         experts = Experts(count, top, width, shared // width, int(found[1]), score)
     except ValueError as error:
-        raise stated.fault(_COUNT, str(error)) from None
+        raise stated.fault(EXPERTS, str(error)) from None
     return {"model.experts": experts}
+
+
+def _check_kernels(stated: Stated) -> None:
+    """Raise ``ScenarioError`` where experts run otherwise than plans are priced: all-to-all, and grouped products."""
+    met = stated.get(_DISPATCHER, "")
+    if met != _PAIRWISE:
+        value = shown(met) if met else "none: Megatron-LM then gathers all tokens (allgather)"
+        raise stated.fault(_DISPATCHER, f"is {_PAIRWISE} with {EXPERTS}, as plans are priced, met {value}")
+    if not stated.flag(GROUPED_PRODUCTS, False):
+        why = "as plans are priced, met none: Megatron-LM then multiplies expert by expert"
+        raise stated.fault(GROUPED_PRODUCTS, f"is needed with {EXPERTS}, {why}")
+    if not stated.flag(_BIAS, False):
+        raise stated.fault(_BIAS, f"is needed with {EXPERTS}, whose products have no biases, met none")
 
 
 def _say_latent(facts: Facts) -> Values:
@@ -152,7 +179,12 @@ MODEL_MAP: tuple[Entry, ...] = (
     _flag("--qk-layernorm", "model.qk_norm"),
     Together((_BIAS, _QKV), ("model.biases",), _say_biases, _read_biases),
     Together((_ATTENTION_DROPOUT, _HIDDEN_DROPOUT), ("model.dropout",), _say_dropout, _read_dropout),
-    Together((_COUNT, _TOP, _WIDTH, _SHARED, _FREQUENCY, _SCORE), ("model.experts",), _say_experts, _read_experts),
+    Together(
+        (EXPERTS, _TOP, _WIDTH, _DISPATCHER, GROUPED_PRODUCTS, _SHARED, _FREQUENCY, _SCORE),
+        ("model.experts",),
+        _say_experts,
+        _read_experts,
+    ),
     Together(
         (_CHANNELS, _LATENT, _KV_RANK, _Q_RANK, _NOPE, _ROPE, _VALUE),
         ("model.latent", "model.kv_channels"),
@@ -162,4 +194,6 @@ MODEL_MAP: tuple[Entry, ...] = (
 )
 """The model, argument by argument; sliding windows and parallel residuals are not in it. ``--attention-backend flash``
 sets ``NVTE_FLASH_ATTN`` (``megatron/core/models/common/language_module/language_module.py``): the version of
-FlashAttention is that which is installed, the second or the best of the device."""
+FlashAttention is that which is installed, the second or the best of the device. ``TEGroupedMLP`` refuses biases beside
+the fusion of bias and dropout, which is on where nothing is stated; grouped products need Ampere or later
+(`validate_args`)."""

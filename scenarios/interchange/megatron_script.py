@@ -1,6 +1,7 @@
 """The bash script that hands arguments to Megatron-LM's ``pretrain_gpt.py``: written, and read line by line."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from scenarios.interchange.entry import Values
@@ -8,6 +9,7 @@ from scenarios.interchange.facts import Request
 from scenarios.interchange.lines import Pair, argument, document
 from scenarios.interchange.megatron_layers import RECOMPUTED, parse_literal, strip_layers, write_layers
 from scenarios.reader import Document
+from simulator.models.transformer import Transformer
 
 NODES, EACH = "NNODES", "NPROC_PER_NODE"
 """Variables of the script: hosts, and ranks on each."""
@@ -22,7 +24,7 @@ _HEAD = """#!/bin/bash
 # {title}
 # For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
 #   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
-{nodes}={hosts}
+{remarks}{nodes}={hosts}
 {each}={ranks}
 {environment}{layers}ARGUMENTS=(
 """
@@ -30,6 +32,12 @@ _FOOT = """)
 torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NODE_RANK:-0}" \\
     --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\
     pretrain_gpt.py "${ARGUMENTS[@]}" "$@"
+"""
+_UNCLIPPED = """# --clip-grad 0.0 clips nothing: the scenario has gradient_clipping false, or says nothing of it.
+#   Megatron-LM's own default is 1.0.
+"""
+_ROUTING = """# Routing is priced with {load}. What balances it is yours to state:
+#   --moe-aux-loss-coeff, 0.0 where nothing is stated.
 """
 _ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
 
@@ -46,6 +54,7 @@ def write(values: Values, request: Request, called: str) -> str:
     head = _HEAD.format(
         title=request.title,
         called=called,
+        remarks="".join(_remarks(values, request)),
         nodes=NODES,
         each=EACH,
         hosts=hosts,
@@ -55,6 +64,16 @@ def write(values: Values, request: Request, called: str) -> str:
     )
     arguments = (_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
     return head + "".join(f"    {argument}\n" for argument in arguments) + _FOOT
+
+
+def _remarks(values: Values, request: Request) -> Iterator[str]:
+    """Yield comments on what a reader may take for granted: the norm of gradients, and the load of experts."""
+    if values.get("--clip-grad") == 0:
+        yield _UNCLIPPED
+    if isinstance(request.spec, Transformer) and (experts := request.spec.experts):
+        balanced = experts.imbalance == 1
+        load = "balanced experts" if balanced else f"an expert of {experts.imbalance:g} times the mean load"
+        yield _ROUTING.format(load=load)
 
 
 def _argument(key: str, value: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from small_requests import TRAINING, request
+from small_requests import MODELS, TRAINING, request
 
 from executor.export.request import CannotSay
 from scenarios.errors import ScenarioError
@@ -23,6 +23,8 @@ BY, FSDP, PC = "parallelism.", "fsdp_config.fsdp_", "parallelism_config.parallel
 TITAN_SCHEDULE = f"{BY}pipeline_parallel_schedule"
 MODEL = "model.model_config."
 MLP: dict[str, Any] = {"recompute": SomeOperators(("up", "activation", "down"))}
+MIXED: dict[str, Any] = {"model": "mixture"}
+DISPATCHER = "--moe-token-dispatcher-type: is alltoall with --num-experts, as plans are priced, met "
 FIRST: dict[str, Any] = {"pipeline": 2, "recompute": FirstLayers(Recompute.FULL, 3)}
 ACTIVATION: dict[str, Any] = {"model": "llama", "recompute": SomeOperators(("activation",))}
 SAME, FP8 = replace(TRAINING, gradient_precision="same"), replace(TRAINING, precision="fp8")
@@ -61,7 +63,7 @@ KEPT: dict[str, Any] = {"data": 4, "zero": 3, "reshard_after_forward": False, "t
         (
             "megatron",
             {"model": "mixture", "recompute": SomeOperators(("expert_activation",))},
-            {"--recompute-modules": "moe_act", "--moe-grouped-gemm": True},
+            {"--recompute-modules": "moe_act"},
         ),
         (
             "torchtitan",
@@ -81,6 +83,11 @@ KEPT: dict[str, Any] = {"data": 4, "zero": 3, "reshard_after_forward": False, "t
             },
         ),
         ("megatron", {"model": "llama"}, {"--position-embedding-type": "rope", "--normalization": "RMSNorm"}),
+        (
+            "megatron",
+            {"model": "mixture", "data": 2},
+            {"--moe-token-dispatcher-type": "alltoall", "--moe-grouped-gemm": True},
+        ),
         ("megatron", {"model": "mixture"}, {"--moe-layer-freq": "([0]*1+[1]*7)", "--num-experts": 8}),
         ("deepspeed", {"context": 2, "attention": ULYSSES, "zero": 1}, {"sequence_parallel_size": 2}),
         ("deepspeed", SHARDED | {"offload": BOTH}, {"zero_optimization.offload_param.device": "cpu"}),
@@ -131,7 +138,17 @@ def test_precision(name: str, precision: str, present: dict[str, Any], absent: s
     [
         ("megatron", MLP, "modules mlp", "modules layernorm", "is some of core_attn, mlp, moe_act, shared_experts"),
         ("megatron", MLP, "modules mlp", "modules mlp mlp", "each once"),
-        ("megatron", MLP, "modules mlp", "modules moe_act", "moe_act needs --moe-grouped-gemm"),
+        ("megatron", MLP, "modules mlp", "modules moe_act", "moe_act needs --num-experts"),
+        (
+            "megatron",
+            MIXED,
+            "    --moe-token-dispatcher-type alltoall\n",
+            "",
+            DISPATCHER + "none: .* gathers all tokens",
+        ),
+        ("megatron", MIXED, "type alltoall", "type allgather", DISPATCHER + "'allgather'"),
+        ("megatron", MIXED, "    --moe-grouped-gemm\n", "", "--moe-grouped-gemm: is needed with --num-experts"),
+        ("megatron", MIXED, "    --disable-bias-linear\n", "", "--disable-bias-linear: is needed with --num-experts"),
         ("megatron", MLP, "modules mlp", "modules mla_up_proj", "mla_up_proj needs --multi-latent-attention"),
         (
             "megatron",
@@ -227,6 +244,33 @@ def test_fsdp2_needs_embeddings_of_their_own() -> None:
     asked = request(**KEPT)
     with pytest.raises(CannotSay, match=r"model\.tied_embeddings: false with --use-torch-fsdp2"):
         TARGETS["megatron"].to(replace(asked, spec=replace(asked.spec, tied_embeddings=True)))
+
+
+def test_products_of_experts_have_no_biases() -> None:
+    asked = request("mixture")
+    with pytest.raises(CannotSay, match=r"model\.biases: none or qkv with experts \(--moe-grouped-gemm\), met all"):
+        TARGETS["megatron"].to(replace(asked, spec=replace(asked.spec, biases="all")))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_script_remarks_on_what_it_takes_for_granted(model: str, clips: bool) -> None:
+    """Gradients that are not clipped, and the load of experts, are said in comments; comments mean nothing."""
+    asked = request(model, training=replace(TRAINING, gradient_clipping=clips))
+    text = TARGETS["megatron"].to(asked)
+    assert ("--clip-grad 0.0\n" in text) == ("# --clip-grad 0.0 clips nothing" in text) == (not clips)
+    assert ("--num-experts" in text) == ("# Routing is priced with balanced experts." in text) == (model == "mixture")
+    bare = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    assert TARGETS["megatron"].read(bare.encode()) == TARGETS["megatron"].read(text.encode())
+
+
+def test_the_load_of_experts_is_the_scenarios() -> None:
+    asked = request("mixture")
+    assert asked.spec.experts is not None
+    loaded = replace(asked.spec, experts=replace(asked.spec.experts, imbalance=1.5))
+    text = TARGETS["megatron"].to(replace(asked, spec=loaded))
+    assert "# Routing is priced with an expert of 1.5 times the mean load." in text
+    assert TARGETS["megatron"].read(text.encode()) == TARGETS["megatron"].read(TARGETS["megatron"].to(asked).encode())
 
 
 def test_fsdp2_gives_parameters_up_where_nothing_else_is_said() -> None:
