@@ -104,9 +104,10 @@ _HEAD = '''"""{title}.
 For {called} (`meshwise export --to torchtitan`). In a module of your own:
 
     def mine() -> Trainer.Config:
-        return laid_out(llama3_8b())
+        return laid_out(your_config())
 
-The model is that of the configuration which is given; its sizes: {summary}.
+`your_config` is any function that returns a Trainer.Config, and the model is the one that it names. The plan is for one
+of {summary}.
 """
 
 {imports}
