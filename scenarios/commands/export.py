@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.commands.output import Json, emit
+from scenarios.commands.output import Json, emit, note
 
 if TYPE_CHECKING:
     from executor.job import Job
@@ -76,6 +76,8 @@ def export(
         print(text, end="")
     else:
         print(f"{out} is written: {words}")
+    if out is not None and to in TRAINERS:
+        note(_memory_in_words(value, to))
 
 
 def _job(value: "Scenario", steps: int, seed: int) -> "Job":
@@ -84,6 +86,31 @@ def _job(value: "Scenario", steps: int, seed: int) -> "Job":
 
     device = CPU if value.problem.cluster.first.accelerator.computes_collectives else CUDA
     return Job(value.executable_spec(), value.problem.training, value.chosen(), steps, seed, device=device)
+
+
+def _memory_in_words(value: "Scenario", trainer: str) -> str:
+    """Return whether a scenario's plan fits in a trainer that can say it, by whose conventions, and the risk.
+
+    The figures are those of `scenarios.launches.launches`, which judges every trainer and takes longer to import.
+    """
+    from scenarios.scenario import FRAMEWORK_OF
+
+    if value.framework is None and trainer not in FRAMEWORK_OF:
+        from scenarios.launches import Launch
+
+        return Launch(trainer).describe()
+    from scenarios.prediction_interval import out_of_memory_of
+    from simulator.units import format_size
+    from strategies.cost_model import SimulatedCost
+    from strategies.explanation.uncertainty import risk_in_words
+
+    problem, plan = value.priced_for(trainer), value.chosen()
+    costs = SimulatedCost(problem)
+    peak = costs.peak_memory(plan)
+    verb = "fits" if costs.fits(plan) else "does not fit"
+    conventions = "its conventions" if value.framework is None else f"the conventions of {value.framework}"
+    risk = risk_in_words(out_of_memory_of(problem, peak))
+    return f"the plan {verb} in {trainer}: {format_size(peak)} by {conventions}, {risk}"
 
 
 def _ranks_a_host(value: "Scenario") -> int:

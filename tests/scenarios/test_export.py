@@ -9,6 +9,11 @@ import yaml
 
 from scenarios import load
 from scenarios.command_line import run
+from scenarios.launches import launches
+from simulator.units import format_size
+from strategies.completion import complete
+from strategies.explanation.uncertainty import risk_in_words
+from strategies.layout import Layout
 
 
 def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:
@@ -42,6 +47,51 @@ def test_plan_file_needs_its_scenario(tmp_path: Path, capsys) -> None:
     assert run(["export", str(plan), "--scenario", "local/dp2-tp2", *options]) == 0
     *_, job = yaml.safe_load_all(capsys.readouterr().out)
     assert job["spec"]["completions"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [
+        ("pipeline-zbv", "torchtitan"),
+        ("llama3-405b-16384-1f1b", "megatron"),
+        ("zero-1-optimizer", "deepspeed"),
+        ("data-parallel-buckets", "accelerate"),
+    ],
+)
+def test_a_file_that_is_written_is_told_with_the_memory_it_needs(
+    name: str, trainer: str, tmp_path: Path, capsys
+) -> None:
+    file = tmp_path / "file"
+    assert run(["export", name, "--to", trainer, "--out", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{file} is written: ") and printed.out.count("\n") == 1
+    scenario = load(name)
+    launch = next(each for each in launches(scenario, scenario.chosen()) if each.trainer == trainer)
+    if launch.peak_memory is None or launch.out_of_memory is None:
+        assert printed.err == f"{launch.describe()}\n"
+        return
+    start = (
+        f"the plan {'fits' if launch.fits else 'does not fit'} in {trainer}: {format_size(launch.peak_memory)} by its"
+    )
+    assert printed.err == f"{start} conventions, {risk_in_words(launch.out_of_memory)}\n"
+
+
+def test_conventions_that_the_scenario_names_judge_its_plan(tmp_path: Path, capsys) -> None:
+    scenario = load("llama3-8b-8-h100")
+    named, plan, file = tmp_path / "named.yaml", tmp_path / "plan.json", tmp_path / "file"
+    named.write_text(
+        re.sub(r"(?m)^training:\n", "training:\n  framework: megatron\n", Path(scenario.file).read_text(), count=1)
+    )
+    # Megatron-LM keeps no parameters after forward but by torch's FSDP2, torchtitan does: 83.8 GiB of 80
+    layout = Layout(data=8, zero=3, reshard_after_forward=False)
+    plan.write_text(json.dumps(complete(scenario.problem, layout).to_json()))
+    for of, words in (
+        (named, "by the conventions of megatron, "),
+        (Path(scenario.file), "does not fit in torchtitan: "),
+    ):
+        assert run(["export", str(plan), "--scenario", str(of), "--to", "torchtitan", "--out", str(file)]) == 0
+        error = capsys.readouterr().err
+        assert words in error and "out of memory with probability " in error
 
 
 @pytest.mark.parametrize(
