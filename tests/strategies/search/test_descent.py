@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -69,9 +70,8 @@ def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
             proposal = proposals.send(answer)  # type: ignore[arg-type]
             answer = costs.evaluate(proposal) if isinstance(proposal, Plan) else None
     known = [costs.evaluate(complete(small, layout)) for layout in known_layouts(small, space)]
-    assert run.best <= min(evaluation.step_time for evaluation in known if evaluation.fits)
-    assert run.layout is not None
-    assert costs.evaluate(complete(small, run.layout)).step_time == run.best
+    assert run.best <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
+    assert run.layout is None or costs.evaluate(complete(small, run.layout)).step_time == run.best
 
 
 def test_near_a_plan_are_its_group_its_family_and_families_one_decision_away() -> None:
