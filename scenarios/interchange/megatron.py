@@ -404,6 +404,9 @@ def _combinations(facts: Facts) -> Iterator[Reason]:
     expert, context = facts["plan.expert"], facts["plan.context"]
     if expert > 1 and context > 1:
         yield Reason("plan.expert", "1 with context ranks, which it makes expert ranks first", f"context {context}")
+    if facts["model.experts"] is not None and facts["plan.tensor"] > 1 and not facts["plan.sequence_parallel"]:
+        # `MoELayer.forward` of ``megatron/core/transformer/moe/moe_layer.py`` raises in training
+        yield Reason("plan.sequence_parallel", "true with experts and tensor ranks", "false")
     if expert > 1 and facts["training.precision"] == "fp16":
         yield Reason("training.precision", "not fp16 with expert parallelism", "fp16")
     if facts["plan.zero"] > 1 and facts["plan.chunks"] > 1:

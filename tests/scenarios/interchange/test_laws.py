@@ -167,7 +167,8 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
     for model, precision in product(("gpt", "llama"), ("bf16", "fp8", "fp32")):
         yield "torchtitan", {"model": model, "data": 4, "training": replace(TRAINING, precision=precision)}
     yield "megatron", {"data": 4, "zero": 1, "zero_shards": 2, "offload": PART}
-    yield "megatron", {"model": "mixture", "data": 4, "expert": 2, "tensor": 2, "overlap_gradients": False}
+    mixture = {"model": "mixture", "data": 4, "expert": 2, "tensor": 2, "sequence_parallel": True}
+    yield "megatron", mixture | {"overlap_gradients": False}
     yield "megatron", {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True}
     for reshard in (True, False):
         sharded = {"data": 4, "zero": 3, "reshard_after_forward": reshard, "recompute": Recompute.FULL}

@@ -224,6 +224,7 @@ def test_a_policy_that_is_read_is_one_that_is_written(
             KEPT | {"training": replace(SAME, precision="fp16")},
             "training.precision: bf16, fp8 or fp32 with --use-torch-fsdp2",
         ),
+        ("megatron", {"model": "mixture", "tensor": 2}, "plan.sequence_parallel: true with experts and tensor ranks"),
         ("torchtitan", ACTIVATION | {"model": "gpt"}, "plan.recompute: the activation of swiglu alone"),
         (
             "torchtitan",
