@@ -12,7 +12,7 @@ References
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 from math import inf
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from strategies.floor import least_step_time
 from strategies.layout import Layout
 from strategies.problem import Problem
 from strategies.search.choices import offloadings
-from strategies.search.descent import best_known, descend, first_known, is_simulated_soon, shortest_known
+from strategies.search.descent import best_known, descend, first_known, is_simulated_soon, known_by_path, shortest_known
 from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
 from strategies.search.members import GroupMembers, memory_depends_on_timing
 from strategies.search.space import Space, choices_of
@@ -151,12 +151,18 @@ class Run:
         self.fits = self.best < inf
         if self.fits:
             yield Proof(least_step_time(problem))
-        start = shortest_known(problem, space, costs, self.best)
-        if start is not None and not is_simulated_soon(problem, start):  # what is down from it may make that needless
-            self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout, start)
-            self.best, self.layout = yield from best_known(problem, space, costs, self.best, self.layout)
+        known = known_by_path(problem, space, costs)
+        shortest = shortest_known(known, self.best)
+        if shortest is None:
+            if self.layout is not None:
+                self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
             return None
-        self.best, self.layout = yield from best_known(problem, space, costs, self.best, self.layout)
+        left, start = chain([shortest], known), shortest[1]
+        if not is_simulated_soon(problem, start):  # what is down from it may make its simulation needless
+            self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout, start)
+            self.best, self.layout = yield from best_known(problem, left, self.best, self.layout)
+            return None
+        self.best, self.layout = yield from best_known(problem, left, self.best, self.layout)
         if self.layout is not None:
             self.best, self.layout = yield from descend(problem, space, costs, self.best, self.layout)
         return None

@@ -68,33 +68,43 @@ def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
     return inf, None
 
 
-def best_known(problem: Problem, space: Space, costs: CostModel, best: float, layout: Layout | None) -> Known:
-    """Yield the known plans that fit and may be faster than ``best`` seconds, which ``layout`` takes."""
-    for path, known in _known_by_path(problem, space, costs, best):
-        if path >= best:
+Rising = Iterator[tuple[float, Layout | None]]
+"""Bounds in seconds by rising value: no known plan that is left is faster; with a layout, it is its longest path."""
+
+
+def best_known(problem: Problem, known: Rising, best: float, layout: Layout | None) -> Known:
+    """Yield the known plans that may be faster than ``best`` seconds, which ``layout`` takes."""
+    for bound, candidate in known:
+        if bound >= best:
             break
-        if (step_time := (yield complete(problem, known)).step_time) < best:
-            best, layout = step_time, known
+        if candidate is not None and (step_time := (yield complete(problem, candidate)).step_time) < best:
+            best, layout = step_time, candidate
     return best, layout
 
 
-def shortest_known(problem: Problem, space: Space, costs: CostModel, limit: float) -> Layout | None:
-    """Return the known plan that fits with the least longest path, if that is below ``limit`` seconds."""
-    return next((known for _, known in _known_by_path(problem, space, costs, limit)), None)
+def shortest_known(known: Rising, limit: float) -> tuple[float, Layout] | None:
+    """Return the least longest path of a known plan, if it is below ``limit`` seconds, and the layout."""
+    for bound, candidate in known:
+        if bound >= limit:
+            break
+        if candidate is not None:
+            return bound, candidate
+    return None
 
 
-def _known_by_path(problem: Problem, space: Space, costs: CostModel, limit: float) -> Iterator[tuple[float, Layout]]:
-    """Yield the known plans that fit and their longest paths, in seconds, by rising path while it is below a limit.
+def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
+    """Yield the known plans that fit with their longest paths by rising path, and between them how far bounds are.
 
     The plan with the least bound is looked at closer, one level at a time: what its devices compute, a path through its
-    step, whether it fits, its longest path.
+    step, whether it fits, its longest path. Nothing is worked out beyond the bound at which a caller stops.
     """
     waiting: list[tuple[float, int, int, Layout]] = []
     for number, known in enumerate(known_layouts(problem, space)):
         floor = costs.floor(family_of(known)) if isinstance(known.microbatch, int) else 0.0
         heappush(waiting, (floor, _FLOOR, number, known))
-    while waiting and waiting[0][0] < limit:
+    while waiting:
         bound, level, number, known = heappop(waiting)
+        yield bound, None
         plan = complete(problem, known)
         if level == _FLOOR:
             heappush(waiting, (max(bound, costs.bound(plan)), _BOUND, number, known))

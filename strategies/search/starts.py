@@ -263,8 +263,7 @@ def _interleavings(problem: Problem, pipeline: int) -> tuple[int, ...]:
 
 def _fewest_chunks(problem: Problem, pipeline: int) -> int:
     """Return the fewest chunks a rank, of more than one, into which its layers divide; 2 where they do in none."""
-    whole, rest = divmod(num_layers(problem.graph), pipeline)
-    return next((each for each in divisors(whole) if each > 1), 2) if not rest else 2
+    return next(iter(_interleavings(problem, pipeline)), 2)
 
 
 def _with_stages(problem: Problem, layout: Layout) -> Layout:

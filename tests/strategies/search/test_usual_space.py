@@ -13,7 +13,7 @@ from strategies.partition import partition
 from strategies.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
 from strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
 from strategies.search.choices import offloadings
-from strategies.search.descent import best_known, known_layouts
+from strategies.search.descent import best_known, known_by_path, known_layouts
 from strategies.search.scope import scope_of
 from strategies.search.space import CORE, count, within
 from strategies.search.starts import engineer_layouts
@@ -112,7 +112,7 @@ def test_known_plans_keep_the_limits_and_are_legal() -> None:
     assert {layout.zero for layout in known_layouts(SMALL, Space(zero=(1,)))} == {1}
     costs = SimulatedCost(SMALL)
     plans = []
-    proposals = best_known(SMALL, Space(), costs, inf, None)
+    proposals = best_known(SMALL, known_by_path(SMALL, Space(), costs), inf, None)
     answer = None
     try:
         while True:
