@@ -76,27 +76,20 @@ class _Explanation:
         self.uncertainty: Uncertainty = uncertainty_of(self.problem, value.assumptions)
 
     def sections(self, plan: Plan | None) -> Iterator[Section]:
+        given = None
         if plan is not None:
             self._check_fits(plan)
-        self.tell("looking at plans of the space")
-        self.ranking = self._ranked(*([] if plan is None else [plan]))
-        self.tell("the fastest plan")
-        best = self.ranking.fastest(fits)
-        trial = (best or self._own_in_words()) if plan is None else self._evaluated(plan)
+            given = self._evaluated(plan)
+            yield "plan", self._told(given)  # what needs no other plan comes first, however long those take
+            yield from self._alone(given)
+        best = self._best(plan)
+        trial = given or best or self._own_in_words()
         if trial is None:
             trial = best = self._searched()
         layout = self._layout(trial)
-        among = asdict(self.ranking.among)
-        document = {
-            "document": trial.plan.to_json(),
-            "among": among,
-            "most_out_of_memory": risk_limit(self.problem),
-        }
-        yield "plan", self._trial(trial) | document
-        path = critical_path(lower(self.problem, trial.plan))
-        stages = list(trial.plan.stages_at(path.position))
-        yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
-        yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
+        yield "plan", self._told(trial) | {"among": asdict(self.ranking.among)}
+        if given is None:
+            yield from self._alone(trial)
         if best is not None and trial.plan != best.plan:
             yield "best", self._compared(trial, best)
         if self.question.asked:
@@ -108,6 +101,25 @@ class _Explanation:
             yield "replan", self._replan(trial, layout)
         if self.question.whole:
             yield from self._whole(trial, layout, best)
+
+    def _told(self, trial: Trial) -> dict[str, Any]:
+        """Return what is said of the plan itself."""
+        document = {"document": trial.plan.to_json(), "most_out_of_memory": risk_limit(self.problem)}
+        return self._trial(trial) | document
+
+    def _alone(self, trial: Trial) -> Iterator[Section]:
+        """Yield what a step of the plan consists of, for which no other plan is looked at."""
+        path = critical_path(lower(self.problem, trial.plan))
+        stages = list(trial.plan.stages_at(path.position))
+        yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
+        yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
+
+    def _best(self, plan: Plan | None) -> Trial | None:
+        """Return the fastest plan that fits of those ranked: known ones, ``plan``, and those near them."""
+        self.tell("looking at plans of the space")
+        self.ranking = self._ranked(*([] if plan is None else [plan]))
+        self.tell("the fastest plan")
+        return self.ranking.fastest(fits)
 
     def _whole(self, trial: Trial, layout: Layout, best: Trial | None) -> Iterator[Section]:
         self.tell("the scenario's own plan")
@@ -197,7 +209,7 @@ class _Explanation:
     def _trial(self, trial: Trial) -> dict[str, Any]:
         limit = risk_limit(self.problem)
         most = 1.0 if limit is None else limit
-        at, found = trial.evaluation, prospect(self.ranking, trial, self.uncertainty, QUANTILE, most)
+        at, found = trial.evaluation, prospect(self.problem, trial, self.uncertainty, QUANTILE, most)
         low = self.uncertainty.step_time_quantile(at.step_time, 1 - QUANTILE)
         high = self.uncertainty.step_time_quantile(at.step_time, QUANTILE)
         return {

@@ -100,7 +100,17 @@ class SimulatedCost:
         peak = self.peak_memory(plan)
         if not self.fits(plan):
             return Evaluation(inf, peak, False)
-        return Evaluation(step_time(lower(self.problem, plan, costs=self.costs), self.engine), peak, True)
+        return Evaluation(self.step_time(plan), peak, True)
+
+    def step_time(self, plan: Plan) -> float:
+        """Return the seconds of a step, whatever memory it needs."""
+        if self.engine == "discrete_event" and self._needs.needs_simulation(plan):
+            return self._needs.simulated(plan).step_time
+        return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
+
+    def measures_memory_soon(self, plan: Plan) -> bool:
+        """Return whether memory is worked out from the order of passes alone, without a simulation."""
+        return not self._needs.needs_simulation(plan)
 
     def bound(self, plan: Plan) -> float:
         """Return the length in seconds of a path through the step: a lower bound."""

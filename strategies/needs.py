@@ -1,11 +1,12 @@
 """The memory that plans need on every pipeline position, and whether the devices and hosts there have it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine import simulate
 from simulator.program import IntArray
-from simulator.timeline import Timeline
 from strategies.local_batches import data_ranks
 from strategies.lowering import StageCosts, lower
 from strategies.lowering.buffers import Boundary, flat_gradients
@@ -24,6 +25,15 @@ from strategies.recomputation import OfLayer
 from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedNeed:
+    """What a simulation tells of a plan: the bytes of the fullest device, whether all fits, the seconds of a step."""
+
+    peak: int
+    fits: bool
+    step_time: float
+
+
 class Needs:
     """Memory of the plans of one problem, each part computed once for all plans that share it."""
 
@@ -33,20 +43,19 @@ class Needs:
         self._resident: dict[tuple[object, ...], IntArray] = {}
         self._activations: dict[tuple[object, ...], IntArray] = {}
         self._capacities: dict[tuple[object, ...], NDArray[np.float64]] = {}
+        self._simulated: dict[Plan, SimulatedNeed] = {}
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them."""
-        if self._by_simulation(plan):
-            return int(max(profile.peak for profile in self._simulated(plan).memory))
+        if self.needs_simulation(plan):
+            return self.simulated(plan).peak
         seen = (plan.even(size) for size in plan.sizes)
         return max(int((self.held(each) + self._peaks(each)).max()) for each in seen)
 
     def fit(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
-        if self._by_simulation(plan):
-            timeline = self._simulated(plan)
-            profiles = (*timeline.memory, *timeline.host_memory)
-            return all(profile.peak <= profile.capacity for profile in profiles)
+        if self.needs_simulation(plan):
+            return self.simulated(plan).fits
         on_devices = all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
         return on_devices and self._hosts_fit(plan)
 
@@ -61,7 +70,7 @@ class Needs:
         held = self.held(plan)
         return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
 
-    def _by_simulation(self, plan: Plan) -> bool:
+    def needs_simulation(self, plan: Plan) -> bool:
         """Return whether what a device holds is not worked out from the order of its passes alone."""
         copies = self._flattens and any(plan.offload.optimizer)  # how long they are held hangs on the host's step
         server = (
@@ -70,8 +79,15 @@ class Needs:
         on_device = plan.offload.step is StepPlace.DEVICE
         return plan.offload.in_passes or on_device or copies or server or _interleaves(plan)
 
-    def _simulated(self, plan: Plan) -> Timeline:
-        return simulate(lower(self.costs.problem, plan, costs=self.costs))
+    def simulated(self, plan: Plan) -> SimulatedNeed:
+        """Return what the simulation of a plan tells, which is run once."""
+        if plan not in self._simulated:
+            timeline = simulate(lower(self.costs.problem, plan, costs=self.costs))
+            profiles = (*timeline.memory, *timeline.host_memory)
+            peak = int(max(profile.peak for profile in timeline.memory))
+            fits = all(profile.peak <= profile.capacity for profile in profiles)
+            self._simulated[plan] = SimulatedNeed(peak, fits, timeline.step_time)
+        return self._simulated[plan]
 
     def held(self, plan: Plan) -> IntArray:
         """Return the bytes that stay for the whole step, by pipeline position."""

@@ -17,13 +17,11 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from simulator.cluster import Cluster
-from simulator.engine import step_time
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.machine_part import with_memory
 from strategies.layout import Layout
-from strategies.lowering import lower
 from strategies.plan import Plan
 from strategies.problem import Problem
 from strategies.search.choices import family_of
@@ -53,13 +51,51 @@ _ROUNDING = 1 - 1e-6
 _INHERITED, _CLOSED_FORM, _LONGEST_PATH, _SIMULATED = range(4)
 
 
-@dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout, the bytes of its fullest device, and whether it fits."""
+    """A layout, the bytes of its fullest device, and whether it fits: both worked out when they are first asked for.
 
-    layout: Layout
-    peak: float
-    fits: bool
+    Parameters
+    ----------
+    soon
+        Whether its memory is worked out without a simulation.
+    """
+
+    __slots__ = ("_costs", "_memory", "layout", "soon")
+
+    def __init__(self, layout: Layout, costs: SimulatedCost) -> None:
+        self.layout, self._costs = layout, costs
+        self._memory: tuple[float, bool] | None = None
+        self.soon = costs.measures_memory_soon(self.plan)
+
+    def __repr__(self) -> str:
+        """Return the plan in words."""
+        return f"Candidate({self.plan.describe()})"
+
+    @property
+    def plan(self) -> Plan:
+        """The complete plan."""
+        return complete(self._costs.problem, self.layout)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its memory has been worked out."""
+        return self._memory is not None
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest device."""
+        return self._measured()[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device and host has its memory."""
+        return self._measured()[1]
+
+    def _measured(self) -> tuple[float, bool]:
+        if self._memory is None:
+            plan = self.plan
+            self._memory = self._costs.peak_memory(plan), self._costs.fits(plan)
+        return self._memory
 
 
 Allowed = Callable[[Candidate], bool]
@@ -117,8 +153,7 @@ class Ranking:
         """Add candidates."""
         for layout in layouts:
             self.look()
-            plan = complete(self.problem, layout)
-            self.candidates.append(Candidate(layout, self.costs.peak_memory(plan), self.costs.fits(plan)))
+            self.candidates.append(Candidate(layout, self.costs))
             self.bounds.append(0.0)
             self._paths.append(0.0)
             self._levels.append(_INHERITED)
@@ -131,13 +166,20 @@ class Ranking:
         return map(self._trial, self._order(allowed, below))
 
     def _order(self, allowed: Allowed, below: float = inf) -> Iterator[int]:
-        queue = [(bound, index) for index, bound in enumerate(self.bounds) if allowed(self.candidates[index])]
+        """Yield candidates by rising step time; of those whose memory takes a simulation, it is asked for last."""
+        first = (index for index, each in enumerate(self.candidates) if not each.soon or allowed(each))
+        queue = [(self.bounds[index], index) for index in first]
         heapify(queue)
         while queue and queue[0][0] < below:
             self.look()
             bound, index = heappop(queue)
             if bound < self.bounds[index]:  # another question has learnt more of it
                 heappush(queue, (self.bounds[index], index))
+            elif self._levels[index] < _LONGEST_PATH:
+                self._sharpen(index)
+                heappush(queue, (self.bounds[index], index))
+            elif not self.candidates[index].soon and not allowed(self.candidates[index]):
+                continue
             elif self._levels[index] == _SIMULATED:
                 yield index
             else:
@@ -169,7 +211,7 @@ class Ranking:
         """Return the seconds of a step, whatever memory it needs."""
         if plan not in self._times:
             self.look()
-            self._times[plan] = step_time_of(self.costs, plan)
+            self._times[plan] = self.costs.step_time(plan)
         return self._times[plan]
 
     def _sharpen(self, index: int) -> None:
@@ -308,8 +350,3 @@ def fits_with(problem: Problem, memory: Callable[[float], float]) -> Allowed:
         return lambda candidate: candidate.peak <= capacity
     costs = SimulatedCost(changed)
     return lambda candidate: costs.fits(complete(changed, candidate.layout))
-
-
-def step_time_of(costs: SimulatedCost, plan: Plan) -> float:
-    """Return the seconds of a step, whatever memory it needs."""
-    return step_time(lower(costs.problem, plan, costs=costs.costs), costs.engine)

@@ -15,6 +15,7 @@ from math import inf
 from strategies.evaluation import Trial
 from strategies.explanation.ranking import Ranking, fits
 from strategies.explanation.uncertainty import Uncertainty
+from strategies.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,10 @@ class Prospect:
     allowed: bool
 
 
-def prospect(ranking: Ranking, trial: Trial, uncertainty: Uncertainty, quantile: float, most: float) -> Prospect:
+def prospect(problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile: float, most: float) -> Prospect:
     """Return what a plan's run may take; it is allowed where it lacks memory with probability ``most`` at most."""
     at = trial.evaluation
-    lacks = uncertainty.lacks_memory(ranking.problem.cluster, at.peak_memory)
+    lacks = uncertainty.lacks_memory(problem.cluster, at.peak_memory)
     through = uncertainty.step_time_quantile(at.step_time, quantile / (1 - lacks)) if lacks < 1 else inf
     return Prospect(trial, through, lacks, lacks <= most)
 
@@ -44,7 +45,7 @@ def prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, most:
     for trial in ranking.ascending(fits):
         if uncertainty.step_time_quantile(trial.evaluation.step_time, quantile) >= best:
             return
-        found = prospect(ranking, trial, uncertainty, quantile, most)
+        found = prospect(ranking.problem, trial, uncertainty, quantile, most)
         if found.allowed:
             best = min(best, found.quantile)
         yield found

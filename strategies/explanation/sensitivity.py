@@ -9,7 +9,7 @@ from simulator.cluster import Cluster
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.machine_part import MachinePart, with_memory
-from strategies.explanation.ranking import Ranking, fits, fits_with, step_time_of
+from strategies.explanation.ranking import Ranking, fits, fits_with
 from strategies.explanation.shadow_price import next_larger_memory
 from strategies.plan import Plan
 
@@ -81,7 +81,7 @@ class Sensitivity:
 
 def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
     """Return how the choice of a plan hangs on the speed of a part: by exact searches, and bisection between plans."""
-    own = frozenset(each.layout for each in ranking.candidates if each.fits and ranking.plan(each) == plan)
+    own = frozenset(each.layout for each in ranking.candidates if ranking.plan(each) == plan and each.fits)
 
     def outcome(factor: float) -> Outcome:
         changed = ranking.on(part.scaled(factor), factor)
@@ -128,7 +128,7 @@ class _Times:
         self.ranking.look()
         if factor not in self._costs:
             self._costs[factor] = SimulatedCost(replace(self.ranking.problem, cluster=self.scaled(factor)))
-        return step_time_of(self._costs[factor], plan)
+        return self._costs[factor].step_time(plan)
 
 
 def _edge(

@@ -16,7 +16,7 @@ from simulator.units import format_size
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Trial
 from strategies.explanation.machine_part import MachinePart
-from strategies.explanation.ranking import Allowed, Ranking, fits_with, step_time_of
+from strategies.explanation.ranking import Allowed, Ranking, fits_with
 from strategies.plan import Plan
 
 PERCENT = 0.01
@@ -55,7 +55,7 @@ def prices_of_rates(ranking: Ranking, plan: Plan, parts: tuple[MachinePart, ...]
     for part in parts:
         ranking.look()
         problem = replace(ranking.problem, cluster=part.scaled(1 + PERCENT))
-        yield ShadowPrice(part.name, part.speed, "1 %", now - step_time_of(SimulatedCost(problem), plan))
+        yield ShadowPrice(part.name, part.speed, "1 %", now - SimulatedCost(problem).step_time(plan))
 
 
 def price_of_memory(ranking: Ranking, best: Trial, more: float = GIB) -> ShadowPrice:

@@ -211,6 +211,22 @@ def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path
     assert f"before the end of: {found['not_looked_at']}" in captured.err
 
 
+def test_a_given_plan_is_told_before_any_other_is_looked_at(folder: Path, capsys, monkeypatch) -> None:
+    from scenarios import explanation
+    from strategies.search.driver import OutOfTime
+
+    def too_late(*_: object, **__: object) -> None:
+        raise OutOfTime
+
+    monkeypatch.setattr(explanation, "ranking", too_late)
+    (folder / "plan.yaml").write_text("{data: 8, tensor: 2, recompute: full}")
+    assert run(["explain", "small.yaml", "--plan", "plan.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["step_time"] == pytest.approx(sum(found["device_time"].values()))
+    assert "critical_path" in found and "among" not in found["plan"]
+    assert found["not_looked_at"] == "looking at plans of the space"
+
+
 def test_a_large_space_is_not_listed_and_no_proof_is_claimed_of_it(folder: Path, capsys, monkeypatch) -> None:
     from strategies.explanation import ranking
 

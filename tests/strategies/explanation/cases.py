@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.explanation.ranking import Ranking, ranking, step_time_of
+from strategies.explanation.ranking import Ranking, ranking
 from strategies.plan import Recompute
 from strategies.problem import Problem
 from strategies.search.space import Space, layouts
@@ -23,5 +23,5 @@ def brute_force(problem: Problem, memory: float, space: Space = SPACE) -> list[t
     """Return step time and memory of every plan that needs at most so much memory, the fastest first."""
     costs = SimulatedCost(problem)
     plans = [complete(problem, layout) for layout in layouts(problem, space)]
-    found = ((step_time_of(costs, plan), costs.peak_memory(plan)) for plan in plans)
+    found = ((costs.step_time(plan), costs.peak_memory(plan)) for plan in plans)
     return sorted(each for each in found if each[1] <= memory)

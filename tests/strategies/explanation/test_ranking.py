@@ -6,11 +6,12 @@ import pytest
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation import ranking as module
-from strategies.explanation.machine_part import machine_parts
+from strategies.explanation.machine_part import machine_parts, with_memory
 from strategies.explanation.ranking import fits, fits_with, ranking
+from strategies.recomputation import Recompute
 from strategies.search.descent import known_layouts
 from strategies.search.driver import OutOfTime
-from strategies.search.space import neighbours
+from strategies.search.space import Space, neighbours
 
 from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
 
@@ -85,3 +86,18 @@ def test_the_clock_is_asked_before_every_plan_that_is_looked_at() -> None:
     with pytest.raises(OutOfTime):
         list(ranked.ascending(lambda _: True))
     assert ranked.simulated < 20
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.2])
+def test_memory_that_a_simulation_tells_is_asked_only_of_plans_whose_path_is_below_the_best(factor: float) -> None:
+    """Where passes of two microbatches take turns, what a rank holds hangs on their times."""
+    space = Space(schedule=("dualpipev", "gpipe"), zero=(0, 1), recompute=(Recompute.NONE,))
+    cramped = replace(CRAMPED, cluster=with_memory(CRAMPED.cluster, lambda memory: memory * factor))
+    ranked, costs = ranking(cramped, space), SimulatedCost(cramped)
+    best, slow = ranked.fastest(fits), brute_force(cramped, MEMORY * factor, space)
+    assert (best and (best.evaluation.step_time, best.evaluation.peak_memory)) == (slow[0] if slow else None)
+    simulated = [each for each in ranked.candidates if not each.soon]
+    asked = [each.plan for each in simulated if each.is_measured]
+    assert len(simulated) == 14
+    assert max(costs.longest_paths(asked), default=0.0) <= (best.evaluation.step_time if best else inf)
+    assert len(asked) == {0.8: 14, 1.0: 13, 1.2: 0}[factor]

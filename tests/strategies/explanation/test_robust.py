@@ -16,7 +16,7 @@ DOUBT = Uncertainty(coverage=0.9, step_time=0.5, peak_memory=1e-9, reserved=(1.0
 @pytest.mark.parametrize("most", [0.0, 0.05, 0.6, 1.0])
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 def test_the_best_at_a_quantile_is_that_of_all_plans(quantile: float, most: float) -> None:
-    every = [prospect(RANKED, trial, DOUBT, quantile, most) for trial in RANKED.ascending(fits)]
+    every = [prospect(RANKED.problem, trial, DOUBT, quantile, most) for trial in RANKED.ascending(fits)]
     found = list(prospects(RANKED, DOUBT, quantile, most))
     best = min((each.quantile for each in every if each.allowed), default=inf)
     assert min((each.quantile for each in found if each.allowed), default=inf) == best
@@ -26,12 +26,12 @@ def test_the_best_at_a_quantile_is_that_of_all_plans(quantile: float, most: floa
 def test_a_plan_that_may_lack_memory_takes_longer_at_a_quantile_and_for_ever_beyond() -> None:
     trial = RANKED.fastest(fits)
     assert trial is not None
-    lacks = prospect(RANKED, trial, DOUBT, 0.5, 1.0).out_of_memory
+    lacks = prospect(RANKED.problem, trial, DOUBT, 0.5, 1.0).out_of_memory
     room = MEMORY / trial.evaluation.peak_memory
     assert lacks == pytest.approx(1 - (room - 1.001) / 0.009, abs=1e-6)
     assert 0.5 < lacks < 1  # the fastest plan fills 99.8 % of a device
-    assert prospect(RANKED, trial, DOUBT, 0.9 * (1 - lacks), 1.0).quantile == pytest.approx(
+    assert prospect(RANKED.problem, trial, DOUBT, 0.9 * (1 - lacks), 1.0).quantile == pytest.approx(
         DOUBT.step_time_quantile(trial.evaluation.step_time, 0.9)
     )
-    assert prospect(RANKED, trial, DOUBT, 1.01 * (1 - lacks), 1.0).quantile == inf
-    assert not prospect(RANKED, trial, DOUBT, 0.5, 0.9 * lacks).allowed
+    assert prospect(RANKED.problem, trial, DOUBT, 1.01 * (1 - lacks), 1.0).quantile == inf
+    assert not prospect(RANKED.problem, trial, DOUBT, 0.5, 0.9 * lacks).allowed
