@@ -10,6 +10,7 @@ from strategies.layout_rules import violations
 from strategies.plan import Plan
 from strategies.plan_layout import layout_of
 from strategies.problem import Problem
+from strategies.search.acceptance import Accepts
 
 MAX_CHECKED = 400
 """Plans whose memory is looked at before giving up."""
@@ -20,11 +21,11 @@ def reason(problem: Problem, plan: Plan) -> str:
     return f"the plan does not fit: {lacking_in_words(problem, shortfall(problem, plan))}"
 
 
-def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
+def nearest_that_fits(problem: Problem, plan: Plan, accepts: Accepts | None = None) -> Plan | None:
     """Return a plan that fits and differs in as few decisions as possible, the one with the lowest bound of those.
 
     Decisions are those of the search space: a field, or a factor traded between two degrees.
-    None where no plan within the first `MAX_CHECKED` fits.
+    None where no plan within the first `MAX_CHECKED` fits. Where there is one that ``accepts`` plans, among those.
     """
     from strategies.cost_model import SimulatedCost
     from strategies.search import Space, neighbours
@@ -41,13 +42,17 @@ def nearest_that_fits(problem: Problem, plan: Plan) -> Plan | None:
             seen.add(layout)
             checked += 1
             candidate = _complete_near(problem, plan, layout)
-            if candidate is not None and costs.fits(candidate):
+            if candidate is not None and costs.fits(candidate) and not _refuses(accepts, problem, candidate):
                 fitting.append(candidate)
             following.append(layout)
         if fitting:
             return min(fitting, key=costs.bound)
         level = following if checked < MAX_CHECKED else []
     return None
+
+
+def _refuses(accepts: Accepts | None, problem: Problem, plan: Plan) -> bool:
+    return accepts is not None and bool(accepts.refusals(problem, plan))
 
 
 def _complete_near(problem: Problem, plan: Plan, layout: Layout) -> Plan | None:

@@ -142,8 +142,9 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
     from scenarios.nothing_fits import nothing_fits
     from strategies.plan_layout import layout_of
 
-    why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan)
-    more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)])
+    accepts = value.make_space().accepts
+    why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan, accepts)
+    more = nothing_fits(value.problem, [layout_of(value.problem, result.plan)], accepts)
     if as_json:
         changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
         emit(document | changes)

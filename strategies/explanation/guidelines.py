@@ -84,15 +84,28 @@ def state_bytes(problem: Problem) -> float:
     return float(problem.graph.num_parameters * each)
 
 
+def sharded_bytes(problem: Problem, plan: Plan) -> float:
+    """Return the bytes that a data rank keeps of the states of a replica, were it cut by nothing but a plan's ZeRO.
+
+    Stage 1 divides optimizer states, stage 2 gradients too, stage 3 parameters too (ZeRO, section 5).
+    """
+    training = problem.training
+    parts = (training.optimizer_bytes, training.gradient_bytes, training.parameter_bytes)
+    each = sum(size / plan.shards if plan.zero >= stage else size for stage, size in enumerate(parts, start=1))
+    return float(problem.graph.num_parameters * each)
+
+
 def _data(problem: Problem, plan: Plan) -> Recommendation:
     has, states = problem.usable(problem.cluster.accelerator), state_bytes(problem)
-    fitting = states <= has
     alone = plan.mesh.num_ranks == plan.data
+    share = sharded_bytes(problem, plan) if alone else states
+    fitting = share <= has
     verb = "are at most" if fitting else "exceed"
+    shared = f" ({format_size(share)} of them on a data rank, by ZeRO-{plan.zero})" if share < states else ""
     return Recommendation(
         "data",
-        "data parallelism alone where a whole replica fits in one device",
-        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has)} usable of a device; "
+        "data parallelism alone where a replica fits in one device, whole or as ZeRO shares it",
+        f"the states of a replica, {format_size(states)}{shared}, {verb} the {format_size(has)} usable of a device; "
         f"the plan has {plan.data} replicas over {plan.mesh.num_ranks} devices",
         alone == fitting,
         f"{ZERO}, section 3; {MINDSPORE}",
@@ -134,19 +147,29 @@ def _operator(problem: Problem, plan: Plan) -> Recommendation:
 
 def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
     has, node = problem.usable(problem.cluster.accelerator), problem.cluster.first.devices
-    states = state_bytes(problem)
+    states = sharded_bytes(problem, plan)
     needed = states > has * node
-    bubble = (plan.pipeline - 1) / (plan.chunks * plan.num_microbatches)
     verb = "exceed" if needed else "are at most"
+    what = f"the states of a replica as ZeRO-{plan.zero} shares them" if plan.zero else "the states of a replica"
     return Recommendation(
         "pipeline",
         "pipeline parallelism once operators cut over a whole node do not make the model fit, and no more than that",
-        f"the states of a replica, {format_size(states)}, {verb} the {format_size(has * node)} usable of a node; "
-        f"{plan.pipeline} stages idle (p - 1) / (v m) = {plan.pipeline - 1} / ({plan.chunks} * "
-        f"{plan.num_microbatches}) = {bubble:.1%} of the time of their passes, and {timeline.bubble:.1%} of the step "
-        "in the simulation" + _otherwise(others, "mesh degrees"),
+        f"{what}, {format_size(states)}, {verb} the {format_size(has * node)} usable of a node; "
+        f"{_bubble_in_words(plan, timeline)}" + _otherwise(others, "mesh degrees"),
         needed == (plan.pipeline > 1),
         f"{SC21}, takeaways 1 and 2, section 2.2.2",
+    )
+
+
+def _bubble_in_words(plan: Plan, timeline: Timeline) -> str:
+    """Return what the formula says of the time that stages idle, and what the simulation says."""
+    if plan.pipeline == 1:
+        return "one stage has no bubble"
+    bubble = (plan.pipeline - 1) / (plan.chunks * plan.num_microbatches)
+    return (
+        f"{plan.pipeline} stages idle (p - 1) / (v m) = {plan.pipeline - 1} / ({plan.chunks} * "
+        f"{plan.num_microbatches}) = {bubble:.1%} of the time of their passes, and {timeline.bubble:.1%} of the step "
+        "in the simulation"
     )
 
 

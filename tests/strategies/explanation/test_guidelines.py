@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from simulator.engine import simulate
 from strategies.completion import complete
-from strategies.explanation.guidelines import Recommendation, recommendations, state_bytes
+from strategies.explanation.guidelines import Recommendation, recommendations, sharded_bytes, state_bytes
 from strategies.layout import Layout
 from strategies.lowering import lower
 from strategies.problem import Problem
@@ -53,3 +53,28 @@ def test_optimizer_states_are_shared() -> None:
     assert not told(own, Layout(data=4))["optimizer"].follows
     assert told(own, Layout(data=4, zero=1))["optimizer"].follows
     assert told(own, Layout(tensor=4))["optimizer"].follows  # there is no one to share with
+
+
+def test_what_zero_shares_need_not_be_cut() -> None:
+    own = problem(devices=4, precision="bf16")
+    parameters = own.graph.num_parameters
+    # of 2 + 4 + 12 bytes a parameter, four ranks keep: ZeRO-1 2 + 4 + 12 / 4 = 9, ZeRO-3 18 / 4 = 4.5
+    small = problem(devices=4, precision="bf16", accelerator=replace(IDEAL, memory=parameters * 5.0))
+    assert sharded_bytes(own, complete(own, Layout(data=4, zero=1))) == parameters * 9
+    assert sharded_bytes(own, complete(own, Layout(data=4, zero=2))) == parameters * (2 + 4)
+    assert told(small, Layout(data=4, zero=3))["data"].follows
+    assert "by ZeRO-3), are at most" in told(small, Layout(data=4, zero=3))["data"].numbers
+    assert not told(small, Layout(data=4, zero=1))["data"].follows
+    assert told(small, Layout(data=2, tensor=2, zero=3))["data"].follows  # a whole replica does not fit
+
+
+def test_stages_where_the_shared_states_exceed_a_node_alone() -> None:
+    own = problem(nodes=2, devices=2, precision="bf16")
+    # a node of two devices has 16 bytes a parameter: less than the 18 of a replica, more than the 4.5 of ZeRO-3
+    small = problem(
+        nodes=2, devices=2, precision="bf16", accelerator=replace(IDEAL, memory=own.graph.num_parameters * 8.0)
+    )
+    assert not told(small, Layout(data=4))["pipeline"].follows
+    fully_sharded = told(small, Layout(data=4, zero=3))["pipeline"]
+    assert fully_sharded.follows and "one stage has no bubble" in fully_sharded.numbers
+    assert told(small, Layout(tensor=2, pipeline=2))["pipeline"].follows
