@@ -11,6 +11,8 @@ from scenarios import load
 from simulator.engine import simulate
 from strategies.lowering import lower
 
+from ..pace import LOOP, loop_seconds
+
 LONGEST, LINES, SECONDS = 2000, 25, 0.1
 OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
 FIRST = 3000
@@ -53,12 +55,12 @@ def test_what_is_reachable_is_the_whole_of_it(values: list[object]) -> None:
 
 
 def test_every_value_is_short_at_a_prompt_and_quickly_so(values: list[object]) -> None:
-    long = set()
+    long, pace = set(), loop_seconds() / LOOP
     for value in values:
         start = time.process_time()
         text = repr(value)
         seconds = time.process_time() - start
-        if len(text) > LONGEST or text.count("\n") >= LINES or seconds > SECONDS:
+        if len(text) > LONGEST or text.count("\n") >= LINES or seconds > SECONDS * pace:
             long.add((type(value).__name__, len(text), round(seconds, 3)))
     assert not long
 

@@ -1,7 +1,5 @@
 """Every published schedule runs every action once, finishes, and says for which sizes it exists."""
 
-from time import process_time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from strategies.schedule import KINDS, SCHEDULES, Schedule, rank_order, schedule
 from strategies.schedules.order import PassTimes
 from strategies.schedules.rule import Placement, ScheduleRule, place
 
+from ...pace import paced
 from .unit_time import walk
 
 ONE = PassTimes(1, 1, 1)
@@ -116,9 +115,9 @@ def test_only_dualpipev_overlaps_and_in_its_main_part() -> None:
 @pytest.mark.parametrize("rule", SCHEDULES.values(), ids=lambda rule: rule.name)
 def test_orders_of_sixteen_ranks_are_made_at_once(rule: ScheduleRule) -> None:
     def seconds() -> float:
-        start = process_time()
-        for rank in range(16):
-            rank_order(rule.name, rank, 16, 64, rule.chunks[0])
-        return process_time() - start
+        with paced() as spent:
+            for rank in range(16):
+                rank_order(rule.name, rank, 16, 64, rule.chunks[0])
+        return spent.seconds
 
     assert min(seconds() for _ in range(5)) < 0.020
