@@ -127,8 +127,20 @@ def same(shown: str, printed: str) -> bool:
     return all(any(fnmatch.fnmatchcase(line, pattern) for line in lines) for pattern in patterns)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if GENERATED not in page.parents], ids=name)
+GUIDES = [page for page in PAGES if GENERATED not in page.parents and page != ROOT / "README.md"]
+
+
+def test_blocks_do_what_the_readme_says(folder: Path) -> None:
+    check_page(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
 def test_blocks_do_what_the_page_says(page: Path, folder: Path) -> None:
+    check_page(page)
+
+
+def check_page(page: Path) -> None:
+    """Run every block of a page in the folder that is current."""
     pytest.importorskip("torch")  # which some pages execute plans on
     names: dict[str, Any] = {}
     printed = ""

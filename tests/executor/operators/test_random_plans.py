@@ -38,7 +38,7 @@ from ...examples import LONG  # noqa: E402
 Ran = Counter[tuple[str, str, int]]
 Sent = Counter[tuple[int, int]]
 MESHES: tuple[dict[str, int], ...] = ({TENSOR: 2}, {TENSOR: 4}, {TENSOR_ROWS: 2, TENSOR: 2})
-PLANS = 8 if LONG else 2
+PLANS = 8 if LONG else 1
 """Random plans of each module on each mesh."""
 
 
