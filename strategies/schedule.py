@@ -155,18 +155,20 @@ class Schedule:
     @property
     def last_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that makes the last gradients of its weights."""
-        last = {action.stage: action for action in self._making_gradients}
-        return tuple(last[stage] for stage in range(self.num_stages))
+        return tuple(self.last_gradient(stage) for stage in range(self.num_stages))
+
+    def last_gradient(self, stage: int) -> Action:
+        """Return the action that makes the last gradients of a stage's weights: it is in its rank's own order."""
+        order = reversed(self.orders[self.stage_ranks[stage]])
+        return next(action for action in order if action.stage == stage and action.kind in MAKES_GRADIENTS)
 
     @property
     def first_gradients(self) -> tuple[Action, ...]:
         """For every stage the action that makes the first gradients of its weights."""
-        first = {action.stage: action for action in reversed(self._making_gradients)}
+        first: dict[int, Action] = {}
+        for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
+            first.setdefault(action.stage, action)
         return tuple(first[stage] for stage in range(self.num_stages))
-
-    @property
-    def _making_gradients(self) -> list[Action]:
-        return [action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS]
 
     def in_flight(self, rank: int) -> int:
         """Return the most microbatch activations, summed over chunks, that a rank holds at once.

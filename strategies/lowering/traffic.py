@@ -56,5 +56,5 @@ def passes_of(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
     if not plan.splits_backward:
         return (FORWARD_PASS, every), (BACKWARD_PASS, every - 1), (LAST_BACKWARD, 1)
     order = plan.schedule.orders[plan.positions[stage]]
-    last = plan.schedule.last_gradients[stage]
+    last = plan.schedule.last_gradient(stage)
     return tuple(Counter(variant_of(a, a == last) for a in order if a.stage == stage).items())

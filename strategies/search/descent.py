@@ -4,11 +4,10 @@ A good plan before the first bound is divided drops most of a space at once, and
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
-from operator import itemgetter
 
 from strategies.completion import complete
 from strategies.cost_model import CostModel
@@ -129,6 +128,13 @@ def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
     return plan.num_microbatches * len(plan.stages) <= SOON
 
 
+FIRST_PATIENCE = 4
+"""Longest paths of plans near one that takes long to simulate after which it is simulated; then twice as many."""
+
+MOST_MEMBERS = 64
+"""Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
+
+
 def descend(
     problem: Problem,
     space: Space,
@@ -142,7 +148,9 @@ def descend(
     Near a plan are the members of its group first, which cost least to look at, then those of its family, then those
     of other families (`groups_near`). The members with the least bounds are looked at until one has a shorter longest
     path. A plan is evaluated where no family has one of a shorter path and the way ends; where its own family has none,
-    it is evaluated if that takes little time, so that there is an answer.
+    it is evaluated if that takes little time, so that there is an answer. One that takes long to evaluate is evaluated
+    once `FIRST_PATIENCE` longest paths were asked for, the next after twice as many, and so on: the way down has an
+    answer however soon it is cut short, and spends on answers no more than on the way.
 
     Parameters
     ----------
@@ -152,37 +160,60 @@ def descend(
     layout = chosen if start is None else start
     assert layout is not None
     lowest = costs.longest_paths([complete(problem, layout)])[0]
-    evaluated, is_left = lowest if start is None else inf, True
+    way = _Way(problem, costs, best, chosen, layout, lowest, lowest if start is None else inf)
+    is_left = True
     while is_left:
         is_left = False
-        for is_far, groups in groups_near(problem, space, layout):
-            if is_far and lowest < min(evaluated, best) and is_simulated_soon(problem, layout):
-                evaluated, step_time = lowest, (yield complete(problem, layout)).step_time
-                best, chosen = min((best, chosen), (step_time, layout), key=itemgetter(0))
-            if shorter := _first_shorter(problem, costs, groups, lowest):
-                (lowest, layout), is_left = shorter, True
+        for is_far, groups in groups_near(problem, space, way.layout):
+            if is_far and is_simulated_soon(problem, way.layout):
+                yield from way.evaluate()
+            if (yield from way.go_on(groups)):
+                is_left = True
                 break
-    if lowest < min(evaluated, best):
-        step_time = (yield complete(problem, layout)).step_time
-        best, chosen = min((best, chosen), (step_time, layout), key=itemgetter(0))
-    return best, chosen
+    yield from way.evaluate()
+    return way.best, way.chosen
 
 
-MOST_MEMBERS = 64
-"""Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
+@dataclass(slots=True)
+class _Way:
+    """Where a descent is: at ``layout``, whose longest path is ``lowest``; ``chosen`` takes ``best`` seconds.
 
+    ``evaluated`` is the longest path of the plan on the way that was evaluated last.
+    """
 
-def _first_shorter(
-    problem: Problem, costs: CostModel, groups: Mapping[Layout, Iterable[Group]], lowest: float
-) -> tuple[float, Layout] | None:
-    """Return the first member that fits and has a longest path of less than ``lowest`` seconds, after its path."""
-    for candidate in islice(_least_members(costs, groups, lowest), MOST_MEMBERS):
-        plan, late = complete(problem, candidate), memory_depends_on_timing(candidate)
-        if costs.bound(plan) >= lowest or not (late or costs.fits(plan)):
-            continue
-        if (path := costs.longest_paths([plan])[0]) < lowest and (not late or costs.fits(plan)):
-            return path, candidate
-    return None
+    problem: Problem
+    costs: CostModel
+    best: float
+    chosen: Layout | None
+    layout: Layout
+    lowest: float
+    evaluated: float
+    asked: int = 0
+    patience: int = FIRST_PATIENCE
+
+    def evaluate(self) -> Generator[Plan, Evaluation, None]:
+        """Yield the plan where the way is, unless it is known or cannot be the best."""
+        if self.lowest < min(self.evaluated, self.best):
+            self.evaluated = self.lowest
+            step_time = (yield complete(self.problem, self.layout)).step_time
+            if step_time < self.best:
+                self.best, self.chosen = step_time, self.layout
+
+    def go_on(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
+        """Go to the first member that fits and has a shorter longest path; return whether there is one."""
+        for candidate in islice(_least_members(self.costs, groups, self.lowest), MOST_MEMBERS):
+            plan, late = complete(self.problem, candidate), memory_depends_on_timing(candidate)
+            if self.costs.bound(plan) >= self.lowest or not (late or self.costs.fits(plan)):
+                continue
+            if self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
+                yield from self.evaluate()
+                self.asked, self.patience = 0, 2 * self.patience
+            self.asked += 1
+            path = self.costs.longest_paths([plan])[0]
+            if path < self.lowest and (not late or self.costs.fits(plan)):
+                self.lowest, self.layout = path, candidate
+                return True
+        return False
 
 
 def _least_members(costs: CostModel, groups: Mapping[Layout, Iterable[Group]], limit: float) -> Iterator[Layout]:

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -72,6 +73,34 @@ def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
     known = [costs.evaluate(complete(small, layout)) for layout in known_layouts(small, space)]
     assert run.best <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
     assert run.layout is None or costs.evaluate(complete(small, run.layout)).step_time == run.best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_way_that_takes_long_has_an_answer_after_a_few_paths_and_few_answers(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a plan that is not evaluated: the first answer after 4 more paths, the next after 8 more, then 16."""
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    monkeypatch.setattr("strategies.search.descent.SOON", 0)
+    asked = list[int]()
+    monkeypatch.setattr(
+        costs, "longest_paths", lambda plans: asked.append(0) or SimulatedCost.longest_paths(costs, plans)
+    )
+    start = max(
+        (layout for layout in known_layouts(small, space) if costs.fits(complete(small, layout))),
+        key=lambda layout: costs.bound(complete(small, layout)),
+        default=None,
+    )
+    if start is None:
+        return
+    way, answer, at = descend(small, space, costs, inf, None, start), None, list[int]()
+    with suppress(StopIteration):
+        while True:
+            answer = costs.evaluate(way.send(answer))  # type: ignore[arg-type]
+            at.append(len(asked) - 1)  # the first path is that of the start
+    assert at[0] <= 4 and len(at) <= 2 + len([count for count in (4, 12, 28, 60, 124, 252) if count < len(asked)])
+    assert all(later - sooner >= 8 for sooner, later in pairwise(at[:-1]))
 
 
 def test_near_a_plan_are_its_group_its_family_and_families_one_decision_away() -> None:
