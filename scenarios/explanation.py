@@ -73,11 +73,13 @@ class _Explanation:
         self.value, self.problem, self.question = value, value.problem, question
         self.seconds, self.tell = seconds, tell
         self.space = value.with_starts(value.make_space())
+        self.costs = SimulatedCost(self.problem)
         self.uncertainty: Uncertainty = uncertainty_of(self.problem, value.assumptions)
 
     def sections(self, plan: Plan | None) -> Iterator[Section]:
         given = None
         if plan is not None:
+            self.tell("the given plan")
             self._check_fits(plan)
             given = self._evaluated(plan)
             yield "plan", self._told(given)  # what needs no other plan comes first, however long those take
@@ -182,14 +184,15 @@ class _Explanation:
         return Nothing(nothing_fits(self.problem, [each.layout for each in least], self.space.accepts, self.seconds))
 
     def _check_fits(self, plan: Plan) -> None:
-        if not SimulatedCost(self.problem).fits(plan):
+        if not self.costs.fits(plan):
             self.tell("what would make it fit")
-            raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)], left=self.seconds))
+            accepts = self.space.accepts
+            raise Nothing(nothing_fits(self.problem, [layout_of(self.problem, plan)], accepts, self.seconds))
 
     def _own(self) -> Trial | None:
         """Return the scenario's own plan where it fits, which may be outside the space."""
         own = self.value.plan
-        return self._evaluated(own) if own is not None and SimulatedCost(self.problem).fits(own) else None
+        return self._evaluated(own) if own is not None and self.costs.fits(own) else None
 
     def _own_in_words(self) -> Trial | None:
         """Return the scenario's own plan where it fits and the target, where there is one, can say it."""
@@ -198,7 +201,7 @@ class _Explanation:
         return own if said else None
 
     def _evaluated(self, plan: Plan) -> Trial:
-        return Trial(plan, SimulatedCost(self.problem).evaluate(plan), 0.0)
+        return Trial(plan, self.costs.evaluate(plan), 0.0)
 
     def _layout(self, trial: Trial) -> Layout:
         plans = ((each.layout, self.ranking.plan(each)) for each in self.ranking.candidates)

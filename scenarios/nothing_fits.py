@@ -65,9 +65,9 @@ def nothing_fits_in(value: Scenario, left: Left = unlimited) -> dict[str, Any]:
     space = value.with_starts(value.make_space())
     try:
         found = ranking(value.problem, space, seconds=left)
+        candidates = sorted((each for each in found.candidates if not each.fits), key=lambda each: each.peak)
     except OutOfTime:
         return {"reason": "nothing fits", "lacking": None, "plan": None, "changes": [], "all_tried": False}
-    candidates = sorted((each for each in found.candidates if not each.fits), key=lambda each: each.peak)
     return nothing_fits(value.problem, [each.layout for each in candidates], space.accepts, left)
 
 

@@ -96,7 +96,7 @@ class SimulatedCost:
         return self._needs.fit(plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        """Return step time and memory; a plan that does not fit is not simulated."""
+        """Return step time and memory; a plan that does not fit is simulated only where its memory asks for that."""
         peak = self.peak_memory(plan)
         if not self.fits(plan):
             return Evaluation(inf, peak, False)
@@ -108,9 +108,9 @@ class SimulatedCost:
             return self._needs.simulated(plan).step_time
         return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
 
-    def measures_memory_soon(self, plan: Plan) -> bool:
-        """Return whether memory is worked out from the order of passes alone, without a simulation."""
-        return not self._needs.needs_simulation(plan)
+    def memory_needs_simulation(self, plan: Plan) -> bool:
+        """Return whether a simulation alone tells the memory of a plan, not the order of its passes."""
+        return self._needs.needs_simulation(plan)
 
     def bound(self, plan: Plan) -> float:
         """Return the length in seconds of a path through the step: a lower bound."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .durations import Durations, mark_slow
+from .durations import Durations, mark_long, mark_slow
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and NumPy start as many as there are cores, in each worker
 
@@ -39,9 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is slow to the second part of the whole suite; tests that are asked for by name run."""
+    """Leave what is slow to the second part of the whole suite, and what is too much of it to those who ask.
+
+    Tests that are asked for by name run; all are measured.
+    """
     if config.args_source is config.ArgsSource.TESTPATHS:
         mark_slow(items)
+        if not config.getoption("--measure-durations"):
+            mark_long(items)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("durations.json")
 SLOW = 1.0
 """Seconds from which a test, with all its parameters, is left to the second part of the suite."""
 EVERY_CHANGE = 20.0
-"""Seconds of one test that every change is checked with: so many of its cases, evenly chosen; `.ci/long` has all."""
+"""Seconds of one test that every change is checked with: so many of its cases, evenly chosen, or one."""
 
 
 class Durations:
@@ -51,22 +51,28 @@ def slow(reports: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
 
 
 def mark_slow(items: list[pytest.Item]) -> None:
-    """Mark the tests that are slow, and all tests of slow files; and as long the cases that are too many."""
+    """Mark the tests that are slow, and all tests of slow files."""
+    known = json.loads(FILE.read_text()).keys()
+    for item in items:
+        if known & {name(item.nodeid), file(item.nodeid)}:
+            item.add_marker(pytest.mark.slow)
+
+
+def mark_long(items: list[pytest.Item]) -> None:
+    """Mark as long the cases of a test that are more than every change is checked with."""
     known: dict[str, float] = json.loads(FILE.read_text())
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if known.keys() & {name(item.nodeid), file(item.nodeid)}:
-            item.add_marker(pytest.mark.slow)
         cases.setdefault(name(item.nodeid), []).append(item)
     for test, rows in cases.items():
-        for number in sorted(set(range(len(rows))) - evenly(len(rows), known.get(test, 0.0))):
+        for number in sorted(set(range(len(rows))) - sample_cases(len(rows), known.get(test, 0.0))):
             rows[number].add_marker(pytest.mark.long)
 
 
-def evenly(cases: int, seconds: float) -> set[int]:
+def sample_cases(cases: int, seconds: float) -> set[int]:
     """Return which of so many cases, which take so many seconds together, every change is checked with.
 
-    >>> sorted(evenly(6, 60.0)), sorted(evenly(3, 1.0)), sorted(evenly(2, 100.0))
+    >>> sorted(sample_cases(6, 60.0)), sorted(sample_cases(3, 1.0)), sorted(sample_cases(2, 100.0))
     ([0, 3], [0, 1, 2], [0])
     """
     count = cases if seconds <= EVERY_CHANGE else max(1, int(cases * EVERY_CHANGE / seconds))

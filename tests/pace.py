@@ -1,4 +1,4 @@
-"""CPU time at the pace of a quiet machine, so that no test fails because a core is shared.
+"""CPU time at the pace of a quiet machine, so that few tests fail because a core is shared.
 
 A busy neighbour of a core, or a slower machine, takes a fixed loop as much longer as it takes the work of a test: the
 time of the work is told as a multiple of that loop's, in the seconds of a machine on which the loop takes `LOOP`.

@@ -84,21 +84,21 @@ def state_bytes(problem: Problem) -> float:
     return float(problem.graph.num_parameters * each)
 
 
-def sharded_bytes(problem: Problem, plan: Plan) -> float:
-    """Return the bytes that a data rank keeps of the states of a replica, were it cut by nothing but a plan's ZeRO.
+def sharded_bytes(problem: Problem, zero: int, ranks: int) -> float:
+    """Return the bytes that each of some data ranks keeps of the states of a replica, cut by nothing but a ZeRO stage.
 
     Stage 1 divides optimizer states, stage 2 gradients too, stage 3 parameters too (ZeRO, section 5).
     """
     training = problem.training
     parts = (training.optimizer_bytes, training.gradient_bytes, training.parameter_bytes)
-    each = sum(size / plan.shards if plan.zero >= stage else size for stage, size in enumerate(parts, start=1))
+    each = sum(size / ranks if zero >= stage else size for stage, size in enumerate(parts, start=1))
     return float(problem.graph.num_parameters * each)
 
 
 def _data(problem: Problem, plan: Plan) -> Recommendation:
     has, states = problem.usable(problem.cluster.accelerator), state_bytes(problem)
-    alone = plan.mesh.num_ranks == plan.data
-    share = sharded_bytes(problem, plan) if alone else states
+    alone = plan.mesh.num_ranks == plan.data and plan.expert == 1
+    share = sharded_bytes(problem, plan.zero, plan.shards) if alone else states
     fitting = share <= has
     verb = "are at most" if fitting else "exceed"
     shared = f" ({format_size(share)} of them on a data rank, by ZeRO-{plan.zero})" if share < states else ""
@@ -147,10 +147,12 @@ def _operator(problem: Problem, plan: Plan) -> Recommendation:
 
 def _pipeline(problem: Problem, plan: Plan, timeline: Timeline, others: Mapping[str, Alternative]) -> Recommendation:
     has, node = problem.usable(problem.cluster.accelerator), problem.cluster.first.devices
-    states = sharded_bytes(problem, plan)
+    ranks = max(plan.mesh.num_ranks // node, 1)  # of data, where operators are cut over a node and there are no stages
+    states = sharded_bytes(problem, plan.zero, ranks)
     needed = states > has * node
     verb = "exceed" if needed else "are at most"
-    what = f"the states of a replica as ZeRO-{plan.zero} shares them" if plan.zero else "the states of a replica"
+    shared = f" as ZeRO-{plan.zero} shares them over {ranks} nodes" if plan.zero and ranks > 1 else ""
+    what = f"the states of a replica{shared}"
     return Recommendation(
         "pipeline",
         "pipeline parallelism once operators cut over a whole node do not make the model fit, and no more than that",

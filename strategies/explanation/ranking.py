@@ -56,16 +56,21 @@ class Candidate:
 
     Parameters
     ----------
-    soon
-        Whether its memory is worked out without a simulation.
+    look
+        Called before they are worked out.
+
+    Attributes
+    ----------
+    needs_simulation
+        Whether a simulation alone tells its memory.
     """
 
-    __slots__ = ("_costs", "_memory", "layout", "soon")
+    __slots__ = ("_costs", "_look", "_memory", "layout", "needs_simulation")
 
-    def __init__(self, layout: Layout, costs: SimulatedCost) -> None:
-        self.layout, self._costs = layout, costs
+    def __init__(self, layout: Layout, costs: SimulatedCost, look: Callable[[], None]) -> None:
+        self.layout, self._costs, self._look = layout, costs, look
         self._memory: tuple[float, bool] | None = None
-        self.soon = costs.measures_memory_soon(self.plan)
+        self.needs_simulation = costs.memory_needs_simulation(self.plan)
 
     def __repr__(self) -> str:
         """Return the plan in words."""
@@ -93,6 +98,7 @@ class Candidate:
 
     def _measured(self) -> tuple[float, bool]:
         if self._memory is None:
+            self._look()
             plan = self.plan
             self._memory = self._costs.peak_memory(plan), self._costs.fits(plan)
         return self._memory
@@ -153,7 +159,7 @@ class Ranking:
         """Add candidates."""
         for layout in layouts:
             self.look()
-            self.candidates.append(Candidate(layout, self.costs))
+            self.candidates.append(Candidate(layout, self.costs, self.look))
             self.bounds.append(0.0)
             self._paths.append(0.0)
             self._levels.append(_INHERITED)
@@ -166,8 +172,8 @@ class Ranking:
         return map(self._trial, self._order(allowed, below))
 
     def _order(self, allowed: Allowed, below: float = inf) -> Iterator[int]:
-        """Yield candidates by rising step time; of those whose memory takes a simulation, it is asked for last."""
-        first = (index for index, each in enumerate(self.candidates) if not each.soon or allowed(each))
+        """Yield indices by rising step time; memory that a simulation alone tells is asked for last."""
+        first = (index for index, each in enumerate(self.candidates) if each.needs_simulation or allowed(each))
         queue = [(self.bounds[index], index) for index in first]
         heapify(queue)
         while queue and queue[0][0] < below:
@@ -178,7 +184,7 @@ class Ranking:
             elif self._levels[index] < _LONGEST_PATH:
                 self._sharpen(index)
                 heappush(queue, (self.bounds[index], index))
-            elif not self.candidates[index].soon and not allowed(self.candidates[index]):
+            elif self.candidates[index].needs_simulation and not allowed(self.candidates[index]):
                 continue
             elif self._levels[index] == _SIMULATED:
                 yield index

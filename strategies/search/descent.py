@@ -129,7 +129,7 @@ def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
 
 
 FIRST_PATIENCE = 4
-"""Longest paths of plans near one that takes long to simulate after which it is simulated; then twice as many."""
+"""Longest paths after which a plan on the way is simulated though that takes long; doubled by every answer."""
 
 MOST_MEMBERS = 64
 """Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
@@ -149,8 +149,8 @@ def descend(
     of other families (`groups_near`). The members with the least bounds are looked at until one has a shorter longest
     path. A plan is evaluated where no family has one of a shorter path and the way ends; where its own family has none,
     it is evaluated if that takes little time, so that there is an answer. One that takes long to evaluate is evaluated
-    once `FIRST_PATIENCE` longest paths were asked for, the next after twice as many, and so on: the way down has an
-    answer however soon it is cut short, and spends on answers no more than on the way.
+    once `FIRST_PATIENCE` longest paths were asked for, the next after twice as many, and so on: there is an answer
+    soon, and ever fewer of them a path.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def descend(
         for is_far, groups in groups_near(problem, space, way.layout):
             if is_far and is_simulated_soon(problem, way.layout):
                 yield from way.evaluate()
-            if (yield from way.go_on(groups)):
+            if (yield from way.move_to_shorter(groups)):
                 is_left = True
                 break
     yield from way.evaluate()
@@ -191,23 +191,31 @@ class _Way:
     asked: int = 0
     patience: int = FIRST_PATIENCE
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the plan where the way is has not been evaluated and may be the best."""
+        return self.lowest < min(self.evaluated, self.best)
+
     def evaluate(self) -> Generator[Plan, Evaluation, None]:
-        """Yield the plan where the way is, unless it is known or cannot be the best."""
-        if self.lowest < min(self.evaluated, self.best):
-            self.evaluated = self.lowest
+        """Yield the plan where the way is, unless it is known or cannot be the best; be patient anew after it."""
+        if self.is_open:
+            self.evaluated, self.asked = self.lowest, 0
             step_time = (yield complete(self.problem, self.layout)).step_time
             if step_time < self.best:
                 self.best, self.chosen = step_time, self.layout
 
-    def go_on(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
-        """Go to the first member that fits and has a shorter longest path; return whether there is one."""
+    def move_to_shorter(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
+        """Go to the first member that fits and has a shorter longest path; return whether there is one.
+
+        The plan where the way is may be yielded before, where its answer has been waited for too long.
+        """
         for candidate in islice(_least_members(self.costs, groups, self.lowest), MOST_MEMBERS):
             plan, late = complete(self.problem, candidate), memory_depends_on_timing(candidate)
             if self.costs.bound(plan) >= self.lowest or not (late or self.costs.fits(plan)):
                 continue
-            if self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
+            if self.is_open and self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
                 yield from self.evaluate()
-                self.asked, self.patience = 0, 2 * self.patience
+                self.patience *= 2
             self.asked += 1
             path = self.costs.longest_paths([plan])[0]
             if path < self.lowest and (not late or self.costs.fits(plan)):

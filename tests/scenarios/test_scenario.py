@@ -232,6 +232,17 @@ def test_the_nearest_plan_that_fits_is_one_that_a_trainer_can_say() -> None:
     assert simulation(problem, near, "discrete_event", ()).fits
 
 
+def test_the_nearest_plan_may_be_the_same_with_states_over_all_data_ranks() -> None:
+    """ZeRO-3 over pairs of ranks keeps half of the states on each, over all four a quarter."""
+    scenario = load("local/dp2-tp2-pp2")
+    problem = scenario.problem
+    pairs = complete(problem, Layout(data=8, microbatch=1, zero=3, zero_shards=2))
+    every = complete(problem, Layout(data=8, microbatch=1, zero=3))
+    needs = simulation(problem, every, "discrete_event", ()).peak_memory
+    near = nearest_that_fits(cramped(scenario, 1.05 * needs), pairs)
+    assert near == every
+
+
 def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
     scenario = load("local/dp2")
     assert nearest_that_fits(cramped(scenario, 1e5), scenario.chosen()) is None

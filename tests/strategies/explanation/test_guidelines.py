@@ -60,8 +60,8 @@ def test_what_zero_shares_need_not_be_cut() -> None:
     parameters = own.graph.num_parameters
     # of 2 + 4 + 12 bytes a parameter, four ranks keep: ZeRO-1 2 + 4 + 12 / 4 = 9, ZeRO-3 18 / 4 = 4.5
     small = problem(devices=4, precision="bf16", accelerator=replace(IDEAL, memory=parameters * 5.0))
-    assert sharded_bytes(own, complete(own, Layout(data=4, zero=1))) == parameters * 9
-    assert sharded_bytes(own, complete(own, Layout(data=4, zero=2))) == parameters * (2 + 4)
+    assert sharded_bytes(own, 1, 4) == parameters * 9
+    assert sharded_bytes(own, 2, 4) == parameters * (2 + 4 / 4 + 12 / 4)
     assert told(small, Layout(data=4, zero=3))["data"].follows
     assert "by ZeRO-3), are at most" in told(small, Layout(data=4, zero=3))["data"].numbers
     assert not told(small, Layout(data=4, zero=1))["data"].follows
@@ -70,7 +70,7 @@ def test_what_zero_shares_need_not_be_cut() -> None:
 
 def test_stages_where_the_shared_states_exceed_a_node_alone() -> None:
     own = problem(nodes=2, devices=2, precision="bf16")
-    # a node of two devices has 16 bytes a parameter: less than the 18 of a replica, more than the 4.5 of ZeRO-3
+    # a node of two devices has 16 bytes a parameter: less than the 18 of a replica, more than 18 / 2 on two nodes
     small = problem(
         nodes=2, devices=2, precision="bf16", accelerator=replace(IDEAL, memory=own.graph.num_parameters * 8.0)
     )

@@ -96,7 +96,7 @@ def test_memory_that_a_simulation_tells_is_asked_only_of_plans_whose_path_is_bel
     ranked, costs = ranking(cramped, space), SimulatedCost(cramped)
     best, slow = ranked.fastest(fits), brute_force(cramped, MEMORY * factor, space)
     assert (best and (best.evaluation.step_time, best.evaluation.peak_memory)) == (slow[0] if slow else None)
-    simulated = [each for each in ranked.candidates if not each.soon]
+    simulated = [each for each in ranked.candidates if each.needs_simulation]
     asked = [each.plan for each in simulated if each.is_measured]
     assert len(simulated) == 14
     assert max(costs.longest_paths(asked), default=0.0) <= (best.evaluation.step_time if best else inf)
