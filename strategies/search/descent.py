@@ -56,7 +56,7 @@ def _within(space: Space, layout: Layout) -> Layout:
 def soonest_known(problem: Problem, space: Space) -> list[tuple[Plan, Layout]]:
     """Return the known plans with their layouts, those that are simulated soonest first: by their passes."""
     plans = [(complete(problem, layout), layout) for layout in known_layouts(problem, space)]
-    return sorted(plans, key=lambda row: row[0].num_microbatches * len(row[0].stages))
+    return sorted(plans, key=lambda row: num_passes(problem, row[1]))
 
 
 def first_known(problem: Problem, space: Space, costs: CostModel) -> Known:
@@ -124,12 +124,20 @@ SOON = 4096
 
 def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
     """Return whether discrete events of a plan take no longer than the way down from it."""
+    return num_passes(problem, layout) <= SOON
+
+
+def num_passes(problem: Problem, layout: Layout) -> int:
+    """Return the passes of all stages in a step of a plan, to which the time of its simulation is in proportion."""
     plan = complete(problem, layout)
-    return plan.num_microbatches * len(plan.stages) <= SOON
+    return plan.num_microbatches * len(plan.stages)
 
 
 FIRST_PATIENCE = 4
 """Longest paths after which a plan on the way is simulated though that takes long; doubled by every answer."""
+
+NEARLY = 1.01
+"""How many times the shortest path of a way a plan may have that is evaluated instead, for it is simulated sooner."""
 
 MOST_MEMBERS = 64
 """Members of the groups near a plan that are looked at before a descent goes farther, or ends."""
@@ -150,7 +158,7 @@ def descend(
     path. A plan is evaluated where no family has one of a shorter path and the way ends; where its own family has none,
     it is evaluated if that takes little time, so that there is an answer. One that takes long to evaluate is evaluated
     once `FIRST_PATIENCE` longest paths were asked for, the next after twice as many, and so on: there is an answer
-    soon, and ever fewer of them a path.
+    soon, and ever fewer of them a path. It is the plan that is simulated soonest of those nearly as short.
 
     Parameters
     ----------
@@ -160,7 +168,7 @@ def descend(
     layout = chosen if start is None else start
     assert layout is not None
     lowest = costs.longest_paths([complete(problem, layout)])[0]
-    way = _Way(problem, costs, best, chosen, layout, lowest, lowest if start is None else inf)
+    way = _Way(problem, costs, best, chosen, layout, lowest, lowest if start is None else inf, (lowest, layout))
     is_left = True
     while is_left:
         is_left = False
@@ -178,7 +186,8 @@ def descend(
 class _Way:
     """Where a descent is: at ``layout``, whose longest path is ``lowest``; ``chosen`` takes ``best`` seconds.
 
-    ``evaluated`` is the longest path of the plan on the way that was evaluated last.
+    ``evaluated`` is the longest path of the plan on the way that was evaluated last; ``quick`` the path and layout of
+    the plan that is simulated soonest of those on the way that are nearly as short.
     """
 
     problem: Problem
@@ -188,6 +197,7 @@ class _Way:
     layout: Layout
     lowest: float
     evaluated: float
+    quick: tuple[float, Layout]
     asked: int = 0
     patience: int = FIRST_PATIENCE
 
@@ -197,12 +207,27 @@ class _Way:
         return self.lowest < min(self.evaluated, self.best)
 
     def evaluate(self) -> Generator[Plan, Evaluation, None]:
-        """Yield the plan where the way is, unless it is known or cannot be the best; be patient anew after it."""
+        """Yield the plan where the way is, unless it is known or cannot be the best."""
         if self.is_open:
-            self.evaluated, self.asked = self.lowest, 0
-            step_time = (yield complete(self.problem, self.layout)).step_time
-            if step_time < self.best:
-                self.best, self.chosen = step_time, self.layout
+            yield from self._evaluate(self.lowest, self.layout)
+
+    def evaluate_quick(self) -> Generator[Plan, Evaluation, None]:
+        """Yield the plan that is simulated soonest, or where it is known or cannot be the best, that where the way is.
+
+        The next is waited for twice as long.
+        """
+        path, layout = self.quick
+        self.quick, self.patience = (self.lowest, self.layout), 2 * self.patience
+        if path < min(self.evaluated, self.best):
+            yield from self._evaluate(path, layout)
+        else:
+            yield from self.evaluate()
+
+    def _evaluate(self, path: float, layout: Layout) -> Generator[Plan, Evaluation, None]:
+        self.evaluated, self.asked = path, 0
+        step_time = (yield complete(self.problem, layout)).step_time
+        if step_time < self.best:
+            self.best, self.chosen = step_time, layout
 
     def move_to_shorter(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
         """Go to the first member that fits and has a shorter longest path; return whether there is one.
@@ -214,12 +239,15 @@ class _Way:
             if self.costs.bound(plan) >= self.lowest or not (late or self.costs.fits(plan)):
                 continue
             if self.is_open and self.asked >= self.patience and not is_simulated_soon(self.problem, self.layout):
-                yield from self.evaluate()
-                self.patience *= 2
+                yield from self.evaluate_quick()
             self.asked += 1
             path = self.costs.longest_paths([plan])[0]
             if path < self.lowest and (not late or self.costs.fits(plan)):
                 self.lowest, self.layout = path, candidate
+                quick_path, quick = self.quick
+                is_quicker = num_passes(self.problem, candidate) <= num_passes(self.problem, quick)
+                if is_quicker or quick_path > NEARLY * path:
+                    self.quick = path, candidate
                 return True
         return False
 
