@@ -1,6 +1,7 @@
 """``meshwise search`` and ``meshwise compare``: the best plan found, and how algorithms get there."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -139,6 +140,7 @@ class _Answer:
         self.interrupted = result.interrupted
         self.places: Any = ()
         self.runnable: Any = None
+        self.runnable_time = 0.0
         self.robust_plan: Any = None
 
     @property
@@ -154,13 +156,16 @@ class _Answer:
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
         if self.goes_on and needs_runnable(self.value, self.places):
+            start = time.monotonic()
             try:
                 self.runnable = fastest_runnable(self.value, lambda: left() - GRACE, budget)
             except KeyboardInterrupt:
                 self.interrupted = True
+            self.runnable_time = time.monotonic() - start
         runnable = self.runnable
         self.document["trainers"] = [asdict(place) for place in self.places]
         self.document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
+        self.document["runnable_wall_time"] = self.runnable_time
 
     def add_robust(self, quantile: float, most: float, left: Callable[[], float], keep: Callable[[Any], None]) -> None:
         """Add the plan that is best at a quantile, which is then the one to be kept."""
@@ -186,7 +191,7 @@ class _Answer:
         if as_json:
             emit(self.document)
         elif self.result.best is not None:
-            _print(self.value, self.result, self.places, self.runnable)
+            _print(self.value, self.result, self.places, self.runnable, self.runnable_time)
             _print_more("robust", self.document)
 
     def tell_end(self, out: str | None) -> int:
@@ -432,13 +437,14 @@ def _runnable_in_words(runnable: Any) -> str:
     return str(runnable.describe())
 
 
-def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
+def _print(value: Any, result: Any, places: Any, runnable: Any, runnable_time: float) -> None:
     from scenarios.launches import launches_in_words, needs_runnable
     from simulator.units import format_size, format_time
     from strategies.search.driver import FINISHED
 
     best, certificate = result.best, result.certificate
     target = _target(value)
+    more = f", and {format_time(runnable_time)} for what is fastest to run" if runnable_time else ""
     show(
         [
             ("scenario", value.name),
@@ -456,7 +462,7 @@ def _print(value: Any, result: Any, places: Any, runnable: Any) -> None:
             *_scope(result.scope),
             *([("sum of operators' costs", _proven(certificate))] if certificate is not None else []),
             ("plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"),
-            ("wall time", format_time(result.wall_time) + ("" if result.end == FINISHED else f", {result.end}")),
+            ("wall time", format_time(result.wall_time) + ("" if result.end == FINISHED else f", {result.end}") + more),
         ]
     )
 

@@ -1,12 +1,15 @@
 """Where a plan runs is said with the memory that it needs there, by the conventions of what runs it."""
 
+import json
 from dataclasses import replace
 from functools import partial
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
 
 from scenarios import load
+from scenarios.command_line import run
 from scenarios.commands.search import _own_seconds
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.launches import fastest_runnable, launches, launches_in_words, needs_runnable
@@ -109,3 +112,15 @@ def test_a_search_keeps_time_for_what_runs(limit: float | None, own: float | Non
 
 def test_a_search_whose_trainer_is_named_has_all_its_time_but_what_its_end_takes() -> None:
     assert _own_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 9.5
+
+
+def test_the_time_for_what_runs_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scenarios.launches.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("scenarios.launches.fastest_runnable", lambda scenario, left, budget: sleep(0.05))
+    assert run(["search", "local/dp2", "--json", "--budget", "2"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["runnable"] is None and 0.05 <= document["runnable_wall_time"] < 5
+    assert run(["search", "local/dp2", "--budget", "2"]) == 0
+    assert " for what is fastest to run" in capsys.readouterr().out
