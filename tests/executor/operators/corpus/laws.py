@@ -325,10 +325,10 @@ class HalfWay(Net):
 
 
 class Mixed(Net):
-    """Autocast leaves fp64 alone, in which runs are verified."""
+    """Autocast leaves fp64 alone, so that no verification in fp64 would show what it does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # refused
             hidden = self.down(self.up(x))
         return self.loss(hidden.float())
 
@@ -345,8 +345,10 @@ class Recomputed(Net):
 
 
 class RecomputedByReentry(Net):
+    """The export sees a forward without gradients; their recomputation is in a function that it does not see."""
+
     def forward(self, x: Tensor) -> Tensor:
-        hidden = checkpoint(torch.tanh, self.up(x), use_reentrant=True)
+        hidden = checkpoint(torch.tanh, self.up(x), use_reentrant=True)  # refused
         return self.loss(self.down(hidden))
 
 
