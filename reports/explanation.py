@@ -122,6 +122,9 @@ def _why_not(found: Data) -> Iterator[str]:
     else:
         plan, time = found["plan"]["plan"], format_time(found["plan"]["step_time"])
         risk = risk_in_words(found["plan"]["out_of_memory"])
+        if found["margin"] == 0 and not any(found["more_seconds"].values()):
+            yield f"why not {asked}: the plan that is explained is the fastest of {_legal(found)} with that"
+            return
         yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}, {risk}; the fastest of {_legal(found)}:"
         yield f"  {plan}"
         yield from _more(found["more_seconds"])
@@ -245,7 +248,7 @@ def _replan(found: Data) -> Iterator[str]:
         paid = f"has paid for its migration after {steps:.3g} steps" if steps else "moves less too: it pays at once"
         yield f"  the best plan {paid}"
     sizes = found["sizes"]
-    proof = "no other number can be faster" if found["proven"] else "others not looked at in time"
+    proof = "fewer can be no faster than that plan" if found["proven"] else "others not looked at in time"
     each = "" if found["whole"] else ", on each at known plans and those one decision away"
     yield f"  looked at {len(sizes)} numbers of devices from {sizes[0]} to {sizes[-1]}{each}; {proof}" if sizes else ""
 

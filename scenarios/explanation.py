@@ -19,7 +19,7 @@ from strategies.explanation.device_time import device_time, difference
 from strategies.explanation.guidelines import recommendations
 from strategies.explanation.machine_part import MachinePart, machine_parts
 from strategies.explanation.pareto_front import Tradeoff, device_front, memory_front
-from strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking
+from strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking, search_best
 from strategies.explanation.replan import Change, replan
 from strategies.explanation.robust import prospect
 from strategies.explanation.runner_up import Alternative, alternatives, runner_up
@@ -119,7 +119,9 @@ class _Explanation:
     def _best(self, plan: Plan | None) -> Trial | None:
         """Return the fastest plan that fits of those ranked: known ones, ``plan``, and those near them."""
         self.tell("looking at plans of the space")
-        self.ranking = self._ranked(*([] if plan is None else [plan]))
+        best = search_best(self.problem, self.space, self.seconds)
+        given = [] if plan is None else [layout_of(self.problem, plan)]
+        self.ranking = self._ranked([*given, *best])
         self.tell("the fastest plan")
         return self.ranking.fastest(fits)
 
@@ -159,8 +161,7 @@ class _Explanation:
             raise
         yield name, known
 
-    def _ranked(self, *plans: Plan) -> SpaceRanking:
-        around = [layout_of(self.problem, plan) for plan in plans]
+    def _ranked(self, around: list[Layout]) -> SpaceRanking:
         return ranking(self.problem, self.space, around, seconds=self.seconds, seen=_counting(self.tell))
 
     def _searched(self) -> Trial:
@@ -173,7 +174,7 @@ class _Explanation:
             raise self._nothing()
         if found.best is None:
             raise OutOfTime
-        self.ranking = self._ranked(found.best.plan)
+        self.ranking = self._ranked([layout_of(self.problem, found.best.plan)])
         best = self.ranking.fastest(fits)
         assert best is not None  # that which was found fits
         return best

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
+from time import process_time
 
 from simulator.cluster import Cluster
 from strategies.completion import complete
@@ -23,10 +24,12 @@ from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.machine_part import with_memory
 from strategies.layout import Layout
 from strategies.plan import Plan
+from strategies.plan_layout import layout_of
 from strategies.problem import Problem
+from strategies.search.best_first import BestFirst
 from strategies.search.choices import family_of
 from strategies.search.descent import known_layouts
-from strategies.search.driver import OutOfTime
+from strategies.search.driver import OutOfTime, search
 from strategies.search.habits import by_habit
 from strategies.search.space import EVERYTHING, Space, count, groups, neighbours
 
@@ -44,6 +47,9 @@ def unlimited() -> float:
     """Return how many seconds are left where nothing limits them."""
     return inf
 
+
+SEARCHED = 0.4
+"""Of the time that is left, what a search may take before plans near its best are ranked."""
 
 _ROUNDING = 1 - 1e-6
 """Whole ticks make a scaled path up to a tick a task shorter; far less than this, of paths that matter."""
@@ -331,6 +337,19 @@ def ranking(
         ranked.add(_representatives(problem, space))
     ranked.descend()
     return ranked
+
+
+def search_best(problem: Problem, space: Space, seconds: Callable[[], float] = unlimited) -> tuple[Layout, ...]:
+    """Return the best plan that a search finds in a part of the time, of a space that is not ranked as a whole.
+
+    One way down from known plans ends where no plan one decision away is better; a search looks farther.
+    """
+    left = seconds()
+    if left <= 0 or count(problem, space) <= MOST_RANKED:
+        return ()
+    limit = None if left == inf else SEARCHED * left
+    best = search(BestFirst(), problem, space, seconds=limit, clock=process_time).best
+    return () if best is None else (layout_of(problem, best.plan),)
 
 
 def _representatives(problem: Problem, space: Space) -> Iterator[Layout]:

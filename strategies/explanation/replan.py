@@ -9,7 +9,7 @@ from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation, Trial
 from strategies.explanation.migration import Migration, migration
-from strategies.explanation.ranking import fits, ranking
+from strategies.explanation.ranking import fits, ranking, search_best
 from strategies.layout import Layout
 from strategies.layout_rules import violations
 from strategies.plan import Plan
@@ -71,7 +71,7 @@ def replan(
     """Return what to do when the last ``lost`` devices are lost; a node that lacks one is not used.
 
     Numbers of devices are looked at from the largest, until all FLOP at the data-sheet rate take longer than the best
-    plan, or until no ``seconds`` are left.
+    plan, or until no ``seconds`` are left. On the largest, the best plan is searched for.
 
     Raises
     ------
@@ -84,6 +84,7 @@ def replan(
             f"lost devices lie between 1 and {devices - 1}, met {lost}; nearest: {min(max(lost, 1), devices - 1)}"
         )
     smaller = list(_smaller(problem, devices - lost))
+    open_space = replace(space, data=None, tensor=None, pipeline=None)
     best: Trial | None = None
     where, proven, whole, sizes = problem, False, True, list[int]()
     for part in smaller:
@@ -92,7 +93,8 @@ def replan(
             proven = True
             break
         try:
-            ranked = ranking(part, replace(space, data=None, tensor=None, pipeline=None), seconds=seconds)
+            around = search_best(part, open_space, seconds) if not sizes else ()
+            ranked = ranking(part, open_space, around, seconds=seconds)
             found = ranked.fastest(fits, below=limit)
         except OutOfTime:
             break

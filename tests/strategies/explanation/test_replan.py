@@ -53,3 +53,18 @@ def test_no_time_is_no_proof() -> None:
 def test_some_devices_are_left(lost: int) -> None:
     with pytest.raises(ValueError, match=f"lie between 1 and 3, met {lost}; nearest"):
         replan(OWN, SPACE, BEST.plan, LAYOUT, lost, lambda: inf)
+
+
+@pytest.mark.parametrize("bandwidth", [1e8, 4e9])
+def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
+    bandwidth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)
+    parts = (replace(own, cluster=own.cluster.resized(1, devices)) for devices in (1, 2))
+    times = [best.evaluation.step_time for part in parts if (best := ranking(part, SPACE).fastest(fits))]
+    monkeypatch.setattr("strategies.explanation.ranking.MOST_RANKED", 0)
+    monkeypatch.setattr("strategies.explanation.ranking.known_layouts", lambda problem, space: ())
+    monkeypatch.setattr("strategies.explanation.ranking.SpaceRanking.descend", lambda ranked: None)
+    found = replan(own, SPACE, complete(own, LAYOUT), LAYOUT, 2, lambda: inf)
+    assert found.best is not None and not found.whole
+    assert found.best.trial.evaluation.step_time == min(times)
