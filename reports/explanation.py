@@ -122,8 +122,8 @@ def _why_not(found: Data) -> Iterator[str]:
     else:
         plan, time = found["plan"]["plan"], format_time(found["plan"]["step_time"])
         risk = risk_in_words(found["plan"]["out_of_memory"])
-        if found["margin"] == 0 and not any(found["more_seconds"].values()):
-            yield f"why not {asked}: the plan that is explained is the fastest of {_legal(found)} with that"
+        if found["is_explained"]:
+            yield f"why not {asked}: the plan that is explained has it, and is the fastest of {_legal(found)}"
             return
         yield f"why not {asked}: it takes {found['margin']:+.2%}, {time}, {risk}; the fastest of {_legal(found)}:"
         yield f"  {plan}"

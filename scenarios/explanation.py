@@ -82,41 +82,41 @@ class _Explanation:
             self.tell("the given plan")
             self._check_fits(plan)
             given = self._evaluated(plan)
-            yield "plan", self._told(given)  # what needs no other plan comes first, however long those take
-            yield from self._alone(given)
-        best = self._best(plan)
+            yield "plan", self._describe_plan(given)  # what needs no other plan comes first, however long those take
+            yield from self._describe_step(given)
+        best = self._find_best(plan)
         trial = given or best or self._own_in_words()
         if trial is None:
             trial = best = self._searched()
         layout = self._layout(trial)
-        yield "plan", self._told(trial) | {"among": asdict(self.ranking.among)}
+        yield "plan", self._describe_plan(trial) | {"among": asdict(self.ranking.among)}
         if given is None:
-            yield from self._alone(trial)
+            yield from self._describe_step(trial)
         if best is not None and trial.plan != best.plan:
             yield "best", self._compared(trial, best)
         if self.question.asked:
             self.tell("plans that have what is asked for")
             found = why_not(self.ranking, trial, layout, self.question.asked, self.space)
-            yield "why_not", self._why_not(found)
+            yield "why_not", self._why_not(found, trial)
         if self.question.lost:
             self.tell("plans for the devices that are left")
             yield "replan", self._replan(trial, layout)
         if self.question.whole:
             yield from self._whole(trial, layout, best)
 
-    def _told(self, trial: Trial) -> dict[str, Any]:
+    def _describe_plan(self, trial: Trial) -> dict[str, Any]:
         """Return what is said of the plan itself."""
         document = {"document": trial.plan.to_json(), "most_out_of_memory": risk_limit(self.problem)}
         return self._trial(trial) | document
 
-    def _alone(self, trial: Trial) -> Iterator[Section]:
+    def _describe_step(self, trial: Trial) -> Iterator[Section]:
         """Yield what a step of the plan consists of, for which no other plan is looked at."""
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.by_kind(), "pipeline_rank": path.position, "stages": stages}
         yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
 
-    def _best(self, plan: Plan | None) -> Trial | None:
+    def _find_best(self, plan: Plan | None) -> Trial | None:
         """Return the fastest plan that fits of those ranked: known ones, ``plan``, and those near them."""
         self.tell("looking at plans of the space")
         best = search_best(self.problem, self.space, self.seconds)
@@ -242,7 +242,7 @@ class _Explanation:
             others[each.decision] = each
             yield self._alternative(each)
 
-    def _why_not(self, found: WhyNot) -> dict[str, Any]:
+    def _why_not(self, found: WhyNot, trial: Trial) -> dict[str, Any]:
         return {
             "asked": {name: _plain(value) for name, value in found.asked},
             "legal_plans": found.legal,
@@ -252,6 +252,7 @@ class _Explanation:
             "broken_rules": [_rule(each) for each in found.broken],
             "lacking": shortfall_document(self.problem, found.lacking) if found.lacking else None,
             "plan": self._trial(found.trial) if found.trial else None,
+            "is_explained": found.trial is not None and found.trial.plan == trial.plan,
             "margin": found.margin,
             "more_seconds": dict(found.more),
             "nearest": self._trial(found.nearest) if found.nearest else None,

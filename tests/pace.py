@@ -12,16 +12,16 @@ LOOP = 0.05
 """Seconds of CPU that the loop takes on a quiet core of 2.5 GHz."""
 
 
-class Spent:
+class CpuTime:
     """What a block took; ``seconds`` is known after it."""
 
     seconds = float("inf")
 
 
 @contextmanager
-def paced() -> Iterator[Spent]:
+def measure_cpu() -> Iterator[CpuTime]:
     """Measure the CPU time of a block between two runs of the loop, of which the slower one counts."""
-    spent, before = Spent(), loop_seconds()
+    spent, before = CpuTime(), loop_seconds()
     start = process_time()
     yield spent
     elapsed = process_time() - start

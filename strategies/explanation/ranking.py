@@ -88,11 +88,6 @@ class Candidate:
         return complete(self._costs.problem, self.layout)
 
     @property
-    def is_measured(self) -> bool:
-        """Whether its memory has been worked out."""
-        return self._memory is not None
-
-    @property
     def peak(self) -> float:
         """Bytes of the fullest device."""
         return self._measured()[0]

@@ -9,7 +9,7 @@ import pytest
 from scenarios.fuzzing import corpus
 from scenarios.fuzzing.parsers import PARSERS
 
-from ..pace import paced
+from ..pace import measure_cpu
 
 SECONDS = 2.5
 """Of CPU at the pace of a quiet machine; each of these once took 4 to 100 and more."""
@@ -63,7 +63,7 @@ LARGE: dict[str, tuple[str, str]] = {
 def test_work_grows_with_the_size_of_the_input_alone(name: str, tmp_path: Path) -> None:
     kind, text = LARGE[name]
     read = PARSERS[kind].reader(tmp_path)
-    with paced() as spent:
+    with measure_cpu() as spent:
         try:
             read(text.encode())
         except PARSERS[kind].errors as error:

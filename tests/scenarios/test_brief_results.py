@@ -11,7 +11,7 @@ from scenarios import load
 from simulator.engine import simulate
 from strategies.lowering import lower
 
-from ..pace import paced
+from ..pace import measure_cpu
 
 LONGEST, LINES, SECONDS = 2000, 25, 0.1
 OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
@@ -60,7 +60,7 @@ def repr_seconds(value: object) -> float:
     repr(value)
     seconds = time.process_time() - start
     if seconds > SECONDS:
-        with paced() as spent:
+        with measure_cpu() as spent:
             repr(value)
         seconds = spent.seconds
     return seconds

@@ -227,6 +227,19 @@ def test_a_given_plan_is_told_before_any_other_is_looked_at(folder: Path, capsys
     assert found["not_looked_at"] == "looking at plans of the space"
 
 
+def test_why_not_the_plan_itself_is_told_as_such(folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["plan"]["document"]
+    microbatch = best["microbatch"]
+    for asked, is_itself in ((microbatch, True), (2 if microbatch == 1 else 1, False)):
+        assert run(["explain", "small.yaml", "--json", "--why-not", f"microbatch={asked}"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["why_not"]["is_explained"] is is_itself
+        lines = "\n".join(explanation_lines(found))
+        assert ("the plan that is explained has it, and is the fastest of" in lines) is is_itself
+        assert ("it takes +" in lines) is not is_itself
+
+
 def test_a_large_space_is_not_listed_and_no_proof_is_claimed_of_it(folder: Path, capsys, monkeypatch) -> None:
     from strategies.explanation import ranking
 

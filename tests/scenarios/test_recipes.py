@@ -15,7 +15,7 @@ from scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipe
 from strategies.layout import Layout
 from strategies.plan_layout import layout_of
 
-from ..pace import paced
+from ..pace import measure_cpu
 
 RECORDS: list[dict[str, Any]] = json.loads((root() / FILE).read_text("utf-8"))
 AXES = ("data", "tensor", "pipeline", "context")
@@ -65,7 +65,7 @@ def test_a_published_rate_is_a_published_time() -> None:
 def test_the_table_is_read_in_little_time() -> None:
     module.recipes.cache_clear()
     module._records.cache_clear()
-    with paced() as spent:
+    with measure_cpu() as spent:
         recipes()
     assert spent.seconds < 0.25
 
@@ -103,7 +103,7 @@ def test_plans_carried_over_are_legal_and_each_is_there_once(name: str) -> None:
 def test_listing_the_plans_for_many_devices_takes_little_time() -> None:
     problem = load("llama3-405b-16384-h100").problem
     recipes()
-    with paced() as spent:
+    with measure_cpu() as spent:
         recipe_layouts(problem)
     assert spent.seconds < 0.3
 

@@ -22,7 +22,7 @@ from strategies.problem import Problem
 from strategies.search import Space, layouts
 from strategies.search.acceptance import FIELDS, Answers
 
-from ...pace import paced
+from ...pace import measure_cpu
 
 EACH = pytest.mark.parametrize("name", NAMES)
 
@@ -145,7 +145,7 @@ def test_an_answer_takes_less_than_100_microseconds(name: str) -> None:
     of: Problem = problem("gpt", 16)
     every = list(layouts(of))
     answers = Answers(Acceptance(name, MODELS["gpt"]).rules(of))
-    with paced() as spent:
+    with measure_cpu() as spent:
         for layout in every:
             answers.refusals(layout)
     assert spent.seconds / len(every) < 100e-6

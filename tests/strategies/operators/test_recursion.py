@@ -10,7 +10,7 @@ from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, Oper
 from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.operators.recursion import Level, recurse
 
-from ...pace import paced
+from ...pace import measure_cpu
 
 FAST, SLOW = 1.0, 20.0
 
@@ -75,7 +75,7 @@ def test_gpt_3_on_1024_devices_is_data_outside_and_megatron_inside() -> None:
     recurse(graph, levels, 384, 4)
     seconds = []
     for _ in range(3):
-        with paced() as spent:
+        with measure_cpu() as spent:
             found = cut_dims(graph, *levels, microbatch=384, microbatches=4)
         seconds.append(spent.seconds)
     assert min(seconds) < 0.05

@@ -8,7 +8,7 @@ from strategies.schedule import KINDS, SCHEDULES, Schedule, rank_order, schedule
 from strategies.schedules.order import PassTimes
 from strategies.schedules.rule import Placement, ScheduleRule, place
 
-from ...pace import paced
+from ...pace import measure_cpu
 from .unit_time import walk
 
 ONE = PassTimes(1, 1, 1)
@@ -115,7 +115,7 @@ def test_only_dualpipev_overlaps_and_in_its_main_part() -> None:
 @pytest.mark.parametrize("rule", SCHEDULES.values(), ids=lambda rule: rule.name)
 def test_orders_of_sixteen_ranks_are_made_at_once(rule: ScheduleRule) -> None:
     def seconds() -> float:
-        with paced() as spent:
+        with measure_cpu() as spent:
             for rank in range(16):
                 rank_order(rule.name, rank, 16, 64, rule.chunks[0])
         return spent.seconds
