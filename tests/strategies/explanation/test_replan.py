@@ -7,6 +7,7 @@ from strategies.completion import complete
 from strategies.explanation.ranking import fits, ranking
 from strategies.explanation.replan import replan
 from strategies.layout import Layout
+from strategies.plan_layout import layout_of
 from strategies.search.space import Space
 
 from ..problems import problem
@@ -55,16 +56,22 @@ def test_some_devices_are_left(lost: int) -> None:
         replan(OWN, SPACE, BEST.plan, LAYOUT, lost, lambda: inf)
 
 
-@pytest.mark.parametrize("bandwidth", [1e8, 4e9])
 def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
-    bandwidth: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)
-    parts = (replace(own, cluster=own.cluster.resized(1, devices)) for devices in (1, 2))
-    times = [best.evaluation.step_time for part in parts if (best := ranking(part, SPACE).fastest(fits))]
+    """Where the only plan that people know is the slowest, and none one decision away is looked at."""
+    own = problem(devices=4, layers=6, batch=8, bandwidth=4e9)
+    parts = {devices: replace(own, cluster=own.cluster.resized(1, devices)) for devices in (1, 2)}
+    times = {devices: list(ranking(part, SPACE).ascending(fits)) for devices, part in parts.items()}
+    fastest = {devices: row[0].evaluation.step_time for devices, row in times.items()}
+    assert fastest[2] < fastest[1] and fastest[2] < times[2][-1].evaluation.step_time
+    slowest = {devices: layout_of(part, times[devices][-1].plan) for devices, part in parts.items()}
     monkeypatch.setattr("strategies.explanation.ranking.MOST_RANKED", 0)
-    monkeypatch.setattr("strategies.explanation.ranking.known_layouts", lambda problem, space: ())
-    monkeypatch.setattr("strategies.explanation.ranking.SpaceRanking.descend", lambda ranked: None)
+    monkeypatch.setattr(
+        "strategies.explanation.ranking.known_layouts",
+        lambda problem, space: (*space.starts, slowest[problem.cluster.num_devices]),
+    )
+    monkeypatch.setattr("strategies.explanation.ranking.neighbours", lambda problem, space, layout: ())
     found = replan(own, SPACE, complete(own, LAYOUT), LAYOUT, 2, lambda: inf)
     assert found.best is not None and not found.whole
-    assert found.best.trial.evaluation.step_time == min(times)
+    assert found.best.trial.evaluation.step_time == fastest[2]
