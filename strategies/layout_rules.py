@@ -309,7 +309,9 @@ def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Viol
         return
     count = rule_of(layout.schedule).num_stages(layout.pipeline, layout.chunks)
     if isinstance(how, PerStage) and len(how.stages) != count:
-        yield Violation("recompute", f"recompute of a list has one a stage, of {count} in all, met {len(how.stages)}")
+        alike = f"; nearest: {how.stages[0]} for all stages alike" if len(set(how.stages)) == 1 else ""
+        words = f"recompute of a list has one a stage, of {count} in all, met {len(how.stages)}{alike}"
+        yield Violation("recompute", words)
         return
     layers = {name for name, block in graph.occurrences if block.layer}
     stages = partition(graph, count, layout.stages)

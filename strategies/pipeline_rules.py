@@ -40,7 +40,8 @@ def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]
     elif layout.stages == "even" and layers % stages:
         yield Violation(
             "pipeline",
-            f"{number} stages divide layers({layers}); nearest stages: {_nearest(layers, stages)}",
+            f"{number} stages divide layers({layers}) where stages is even; "
+            f"nearest: {_nearest(layers, stages)} stages, or stages: balanced",
         )
     elif stages > most_stages(problem.graph):
         ends = most_stages(problem.graph) - layers

@@ -44,7 +44,10 @@ Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in secon
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
 AlgorithmName = Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")]
 BestPlanFile = Annotated[
-    str | None, typer.Option(help="Write the best plan so far (.json), whenever it becomes better.")
+    str | None,
+    typer.Option(
+        help="Write the best plan so far (.json), whenever it becomes better; one that is fastest to run beside it."
+    ),
 ]
 Journal = Annotated[
     str | None,
@@ -92,7 +95,7 @@ def search(
     keep(result.best)
     left = _seconds_left(limit) if limit is None else left
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
-    answer.add_trainers(left, budget)
+    answer.add_trainers(left, budget, out)
     if robust is not None:
         answer.add_robust(robust, out_of_memory, left, keep)
     answer.add_reason(left)
@@ -141,6 +144,7 @@ class _Answer:
         self.places: Any = ()
         self.runnable: Any = None
         self.runnable_time = 0.0
+        self.runnable_file: str | None = None
         self.robust_plan: Any = None
 
     @property
@@ -148,8 +152,11 @@ class _Answer:
         """Whether more follows from a plan that was found."""
         return self.result.best is not None and not self.interrupted
 
-    def add_trainers(self, left: Callable[[], float], budget: int | None) -> None:
-        """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does."""
+    def add_trainers(self, left: Callable[[], float], budget: int | None, out: str | None) -> None:
+        """Add in which trainers the best plan runs, and where it fits in none, the fastest plan that does.
+
+        That is written beside ``out`` under the name of its trainer: the best plan would start nowhere.
+        """
         from scenarios.launches import fastest_runnable, launches, needs_runnable
         from scenarios.nothing_fits import GRACE
 
@@ -163,6 +170,10 @@ class _Answer:
                 self.interrupted = True
             self.runnable_time = time.monotonic() - start
         runnable = self.runnable
+        if runnable is not None and out is not None:
+            path = Path(out)
+            self.runnable_file = str(path.with_name(f"{path.stem}-{runnable.trainer}{path.suffix}"))
+            _write_plan(self.runnable_file, runnable.plan)
         self.document["trainers"] = [asdict(place) for place in self.places]
         self.document["runnable"] = None if runnable is None else asdict(runnable) | {"plan": runnable.plan.to_json()}
         self.document["runnable_wall_time"] = self.runnable_time
@@ -192,6 +203,8 @@ class _Answer:
             emit(self.document)
         elif self.result.best is not None:
             _print(self.value, self.result, self.places, self.runnable, self.runnable_time)
+            if self.runnable_file is not None:
+                note(f"the plan that is fastest to run is in {self.runnable_file}")
             _print_more("robust", self.document)
 
     def tell_end(self, out: str | None) -> int:
@@ -290,16 +303,20 @@ def _executor(workers: int, scheduler: str | None) -> "Iterator[Executor | None]
 
 def _keep(out: str | None) -> Callable[[Any], None]:
     """Return what writes a best plan to ``out`` where it is a new one."""
-    from scenarios.files import write
-
     kept: list[Any] = [None]
 
     def keep(best: Any) -> None:
         if out is not None and best is not kept[0]:
-            write(out, json.dumps(best.plan.to_json(), indent=2) + "\n")
+            _write_plan(out, best.plan)
             kept[0] = best
 
     return keep
+
+
+def _write_plan(path: str, plan: Any) -> None:
+    from scenarios.files import write
+
+    write(path, json.dumps(plan.to_json(), indent=2) + "\n")
 
 
 def _print_more(section: str, document: dict[str, Any]) -> None:

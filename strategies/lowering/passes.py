@@ -1,5 +1,6 @@
 """The passes of a schedule as abstract tasks: parts, what they gather, keep, reduce and send, in order of each rank."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -68,7 +69,8 @@ class Passes(TaskList):
     ``chain`` is each position's end of its passes, ``leaving`` its last reduction and ``scattered`` its last within
     a group that shares states, ``summed`` the last sum on its host; ``joins`` are the passes of variants that are
     joined, ``on_host`` the buckets that hosts have gradients of, ``computed`` each position's last task that computes.
-    ``bodies`` are the tasks of passes alike, and where they were added again.
+    ``bodies`` are the tasks of passes alike, and where they were added again; ``buckets`` are by stage and kind of
+    pass those that leave after each part.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -88,6 +90,7 @@ class Passes(TaskList):
         self.summed: list[int | None] = [None] * shape.ranks
         self.on_host: set[tuple[int, int]] = set()
         self.computed: list[int | None] = [None] * shape.ranks
+        self.buckets: dict[tuple[int, ActionKind], dict[int, list[Leaving]]] = {}
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: in turn up to a collective, beneath which the other one computes."""
@@ -244,7 +247,12 @@ class Passes(TaskList):
 
     def _leaving_after(self, action: Action, part: int) -> list[Leaving]:
         """Return the buckets that leave after a part of an action."""
-        return [each for each in self.shape.stages[action.stage].buckets if each.after(action.kind) == part]
+        key = action.stage, action.kind
+        if key not in self.buckets:
+            self.buckets[key] = defaultdict(list)
+            for bucket in self.shape.stages[action.stage].buckets:
+                self.buckets[key][bucket.after(action.kind)].append(bucket)
+        return self.buckets[key].get(part, [])
 
     def _leave(self, chain: Chain, position: int, action: Action, leaving: Leaving) -> None:
         """Reduce a bucket of gradients, of a stage's last ones over replicas too, and copy it to the host."""

@@ -112,8 +112,7 @@ class Choices:
             if pairs is not None and pairs is (SCHEDULES[scheduled.name].pairs is no_pairs):
                 continue
             for slices in self._slices(family):
-                found = self._group(family, scheduled, slices=slices)
-                found = found if self._answers is None else self._answers.accepted(found)
+                found = self.accepted(self._group(family, scheduled, slices=slices))
                 if found.count:
                     yield found
 
@@ -195,6 +194,10 @@ class Choices:
         """Return the group of a layout of the space."""
         scheduled = Scheduled(layout.schedule, layout.chunks, layout.stages)
         return self._group(family_of(layout), scheduled, slices=layout.scatter_gather)
+
+    def accepted(self, group: Group) -> Group:
+        """Return the members of a group that the space accepts."""
+        return group if self._answers is None else self._answers.accepted(group)
 
     def _group(self, family: Layout, scheduled: Scheduled, *, slices: bool) -> Group:
         name, chunks, stages = scheduled

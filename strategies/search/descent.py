@@ -33,12 +33,31 @@ def known_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
     Those that break a rule of the problem or a limit of the space are left out, what the space does not accept, and
     schedules without a flush: they train on older weights.
     """
+    layouts = _stated_layouts(problem, space)
+    legal = (each for each in layouts if space.allows(each) and next(violations(problem, each), None) is None)
+    return tuple(layout for layout in legal if _is_accepted(problem, space, layout))
+
+
+def _stated_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
+    """Return the plans that people know in the words of a space, also those that it does not have."""
     typed = (layout for _, layout in engineer_layouts(problem))
     stated = (layout for layout in (*space.starts, *typed) if not rule_of(layout.schedule).asynchronous)
     choices = choices_of(problem, space)
-    layouts = dict.fromkeys(choices.in_words(_within(space, layout)) for layout in stated)
-    legal = (each for each in layouts if space.allows(each) and next(violations(problem, each), None) is None)
-    return tuple(layout for layout in legal if _is_accepted(problem, space, layout))
+    return tuple(dict.fromkeys(choices.in_words(_within(space, layout)) for layout in stated))
+
+
+def known_groups(problem: Problem, space: Space) -> tuple[Group, ...]:
+    """Return the groups of a space in which known plans are, or would be if they shared states or recomputed otherwise.
+
+    Who knows the degrees and the schedule of a good plan seldom knows what it should recompute to fit.
+    """
+    choices = choices_of(problem, space)
+    groups = (
+        choices.accepted(choices.group_of(layout))
+        for layout in _stated_layouts(problem, space)
+        if choices.has_family(family_of(layout)) and choices.has_group(layout)
+    )
+    return tuple({group.layout: group for group in groups if group.count}.values())
 
 
 def _is_accepted(problem: Problem, space: Space, layout: Layout) -> bool:
@@ -92,18 +111,37 @@ def shortest_known(known: Rising, limit: float) -> tuple[float, Layout] | None:
 
 
 def known_by_path(problem: Problem, space: Space, costs: CostModel) -> Rising:
-    """Yield the known plans that fit with their longest paths by rising path, and between them how far bounds are.
+    """Yield known plans that fit with their longest paths by rising path, and between them how far bounds are.
 
-    The plan with the least bound is looked at closer, one level at a time: what its devices compute, a path through its
-    step, whether it fits, its longest path. Nothing is worked out beyond the bound at which a caller stops.
+    Of the group of each known plan it is also the member that has the least bound of those that fit. The plan with the
+    least bound is looked at closer, one level at a time: what its devices compute, a path through its step, whether it
+    fits, its longest path. Nothing is worked out beyond the bound at which a caller stops.
     """
-    waiting: list[tuple[float, int, int, Layout]] = []
-    for number, known in enumerate(known_layouts(problem, space)):
-        floor = costs.floor(family_of(known)) if isinstance(known.microbatch, int) else 0.0
-        heappush(waiting, (floor, _FLOOR, number, known))
+    waiting: list[tuple[float, int, int, Layout | Group | GroupMembers]] = []
+    layouts = known_layouts(problem, space)
+    nodes: list[Layout | Group] = [*layouts, *known_groups(problem, space)]
+    for number, node in enumerate(nodes):
+        layout = node.layout if isinstance(node, Group) else node
+        floor = costs.floor(family_of(layout)) if isinstance(layout.microbatch, int) else 0.0
+        heappush(waiting, (floor, _FLOOR, number, node))
+    found = set(layouts)
     while waiting:
         bound, level, number, known = heappop(waiting)
         yield bound, None
+        if isinstance(known, Group):
+            members = GroupMembers(known, costs.table(known))
+            if members.bound < inf:
+                heappush(waiting, (max(bound, members.bound), _FLOOR, number, members))
+            continue
+        if isinstance(known, GroupMembers):
+            members, known = known, known.next()
+            is_late = memory_depends_on_timing(known)
+            if is_late or costs.fits(complete(problem, known)):
+                if known not in found:
+                    heappush(waiting, (max(bound, costs.bound(complete(problem, known))), _BOUND, number, known))
+            elif members.bound < inf:
+                heappush(waiting, (max(bound, members.bound), _FLOOR, number, members))
+            continue
         plan = complete(problem, known)
         if level == _FLOOR:
             heappush(waiting, (max(bound, costs.bound(plan)), _BOUND, number, known))

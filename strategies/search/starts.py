@@ -89,7 +89,19 @@ def _tensor_parallel(problem: Problem, devices: int, tensors: Sequence[int]) -> 
 
 def _pipelines(problem: Problem, devices: int, tensors: Sequence[int]) -> Iterator[Named]:
     """Yield the shortest pipelines whose states fit, plain and interleaved."""
+    layers = num_layers(problem.graph)
     for tensor in dict.fromkeys((*tensors[:1], 1)):
+        for pipeline in _even(layers, divisors(devices // tensor))[:2]:
+            degrees = _words(TP=tensor, PP=pipeline)
+            layout = Layout(
+                data=devices // (tensor * pipeline),
+                tensor=tensor,
+                pipeline=pipeline,
+                zero=3,
+                sequence_parallel=tensor > 1,
+            )
+            if layout.data > 1:
+                yield from _recomputed(problem, f"{degrees} + FSDP, 1F1B", layout)
         for pipeline in _pipeline_degrees(problem, devices, tensor):
             degrees = _words(TP=tensor, PP=pipeline)
             layout = Layout(
@@ -243,8 +255,13 @@ def _pipeline_degrees(problem: Problem, devices: int, tensor: int) -> tuple[int,
     layers = num_layers(problem.graph)
     degrees = [each for each in divisors(devices // tensor) if 1 < each <= layers]
     fitting = [each for each in degrees if _states_fit(problem, devices, tensor, each)]
-    even = [each for each in fitting if layers % each == 0]
-    return tuple((even or fitting)[:2] or degrees[-1:])
+    return tuple(_even(layers, fitting)[:2] or degrees[-1:])
+
+
+def _even(layers: int, degrees: Sequence[int]) -> Sequence[int]:
+    """Return the degrees of pipelines that cut layers evenly; all possible ones where none does."""
+    possible = [degree for degree in degrees if 1 < degree <= layers]
+    return [degree for degree in possible if layers % degree == 0] or possible
 
 
 def _usual_pipelines(problem: Problem, devices: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from scenarios import load
 from scenarios.command_line import run
 from scenarios.commands.search import _own_seconds
 from scenarios.interchange.acceptance import trainers_of
-from scenarios.launches import fastest_runnable, launches, launches_in_words, needs_runnable
+from scenarios.launches import Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
 from scenarios.scenario import Scenario
 from strategies.completion import complete
 from strategies.layout import Layout
@@ -124,3 +125,16 @@ def test_the_time_for_what_runs_is_told_apart(
     assert document["runnable"] is None and 0.05 <= document["runnable_wall_time"] < 5
     assert run(["search", "local/dp2", "--budget", "2"]) == 0
     assert " for what is fastest to run" in capsys.readouterr().out
+
+
+def test_the_plan_that_is_fastest_to_run_is_written_beside_the_best(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = load("local/dp2")
+    runs = Runnable("torchtitan", complete(scenario.problem, Layout(data=2, zero=3)), 1.0, 2.0**30, 0.0)
+    monkeypatch.setattr("scenarios.launches.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("scenarios.launches.fastest_runnable", lambda scenario, left, budget: runs)
+    assert run(["search", "local/dp2", "--budget", "2", "--out", str(tmp_path / "best.json")]) == 0
+    written = (tmp_path / "best-torchtitan.json").read_text()
+    assert written == json.dumps(runs.plan.to_json(), indent=2) + "\n"
+    assert "best-torchtitan.json" in capsys.readouterr().err

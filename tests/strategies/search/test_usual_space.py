@@ -9,11 +9,12 @@ from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKin
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.floor import least_step_time
+from strategies.layout import Layout
 from strategies.partition import partition
 from strategies.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
 from strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
 from strategies.search.choices import offloadings
-from strategies.search.descent import best_known, known_by_path, known_layouts
+from strategies.search.descent import best_known, known_by_path, known_groups, known_layouts
 from strategies.search.scope import scope_of
 from strategies.search.space import CORE, count, within
 from strategies.search.starts import engineer_layouts
@@ -120,7 +121,36 @@ def test_known_plans_keep_the_limits_and_are_legal() -> None:
             answer = costs.evaluate(plans[-1])
     except StopIteration as end:
         best = end.value[0]
-    assert best == min(costs.evaluate(complete(SMALL, layout)).step_time for layout in known_layouts(SMALL, Space()))
+    # known plans, and of their groups the members with the least bounds: never slower than the plans themselves
+    assert best <= min(costs.evaluate(complete(SMALL, layout)).step_time for layout in known_layouts(SMALL, Space()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_plan_stands_for_those_that_differ_in_recomputation_and_states(seed: int) -> None:
+    small, space = usual_scenario(seed)
+    costs = SimulatedCost(small)
+    paths = {layout: bound for bound, layout in known_by_path(small, space, costs) if layout is not None}
+    known = known_layouts(small, space)
+    fitting = [layout for layout in known if costs.fits(complete(small, layout))]
+    assert set(fitting) <= paths.keys() and list(paths.values()) == sorted(paths.values())
+    for group in known_groups(small, space):
+        members = [layout for layout in group if costs.fits(complete(small, layout))]
+        # none of them, or one whose bound is the least: no other member that fits has a lower one
+        bounds = [costs.bound(complete(small, layout)) for layout in members]
+        found = [costs.bound(complete(small, layout)) for layout in paths if layout in members]
+        assert bool(found) is bool(members)
+        if found:
+            assert min(found) <= min(bounds) * (1 + 1e-9)
+
+
+def test_a_known_plan_that_a_limit_forbids_stands_with_other_states() -> None:
+    # a recipe with ZeRO-1 where only ZeRO-3 may be: the same degrees and schedule stand, with ZeRO-3
+    recipe = Layout(data=2, pipeline=2, zero=1, schedule="gpipe", stages="balanced")
+    space = Space(zero=(3,), starts=(recipe,))
+    assert not any(layout.schedule == "gpipe" for layout in known_layouts(SMALL, space))
+    (group,) = (group for group in known_groups(SMALL, space) if group.layout.schedule == "gpipe")
+    assert group.layout.data == group.layout.pipeline == 2
+    assert {layout.zero for layout in group} == {3} and len({layout.recompute for layout in group}) > 1
 
 
 def test_a_scope_says_what_was_tried_and_what_not() -> None:
