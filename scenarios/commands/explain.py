@@ -54,7 +54,7 @@ def explain(
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
-    """Explain the best plan, or a given one. Ctrl-C prints what is known."""
+    """Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."""
     from scenarios.explanation import explanation
     from scenarios.files import check_output
     from scenarios.nothing_fits import Nothing

@@ -148,10 +148,19 @@ def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, a
     if as_json:
         changes = {"reason": why, "nearest": near.to_json() if near else None, "changes": more["changes"]}
         emit(document | changes)
-    note(why + (f"; nearest plan that fits: {near.describe()}" if near else "; no plan near it fits"))
+    note(why + (f"; nearest plan that fits: {_timed(value, near)}" if near else "; no plan near it fits"))
     priced = f"priced as {describe_pricing(value, simulated=True)}"
     for line in (*changes_lines(more), priced, *value.remarks):
         note(line)
+
+
+def _timed(value: Any, plan: Any) -> str:
+    """Return a plan with its step time."""
+    from simulator.units import format_time
+    from strategies.cost_model import SimulatedCost
+
+    step_time = SimulatedCost(value.problem).evaluate(plan).step_time
+    return f"{plan.describe()}, {format_time(step_time)} a step"
 
 
 def _checked(value: Any) -> Any:

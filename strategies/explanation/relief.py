@@ -21,6 +21,7 @@ from strategies.problem import Problem
 from strategies.recomputation import Recompute
 from strategies.search.acceptance import Accepts
 from strategies.search.driver import OutOfTime
+from strategies.search.space import EVERYTHING, choices_of
 from strategies.violation import Violation
 
 GIB = 2.0**30
@@ -170,7 +171,7 @@ def _more_memory(problem: Problem, tried: Sequence[Layout]) -> list[Relief]:
 
 
 def _changes(problem: Problem) -> Iterator[_Change]:
-    yield _Change(problem, _recomputing)
+    yield _Change(problem, partial(_recomputing, problem))
     yield _Change(problem, _sharing)
     yield _Change(problem, _smaller_microbatch)
     yield _Change(problem, _model_parallel)
@@ -180,7 +181,7 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     training = problem.training
     if training.gradient_bytes > training.parameter_bytes:
         narrow = replace(problem, training=replace(training, gradient_precision="same"))
-        yield _Change(narrow, lambda layout: iter([(f"gradients in {training.dtype}", layout)]))
+        yield _Change(narrow, lambda layout: iter([(f"gradients in {training.dtype}, less exact in sums", layout)]))
     for factor in FACTORS:
         try:
             more = replace(problem, cluster=problem.cluster.resized(problem.cluster.num_nodes * factor))
@@ -189,9 +190,13 @@ def _changes(problem: Problem) -> Iterator[_Change]:
         yield _Change(more, _more_nodes(factor, more.cluster.num_nodes), machine=True)
 
 
-def _recomputing(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    for recompute in (Recompute.SELECTIVE, Recompute.FULL):
-        if layout.recompute not in (recompute, Recompute.FULL):
+def _recomputing(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield the layout with each of the usual choices computed again that it does not have; none where it has all."""
+    if layout.recompute == Recompute.FULL:
+        return
+    usual = choices_of(problem, EVERYTHING).passes(layout)
+    for recompute in dict.fromkeys(choice.recompute for choice in usual):
+        if recompute not in (layout.recompute, Recompute.NONE):
             yield f"{recompute} recompute", replace(layout, recompute=recompute)
 
 
