@@ -108,6 +108,10 @@ class SimulatedCost:
             return self._needs.simulated(plan).step_time
         return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
 
+    def hosts_fit(self, plan: Plan) -> bool:
+        """Return whether every host has the memory that the plan needs there, whatever devices have."""
+        return self._needs.hosts_fit(plan)
+
     def memory_needs_simulation(self, plan: Plan) -> bool:
         """Return whether a simulation alone tells the memory of a plan, not the order of its passes."""
         return self._needs.needs_simulation(plan)

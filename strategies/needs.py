@@ -27,10 +27,14 @@ from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNeed:
-    """What a simulation tells of a plan: the bytes of the fullest device, whether all fits, the seconds of a step."""
+    """What a simulation tells of a plan: the bytes of the fullest device, whether all fits, the seconds of a step.
+
+    ``hosts_fit`` says whether the hosts have what they keep, whatever devices have.
+    """
 
     peak: int
     fits: bool
+    hosts_fit: bool
     step_time: float
 
 
@@ -57,12 +61,14 @@ class Needs:
         if self.needs_simulation(plan):
             return self.simulated(plan).fits
         on_devices = all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
-        return on_devices and self._hosts_fit(plan)
+        return on_devices and self.hosts_fit(plan)
 
-    def _hosts_fit(self, plan: Plan) -> bool:
+    def hosts_fit(self, plan: Plan) -> bool:
         """Return whether hosts have the memory that is theirs for the whole step: without passes, all they hold."""
         if not plan.offload:
             return True
+        if self.needs_simulation(plan):
+            return self.simulated(plan).hosts_fit
         kinds = host_residents(self.costs.machine(plan), self.costs, plan)
         return all(size <= capacity for size, capacity in kinds)
 
@@ -83,10 +89,12 @@ class Needs:
         """Return what the simulation of a plan tells, which is run once."""
         if plan not in self._simulated:
             timeline = simulate(lower(self.costs.problem, plan, costs=self.costs))
-            profiles = (*timeline.memory, *timeline.host_memory)
             peak = int(max(profile.peak for profile in timeline.memory))
-            fits = all(profile.peak <= profile.capacity for profile in profiles)
-            self._simulated[plan] = SimulatedNeed(peak, fits, timeline.step_time)
+            devices_fit, hosts_fit = (
+                all(profile.peak <= profile.capacity for profile in profiles)
+                for profiles in (timeline.memory, timeline.host_memory)
+            )
+            self._simulated[plan] = SimulatedNeed(peak, devices_fit and hosts_fit, hosts_fit, timeline.step_time)
         return self._simulated[plan]
 
     def held(self, plan: Plan) -> IntArray:

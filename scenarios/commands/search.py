@@ -30,7 +30,7 @@ from scenarios.exit_codes import DONE, FAILED, INTERRUPTED, NOTHING_FITS
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-LEAST_RESERVE = 1.5
+LEAST_RESERVE = 2.0
 """Seconds that are kept at least to find a plan that runs, but no more than half: a search may end a second late."""
 
 LATE = 0.5

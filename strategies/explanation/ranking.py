@@ -97,6 +97,12 @@ class Candidate:
         """Whether every device and host has its memory."""
         return self._measured()[1]
 
+    @property
+    def hosts_fit(self) -> bool:
+        """Whether every host has its memory."""
+        self._look()
+        return self._costs.hosts_fit(self.plan)
+
     def _measured(self) -> tuple[float, bool]:
         if self._memory is None:
             self._look()
@@ -367,6 +373,6 @@ def fits_with(problem: Problem, memory: Callable[[float], float]) -> Allowed:
     changed = replace(problem, cluster=with_memory(problem.cluster, memory))
     if len(changed.cluster.accelerators) == 1:
         capacity = changed.usable(changed.cluster.accelerator)
-        return lambda candidate: candidate.peak <= capacity
+        return lambda candidate: candidate.peak <= capacity and candidate.hosts_fit
     costs = SimulatedCost(changed)
     return lambda candidate: costs.fits(complete(changed, candidate.layout))

@@ -79,5 +79,5 @@ def next_larger_memory(ranking: Ranking, best: Trial) -> Trial | None:
 
 
 def _needing_less(memory: float) -> Allowed:
-    """Return whether a candidate does not fit, and needs less than some bytes."""
-    return lambda candidate: not candidate.fits and candidate.peak < memory
+    """Return whether a candidate lacks memory on devices, not on hosts, and needs less than some bytes."""
+    return lambda candidate: not candidate.fits and candidate.peak < memory and candidate.hosts_fit

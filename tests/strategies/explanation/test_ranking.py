@@ -6,10 +6,11 @@ import pytest
 from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation import ranking as module
-from strategies.explanation.machine_part import machine_parts, with_memory
+from strategies.explanation.machine_part import machine_parts, with_host_memory, with_memory
 from strategies.explanation.ranking import fits, fits_with, ranking
 from strategies.plan import Plan
 from strategies.recomputation import Recompute
+from strategies.search.choices import offloadings
 from strategies.search.descent import known_layouts
 from strategies.search.driver import OutOfTime
 from strategies.search.space import Space, neighbours
@@ -39,6 +40,20 @@ def test_with_other_memory(factor: float) -> None:
     found = RANKED.fastest(fits_with(CRAMPED, lambda memory: memory * factor))
     slow = brute_force(CRAMPED, MEMORY * factor)
     assert (found and found.evaluation.step_time) == (slow[0][0] if slow else None)
+
+
+@pytest.mark.parametrize("host_memory", [1e3, 1e12])
+def test_more_memory_of_devices_helps_no_plan_that_its_hosts_have_no_room_for(host_memory: float) -> None:
+    cluster = with_host_memory(CRAMPED.cluster, lambda memory: host_memory)
+    own = replace(CRAMPED, cluster=cluster)
+    space = replace(SPACE, offload=offloadings())
+    ranked = ranking(own, space)
+    allowed = fits_with(own, lambda memory: memory * 2)
+    larger = SimulatedCost(replace(own, cluster=with_memory(cluster, lambda memory: memory * 2)))
+    found = [allowed(candidate) for candidate in ranked.candidates]
+    assert found == [larger.fits(candidate.plan) for candidate in ranked.candidates]
+    offloaded = [fits for candidate, fits in zip(ranked.candidates, found, strict=True) if candidate.layout.offload]
+    assert offloaded and any(offloaded) is (host_memory > 1e6) and any(found)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 2.0])
