@@ -168,7 +168,7 @@ def _runner_up(found: Data) -> Iterator[str]:
 
 def _decisions(found: list[Data]) -> Iterator[str]:
     yield ""
-    yield "what each decision is worth: the fastest plan that decides it otherwise"
+    yield "what each decision is worth: the fastest plan of those looked at that decides it otherwise"
     for each in found:
         peak, lacks = format_size(each["peak_memory"]), each["out_of_memory"]
         yield f"  {each['decision']:<18}{each['margin']:>+8.2%}  {peak:>9}  out of memory {lacks:>5.1%}  {each['plan']}"

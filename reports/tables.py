@@ -76,7 +76,7 @@ _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("peak_memory_interval", "90 % of peaks", between(format_size)),
     ("memory_usable", "usable memory of a device", format_size),
     ("memory_capacity", "of the memory that is reported", format_size),
-    ("bubble", "pipeline bubble", percent),
+    ("bubble", "devices idle (bubble)", percent),
     ("bottleneck", "busiest link", busiest_link),
     ("engine", "engine", str),
     ("tasks", "tasks", count),

@@ -135,4 +135,5 @@ def launches_in_words(found: tuple[Launch, ...]) -> str:
     """Return where a plan runs in one line, and what to do where nowhere."""
     if not found:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
-    return ", ".join(launch.describe() for launch in found)
+    first = sorted(found, key=lambda launch: launch.fits is not True)  # a reader takes the first for the answer
+    return ", ".join(launch.describe() for launch in first)

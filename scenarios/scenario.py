@@ -178,7 +178,10 @@ class Scenario:
         accepts = Acceptance(target, self.spec)
         if never := accepts.never(self.problem):
             raise ValueError(f"{self.file}: {accepts.can} no plan of this scenario: {'; '.join(never)}")
-        return replace(self, asked_target=target, problem=self.priced_for(target))
+        problem = self.priced_for(target)
+        priced = problem.training.framework != self.problem.training.framework  # then none is assumed
+        kept = (line for line in self.assumptions if not (priced and line.startswith("training.framework is ")))
+        return replace(self, asked_target=target, problem=problem, assumptions=tuple(kept))
 
     def priced_for(self, target: str) -> Problem:
         """Return the problem by the conventions of a target, where the scenario names none and they are known."""

@@ -70,7 +70,7 @@ def facts(report: Report) -> Facts:
         ("model FLOP utilisation", percent(result["mfu"]), f"{count(result['tokens_per_second'])} tokens/s"),
         ("peak memory", format_size(result["peak_memory"]), _of_capacity(result)),
         ("devices", f"{result['ranks']:,}", f"{result['classes']:,} {kinds} of ranks simulated"),
-        ("pipeline bubble", percent(result["bubble"]), "of all ranks' time"),
+        ("devices idle (bubble)", percent(result["bubble"]), "of all ranks' time"),
     ]
     if result.get("bottleneck"):
         link = result["bottleneck"]

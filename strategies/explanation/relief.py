@@ -97,7 +97,7 @@ def reliefs(
     Parameters
     ----------
     tried
-        Layouts that do not fit.
+        Layouts that do not fit, those first that need least.
     accepts
         What the plans that fit have to be accepted by.
     seconds
@@ -174,6 +174,7 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     yield _Change(problem, partial(_recomputing, problem))
     yield _Change(problem, _sharing)
     yield _Change(problem, _smaller_microbatch)
+    yield _Change(problem, partial(_together, problem), SIMULATED)
     yield _Change(problem, _model_parallel)
     for what in ("optimizer", "activations", "parameters"):
         yield _Change(problem, _offloading(what), TRIED if what == "optimizer" else SIMULATED)
@@ -211,6 +212,18 @@ def _smaller_microbatch(layout: Layout) -> Iterator[tuple[str, Layout]]:
         for size in range(1, layout.microbatch):
             if layout.microbatch % size == 0:
                 yield f"microbatch {size}", replace(layout, microbatch=size)
+
+
+def _together(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield the layout with two or three of: states shared further, more computed again, smaller microbatches."""
+    own = [("", layout)]
+    for sharing, shared in own + list(_sharing(layout)):
+        for recompute, recomputed in own + list(_recomputing(problem, shared)):
+            for size, smaller in own + list(_smaller_microbatch(layout)):
+                names = [name for name in (sharing, recompute, size) if name]
+                if len(names) > 1:
+                    changed = replace(recomputed if recompute else shared, microbatch=smaller.microbatch)
+                    yield ", ".join(names), changed
 
 
 def _model_parallel(layout: Layout) -> Iterator[tuple[str, Layout]]:

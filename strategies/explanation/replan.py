@@ -136,19 +136,30 @@ def _change(problem: Problem, where: Problem, before: Plan, trial: Trial, left: 
 
 
 def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: Layout, left: int) -> Change | None:
-    """Return the layout with as many data ranks as devices are left for, and the largest that the batch allows."""
+    """Return the layout with as many data ranks as devices are left for, and the largest that the batch allows.
+
+    Fewer ranks share the same states: where that leaves too little memory, microbatches are smaller.
+    """
     group = problem.cluster.num_devices // layout.data
     sized = {part.cluster.num_devices: part for part in parts}
     for data in range(left // group, 0, -1):
         part = sized.get(data * group)
-        fewer = replace(layout, data=data, placement=(), zero_shards=0)
-        if part is None or next(violations(part, fewer), None) is not None:
-            continue
-        smaller = complete(part, fewer)
-        found: Evaluation = SimulatedCost(part).evaluate(smaller)
-        if found.fits:
-            return _change(problem, part, plan, Trial(smaller, found, 0.0), left)
+        for size in _smaller_microbatches(layout) if part is not None else ():
+            fewer = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
+            if next(violations(part, fewer), None) is not None:
+                continue
+            smaller = complete(part, fewer)
+            found: Evaluation = SimulatedCost(part).evaluate(smaller)
+            if found.fits:
+                return _change(problem, part, plan, Trial(smaller, found, 0.0), left)
     return None
+
+
+def _smaller_microbatches(layout: Layout) -> Iterator[int | tuple[int, ...]]:
+    """Yield the microbatch of a layout, and the sizes that divide it by falling size."""
+    yield layout.microbatch
+    if isinstance(layout.microbatch, int):
+        yield from (size for size in range(layout.microbatch - 1, 0, -1) if layout.microbatch % size == 0)
 
 
 def _break_even(best: Change | None, other: Change | None) -> float | None:

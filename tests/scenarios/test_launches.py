@@ -13,7 +13,7 @@ from scenarios import load
 from scenarios.command_line import run
 from scenarios.commands.search import _own_seconds
 from scenarios.interchange.acceptance import trainers_of
-from scenarios.launches import Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
+from scenarios.launches import Launch, Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
 from scenarios.scenario import Scenario
 from strategies.completion import complete
 from strategies.layout import Layout
@@ -138,3 +138,16 @@ def test_the_plan_that_is_fastest_to_run_is_written_beside_the_best(
     written = (tmp_path / "best-torchtitan.json").read_text()
     assert written == json.dumps(runs.plan.to_json(), indent=2) + "\n"
     assert "best-torchtitan.json" in capsys.readouterr().err
+
+
+def test_a_framework_that_a_target_brings_is_not_told_as_the_assumed_one() -> None:
+    scenario = load("llama3-8b-8-h100")
+    assert "training.framework is megatron (default)" in scenario.assumptions
+    told = scenario.for_target("torchtitan").simulate().assumptions
+    assert not any(line.startswith("training.framework is ") for line in told)
+    assert "training.framework is megatron (default)" in scenario.for_target("megatron").assumptions
+
+
+def test_where_a_plan_runs_is_told_first() -> None:
+    found = (Launch("torchtitan", 2.0**37, False, 1.0), Launch("megatron", 2.0**36, True, 0.0))
+    assert launches_in_words(found).startswith("megatron, torchtitan (does not fit")

@@ -70,3 +70,24 @@ def test_what_lacks_adds_up() -> None:
     assert found.needs == SimulatedCost(own).peak_memory(complete(own, LAYOUT))
     assert found.stages == (0,)
     assert "microbatch" in found.during or found.during
+
+
+def test_changes_that_help_only_together_are_tried_together() -> None:
+    # memory between what two changes need and what either alone does: neither sharing, recomputing nor microbatches fit
+    own = problem(devices=4, layers=6, precision="bf16")
+    layout = replace(LAYOUT, zero=0)
+    peaks = {
+        zero: {
+            recompute: SimulatedCost(own).peak_memory(complete(own, replace(layout, zero=zero, recompute=recompute)))
+            for recompute in (Recompute.NONE, Recompute.FULL)
+        }
+        for zero in (0, 3)
+    }
+    both, shared, recomputed = peaks[3][Recompute.FULL], peaks[3][Recompute.NONE], peaks[0][Recompute.FULL]
+    assert both < min(shared, recomputed)
+    room = replace(IDEAL, memory=(both + min(shared, recomputed)) / 2)
+    tight = problem(devices=4, layers=6, precision="bf16", accelerator=room)
+    found = reliefs(tight, [layout], count=20)
+    (together,) = (each for each in found if each.change.startswith("ZeRO-3, "))
+    assert SimulatedCost(tight).evaluate(together.plan).fits
+    assert together.plan.zero == 3

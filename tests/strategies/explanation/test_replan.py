@@ -4,13 +4,14 @@ from math import inf
 import pytest
 
 from strategies.completion import complete
+from strategies.cost_model import SimulatedCost
 from strategies.explanation.ranking import fits, ranking
 from strategies.explanation.replan import replan
 from strategies.layout import Layout
 from strategies.plan_layout import layout_of
 from strategies.search.space import Space
 
-from ..problems import problem
+from ..problems import IDEAL, problem
 
 SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), zero=(0, 1))
 OWN = problem(devices=4, layers=6, batch=12, bandwidth=1e8)
@@ -43,6 +44,22 @@ def test_break_even_is_the_extra_migration_over_what_a_step_gains() -> None:
     extra = found.best.migration.seconds - found.fewest_moves.migration.seconds
     gain = found.fewest_moves.trial.evaluation.step_time - found.best.trial.evaluation.step_time
     assert found.break_even == pytest.approx(max(extra, 0) / gain)
+
+
+def test_fewer_ranks_that_lack_memory_have_smaller_microbatches() -> None:
+    # four ranks share all states and have room for four samples at once; two keep twice as much of them
+    own = problem(devices=4, layers=6, batch=16)
+    layout = Layout(data=4, zero=3, microbatch=4)
+    costs = SimulatedCost(own)
+    memory = costs.peak_memory(complete(own, layout))
+    tight = problem(devices=4, layers=6, batch=16, accelerator=replace(IDEAL, memory=memory))
+    half = replace(tight, cluster=tight.cluster.resized(1, 2))
+    fewer = [replace(layout, data=2, microbatch=size) for size in (4, 2, 1)]
+    fit = [SimulatedCost(half).fits(complete(half, each)) for each in fewer]
+    assert not fit[0] and any(fit)
+    found = replan(tight, SPACE, complete(tight, layout), layout, 2, lambda: inf)
+    assert found.fewest_moves is not None
+    assert found.fewest_moves.trial.plan.microbatch == (4, 2, 1)[fit.index(True)]
 
 
 def test_no_time_is_no_proof() -> None:
