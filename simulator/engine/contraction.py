@@ -63,7 +63,7 @@ def contract(graph: StepGraph, path: Walk | None = None) -> Contraction | None:
     return Contraction(graph, _smaller(graph, chain_of, offset, heads, source, target), chain_of, offset)
 
 
-def expand(contraction: Contraction, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+def expand_times(contraction: Contraction, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
     """Return start and end of every original task from those of the contracted ones."""
     graph, chain = contraction.original, contraction.chain_of
     first = starts[chain] + contraction.offset

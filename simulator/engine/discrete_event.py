@@ -14,7 +14,7 @@ from simpy.events import NORMAL
 
 from simulator.collection import no_collection
 from simulator.engine.compiled import pays
-from simulator.engine.contraction import contract, expand
+from simulator.engine.contraction import contract, expand_times
 from simulator.engine.deadlock import deadlock
 from simulator.engine.environment import Environment
 from simulator.engine.fast_forward import Head, fast_forward
@@ -60,7 +60,7 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
         ends = run(graph, head=head)
         return start_times(graph, ends), ends
     ends = run(small.graph, head=fast_forward(small.graph, walk(small.graph)))
-    return expand(small, start_times(small.graph, ends), ends)
+    return expand_times(small, start_times(small.graph, ends), ends)
 
 
 @no_collection()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.engine import compiled
-from simulator.engine.contraction import Contraction, contract, expand
+from simulator.engine.contraction import Contraction, contract, expand_times
 from simulator.engine.discrete_event import run
 from simulator.engine.longest_path import by_loop
 from simulator.engine.step_graph import compile_program, start_times
@@ -25,7 +25,7 @@ def contraction(step: Program) -> Contraction:
 def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
     small = contraction(step)
     inner, outer = by_loop(small.graph), by_loop(small.original)
-    starts, ends = expand(small, inner.starts, inner.ends)
+    starts, ends = expand_times(small, inner.starts, inner.ends)
     assert starts.tolist() == outer.starts.tolist()
     assert ends.tolist() == outer.ends.tolist()
 
@@ -35,7 +35,7 @@ def test_the_longest_path_is_the_same_inside_too(step: Program) -> None:
 def test_the_discrete_events_are_the_same_inside_too(step: Program) -> None:
     small = contraction(step)
     inner, outer = run(small.graph), run(small.original)
-    starts, ends = expand(small, start_times(small.graph, inner), inner)
+    starts, ends = expand_times(small, start_times(small.graph, inner), inner)
     assert starts.tolist() == start_times(small.original, outer).tolist()
     assert ends.tolist() == outer.tolist()
 
