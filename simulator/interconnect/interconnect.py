@@ -109,10 +109,6 @@ class Interconnect:
         """Return the host that holds each device, numbered through the cluster."""
         return self._numbering.host[self._devices(devices)]
 
-    def nic_of(self, devices: IntArray) -> IntArray:
-        """Return the NIC that each device uses, numbered through the cluster."""
-        return self._numbering.nic[self._devices(devices)]
-
     def name(self, link: int) -> str:
         """Return the name of a link, as ``nic 3 out``."""
         return self._links.name(link)

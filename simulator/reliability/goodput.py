@@ -1,7 +1,7 @@
-"""Goodput of a long run: its mean over several simulated runs, and what renewal theory expects."""
+"""Goodput of a long run: its mean over several simulated runs."""
 
 from dataclasses import asdict, dataclass
-from math import exp, expm1, sqrt
+from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -10,7 +10,6 @@ from simulator.reliability.failure import FailureKind
 from simulator.reliability.job import simulate_run
 from simulator.reliability.long_run import LongRun
 from simulator.reliability.outcome import Outcome
-from simulator.units import to_seconds
 
 NUM_RUNS = 8
 
@@ -64,19 +63,3 @@ def goodput(run: LongRun, runs: int = NUM_RUNS) -> Goodput:
     if runs < 2:
         raise ValueError(f"runs are at least 2, for a standard error; met {runs}")
     return Goodput(run, tuple(simulate_run(run, index) for index in range(runs)))
-
-
-def expected_goodput(run: LongRun) -> float:
-    """Return the goodput of a run without end in which no failure waits for a host.
-
-    Failures come at rate ``r``; a recovery of ``R`` s that starts again at every further
-    failure, and the training that follows it, take ``exp(r R) / r`` on average. Of that
-    training checkpoint ``j`` keeps ``work`` s if it becomes durable, ``work + (j - 1) period
-    + save`` s after the recovery: a geometric series in ``j``. Where saving is synchronous
-    this is the complete model of J. T. Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006).
-    """
-    cycle = run.checkpoint.cycle(run.step_time)
-    work, period, save = (to_seconds(ticks) for ticks in (cycle.work, cycle.period, cycle.save))
-    rate = 1 / run.mtbf
-    return rate * work * exp(-rate * (work + save + run.recovery_time)) / -expm1(-rate * period)

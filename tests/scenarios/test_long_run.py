@@ -20,9 +20,10 @@ from simulator.interconnect.kinds import Switch
 from simulator.link import Link
 from simulator.reliability.checkpoint import Checkpoint
 from simulator.reliability.failure import Component, FailureKind, Restart
-from simulator.reliability.goodput import expected_goodput
 from simulator.reliability.published import failure_model, source
 from simulator.reliability.recovery import Recovery
+
+from ..simulator.reliability.reference import expected_goodput
 
 STEP = """\
 name: small

@@ -1,10 +1,8 @@
-"""Pipelines to test engines on: one-forward-one-backward and GPipe, as programs and as a recurrence."""
+"""Pipelines to test engines on: one-forward-one-backward, as programs."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from simulator.program import IntArray, Program, StreamKind, Task, TaskKind
+from simulator.program import Program, StreamKind, Task, TaskKind
 
 from ..programs import STREAMS, program
 
@@ -19,10 +17,6 @@ def one_f_one_b(stages: int, stage: int, microbatches: int) -> Order:
     for index in range(microbatches - warm):
         order += [(True, warm + index), (False, index)]
     return order + [(False, index) for index in range(microbatches - warm, microbatches)]
-
-
-def gpipe(stages: int, stage: int, microbatches: int) -> Order:
-    return [(forward, index) for forward in (True, False) for index in range(microbatches)]
 
 
 def pipeline(stages: int, microbatches: int, forward: Sequence[int], backward: Sequence[int], send: int) -> Program:
@@ -49,40 +43,3 @@ def pipeline(stages: int, microbatches: int, forward: Sequence[int], backward: S
                 number[is_forward, stage, index] = len(tasks) - 1
                 left[stage].pop(0)
     return program(tasks, stages, len(STREAMS))
-
-
-class Recurrence:
-    """Ends of a pipeline's passes by the recurrence itself, with a tail after the last of each stage."""
-
-    def __init__(self, order: object, forward: Sequence[int], backward: Sequence[int], send: int, tail: Sequence[int]):
-        self.order, self.forward, self.backward, self.send, self.tail = order, forward, backward, send, tail
-        self.simulated = 0
-
-    def rows(self, microbatches: int) -> tuple[IntArray, int]:
-        """Return ends [microbatch, forward and backward of each stage], and the makespan."""
-        self.simulated += microbatches
-        stages = len(self.forward)
-        ends = [[-1] * (2 * stages) for _ in range(microbatches)]
-        orders = [self.order(stages, stage, microbatches) for stage in range(stages)]  # type: ignore[operator]
-        free, place, moved = [0] * stages, [0] * stages, True
-        while moved:
-            moved = False
-            for stage in range(stages):
-                while place[stage] < len(orders[stage]):
-                    is_forward, index = orders[stage][place[stage]]
-                    ready = self._ready(ends[index], is_forward, stage, stages)
-                    if ready < 0:
-                        break
-                    ticks = (self.forward if is_forward else self.backward)[stage]
-                    free[stage] = max(free[stage], ready) + ticks
-                    ends[index][stage if is_forward else stages + stage] = free[stage]
-                    place[stage] += 1
-                    moved = True
-        return np.array(ends), max(end + tail for end, tail in zip(free, self.tail, strict=True))
-
-    def _ready(self, row: list[int], is_forward: bool, stage: int, stages: int) -> int:
-        if is_forward:
-            end = row[stage - 1] if stage else -self.send
-        else:
-            end = row[stages + stage + 1] if stage < stages - 1 else row[stage] - self.send
-        return end + self.send if end >= 0 or (is_forward and not stage) else -1

@@ -1,14 +1,12 @@
-"""Three ways to walk a graph, and many walks at once, that must agree."""
+"""Three ways to walk a graph that must agree."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulator.engine import compiled
 from simulator.engine.longest_path import by_kernel, by_loop, by_waves, finish_times, longest_path
 from simulator.engine.step_graph import compile_program
-from simulator.engine.template import makespans, template
 from simulator.program import Program, Task, TaskKind
 
 from ..programs import program, programs
@@ -45,33 +43,6 @@ def test_without_numba_and_with_many_streams_waves_are_used(monkeypatch: pytest.
     step = program(tasks, 300)
     monkeypatch.setattr("simulator.engine.longest_path.installed", lambda: False)
     assert finish_times(step)[1].tolist() == list(range(300))
-
-
-@pytest.mark.parametrize("numba", [False, pytest.param(True, marks=needs_numba)])
-def test_many_steps_at_once_are_each_the_longest_path(numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.engine.template.pays", lambda tasks: numba)
-
-    @settings(max_examples=150, deadline=None)
-    @given(programs(), st.integers(1, 70), st.integers(0, 2**32))
-    def law(step: Program, count: int, seed: int) -> None:
-        graph = compile_program(step)
-        tables = np.random.default_rng(seed).integers(0, 100, (count, len(step.work)))
-        expected = []
-        for table in tables:
-            columns = (graph.successor_start, graph.successors, graph.waiting, table[step.work_of])
-            expected.append(longest_path(*columns).max())
-        assert makespans(graph, step.work_of, tables).tolist() == expected
-
-    law()
-
-
-def test_a_template_refuses_cycles_and_tables_that_lack_slots() -> None:
-    circle = program([Task(TaskKind.FORWARD, (0,), 1, (1,)), Task(TaskKind.FORWARD, (1,), 1, (0,))], 2)
-    with pytest.raises(ValueError, match="no cycle, met 2"):
-        template(compile_program(circle), circle.work_of)
-    step = program([Task(TaskKind.FORWARD, (0,), 1)])
-    with pytest.raises(ValueError, match=r"\[steps, 3 slots\], met \(1, 2\)"):
-        makespans(compile_program(step), np.array([2]), np.zeros((1, 2), np.int64))
 
 
 def test_numba_is_loaded_when_python_has_worked_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from simulator.catalog import cluster
 from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Ring, Torus
+from simulator.interconnect.numbering import numbering
 
 from .machines import (
     CUBE_MESH,
@@ -83,7 +84,7 @@ def test_links_have_names_of_their_own_and_finite_figures(cluster: Cluster) -> N
 def test_the_graph_has_every_link_that_a_device_uses(cluster: Cluster) -> None:
     wired = Interconnect(cluster)
     absent = set(range(wired.num_links)) - {link for _, _, link in wired.graph().edges(data="link")}
-    used = {f"nic {nic} {way}" for nic in wired.nic_of(np.arange(cluster.num_devices)) for way in ("out", "in")}
+    used = {f"nic {nic} {way}" for nic in numbering(cluster).nic for way in ("out", "in")}
     spare = {wired.name(link) for link in absent if not wired.kind(link).startswith("memory")}
     assert spare == {name for name in map(wired.name, range(wired.num_links)) if name.startswith("nic")} - used
 
@@ -98,9 +99,8 @@ def test_devices_are_counted_off_to_hosts_and_nics_node_by_node(cluster: Cluster
                 hosts.append(first_host + local // (kind.devices // kind.hosts))
                 nics.append(first_nic + local * kind.nics // kind.devices)
             first_host, first_nic = first_host + kind.hosts, first_nic + kind.nics
-    wired, devices = Interconnect(cluster), np.arange(cluster.num_devices)
-    assert wired.host_of(devices).tolist() == hosts
-    assert wired.nic_of(devices).tolist() == nics
+    assert Interconnect(cluster).host_of(np.arange(cluster.num_devices)).tolist() == hosts
+    assert numbering(cluster).nic.tolist() == nics
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,8 +1,11 @@
-"""The semantics of a long run, spelt out second by second; every duration is a whole number of seconds."""
+"""The semantics of a long run, spelt out second by second, and the goodput that renewal theory expects.
+
+Second by second every duration is a whole number of seconds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, exp, expm1
 
 from hypothesis import strategies as st
 
@@ -18,6 +21,7 @@ from simulator.reliability.failure import (
 from simulator.reliability.long_run import LongRun
 from simulator.reliability.outcome import Interruption, Outcome
 from simulator.reliability.recovery import Recovery
+from simulator.units import to_seconds
 
 NEVER = FailureModel("hardly ever", (FailureRate(FailureKind.HOST, 1e30, Component.JOB, Restart.IN_PLACE),))
 
@@ -162,3 +166,19 @@ def runs(draw: st.DrawFn) -> LongRun:
         spares=draw(st.integers(0, 2)),
         **length,  # type: ignore[arg-type]
     )
+
+
+def expected_goodput(run: LongRun) -> float:
+    """Return the goodput of a run without end in which no failure waits for a host.
+
+    Failures come at rate ``r``; a recovery of ``R`` s that starts again at every further
+    failure, and the training that follows it, take ``exp(r R) / r`` on average. Of that
+    training checkpoint ``j`` keeps ``work`` s if it becomes durable, ``work + (j - 1) period
+    + save`` s after the recovery: a geometric series in ``j``. Where saving is synchronous
+    this is the complete model of J. T. Daly, "A higher order estimate of the optimum
+    checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006).
+    """
+    cycle = run.checkpoint.cycle(run.step_time)
+    work, period, save = (to_seconds(ticks) for ticks in (cycle.work, cycle.period, cycle.save))
+    rate = 1 / run.mtbf
+    return rate * work * exp(-rate * (work + save + run.recovery_time)) / -expm1(-rate * period)

@@ -5,12 +5,12 @@ import pytest
 
 from simulator.reliability.checkpoint import Checkpoint
 from simulator.reliability.failure import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import Goodput, expected_goodput, goodput
+from simulator.reliability.goodput import Goodput, goodput
 from simulator.reliability.job import replay
 from simulator.reliability.long_run import LongRun
 from simulator.reliability.recovery import Recovery
 
-from .reference import NEVER
+from .reference import NEVER, expected_goodput
 
 DAY = 86400.0
 

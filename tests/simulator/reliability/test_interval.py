@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from simulator.reliability.checkpoint import Checkpoint
 from simulator.reliability.failure import Component, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import expected_goodput
 from simulator.reliability.interval import best_interval, daly_interval, young_interval
 from simulator.reliability.long_run import LongRun
 from simulator.reliability.recovery import Recovery
+
+from .reference import expected_goodput
 
 
 def wall_time(work: float, cost: float, mtbf: float) -> float:

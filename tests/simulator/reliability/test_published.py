@@ -9,11 +9,13 @@ import pytest
 import simulator
 from simulator.reliability.checkpoint import Checkpoint
 from simulator.reliability.failure import FailureKind
-from simulator.reliability.goodput import expected_goodput, goodput
+from simulator.reliability.goodput import goodput
 from simulator.reliability.interval import best_interval
 from simulator.reliability.long_run import LongRun
 from simulator.reliability.published import failure_model, failure_model_names, figure, source
 from simulator.reliability.recovery import Recovery
+
+from .reference import expected_goodput
 
 DAY = 86400.0
 
