@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from scenarios.fuzzing import corpus
-from scenarios.fuzzing.parsers import PARSERS
-
+from ..endurance.fuzzing import corpus
+from ..endurance.fuzzing.parsers import PARSERS
 from ..pace import measure_cpu
 
 SECONDS = 2.5

@@ -14,11 +14,12 @@ import pytest
 from scenarios.command_line import run
 from scenarios.errors import ScenarioError
 from scenarios.files import write
-from scenarios.fuzzing import corpus
-from scenarios.fuzzing.watch import watched
 from scenarios.loader import load
 from scenarios.published import run_of
 from simulator.plain_text import escaped, is_plain, unsafe_character
+
+from ..endurance.fuzzing import corpus
+from ..endurance.fuzzing.watch import watched
 
 ESCAPE = "\x1b[31m\x1b]0;owned\x07"
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -13,12 +13,13 @@ from scenarios.checking import check
 from scenarios.cluster_schema import ClusterTable
 from scenarios.command_line import run
 from scenarios.errors import ScenarioError
-from scenarios.fuzzing import corpus
-from scenarios.fuzzing.mutation import Mutator
 from scenarios.graph_schema import GraphTable
 from scenarios.json_schema import FILE, KINDS, json_schema, reference, schema_text
 from scenarios.reader import parse
 from scenarios.schema import PlanTable, ScenarioTable
+
+from ..endurance.fuzzing import corpus
+from ..endurance.fuzzing.mutation import Mutator
 
 STRUCTURE = (
     "there is no such field",

@@ -22,7 +22,7 @@ _MARK = "MESHWISE_TRIAL"
 _PATIENCE = 120.0
 """Seconds after which a command that does not end is killed."""
 _MOMENT = 2.0
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT_TIMES = slice(11, 15)
 """User and system time, its own and of children that it waited for, behind the name in ``/proc/PID/stat``."""

@@ -1,4 +1,4 @@
-"""``python -m scenarios.interrupt_trials``: commands are interrupted, each at a moment that a seed draws.
+"""``python -m tests.endurance.interrupt_trials``: commands are interrupted, each at a moment that a seed draws.
 
 A moment is drawn uniformly over what the command takes undisturbed, the start of the process and its imports included.
 After every interrupt the process is gone in time without a traceback, nothing it started is left, every file is whole,
@@ -19,11 +19,12 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from scenarios.interruption import Interruption, interrupt, whole_run
 from scenarios.loader import load
 from scenarios.scenario import Scenario
 from simulator.brief import in_full
 from strategies.plan import Plan
+
+from .interruption import Interruption, interrupt, whole_run
 
 PLAN, JOURNAL = "plan.json", "journal.jsonl"
 _COLUMNS = "{:<14}  {:>5}  {:>8}  {:>8}  {:>8}  {:>5}  {}"
@@ -172,7 +173,7 @@ def to_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials, print a line for each and write JSON after each; return 0 where all held, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m scenarios.interrupt_trials", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.endurance.interrupt_trials", description=__doc__)
     parser.add_argument("--trials", type=int, default=50, help="interrupts of every command")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="which, with commas between")
     parser.add_argument("--seed", type=int, default=0, help="draws the moments")

@@ -13,12 +13,14 @@ from random import Random
 
 import pytest
 
-from scenarios.fuzzing.mutation import Mutator
-from scenarios.fuzzing.parsers import PARSERS, Parser
-from scenarios.fuzzing.run import fuzz, input_of, keep
-from scenarios.fuzzing.tree import Mapping, Raw, copied, nodes, text_of, tree_of
-from scenarios.fuzzing.watch import Failure, failure
+from .fuzzing import watch
+from .fuzzing.mutation import Mutator
+from .fuzzing.parsers import PARSERS, Parser
+from .fuzzing.run import fuzz, fuzz_apart, input_of, keep
+from .fuzzing.tree import Mapping, Raw, copied, nodes, text_of, tree_of
+from .fuzzing.watch import Failure, failure
 
+ROOT = Path(__file__).parents[2]
 INPUTS = 300
 NEEDS_TORCH = {"machine"}
 
@@ -115,17 +117,17 @@ def test_the_fuzzer_sees(read: Callable[[bytes], object], kind: str, tmp_path: P
 def test_the_fuzzer_sees_what_is_written_what_is_slow_and_what_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scenarios.fuzzing.watch.SECONDS", 0.02)
+    monkeypatch.setattr(watch, "SECONDS", 0.02)
     found, _, _ = failure(lambda content: compute(0.03), b"", (), tmp_path)
     assert found is not None and found.kind == "slow"
     found, _, _ = failure(lambda content: write(tmp_path), b"", (), tmp_path)
     assert found is not None and found.kind == "effect" and "canary" in found.detail
     script = (
-        "from pathlib import Path; from scenarios.fuzzing import watch; watch.MEGABYTES = 40; "
+        "from pathlib import Path; from tests.endurance.fuzzing import watch; watch.MEGABYTES = 40; "
         "most = int(watch._peak() + 80) * 2**20; "  # a process begins with the peak of the one that started it
         "print(watch.failure(lambda content: len(b'x' * most), b'', (), Path('.'))[0].kind)"
     )
-    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert made.stdout == "memory\n"
 
 
@@ -159,18 +161,16 @@ def test_a_failing_input_is_kept_as_a_file(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_a_parser(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scenarios.fuzzing", "quantity", "--inputs", "50", "--out", str(tmp_path)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "tests.endurance.fuzzing", "quantity", "--inputs", "50", "--out", str(tmp_path)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert made.returncode == 0, made.stderr
     assert "quantity" in made.stdout and "50 inputs" in made.stdout and "0 failures" in made.stdout
-    wrong = subprocess.run([*command[:3], "\x1b[31m"], capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run([*command[:3], "\x1b[31m"], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert wrong.returncode == 2 and "\x1b[31m" not in wrong.stderr
 
 
 def test_a_parser_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """The process of a parser may be killed: the input that it read then is kept."""
-    from scenarios.fuzzing.run import fuzz_apart
-
     parser = breaks(lambda content: os.kill(os.getpid(), 9))
     start = time.monotonic()
     assert not fuzz_apart("numbers", parser, 300, 0, tmp_path, tmp_path / "out")

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
-from scenarios.fuzzing.tree import Tree, tree_of
+from .tree import Tree, tree_of
 
 _DECODER = {
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,

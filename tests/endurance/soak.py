@@ -1,4 +1,6 @@
-"""``python -m scenarios.soak``: one process runs commands over and over, and what it holds of the machine is measured.
+"""One process runs commands over and over, and what it holds of the machine is measured.
+
+``python -m tests.endurance.soak`` runs them for an hour.
 
 Every round runs each command once, on a scenario of its own. After it caches are emptied, for these have a fixed size
 that many rounds fill, and what is left is counted: resident memory, objects that Python's collector knows, open files
@@ -117,7 +119,7 @@ def growth(seen: Sequence[Held]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run rounds for so long, print a line for each, and return 0 where nothing grew, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m scenarios.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.endurance.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no round begins after so long")
     parser.add_argument("--out", type=Path, help="write what was held after every round (.json)")
     given = parser.parse_args(arguments)

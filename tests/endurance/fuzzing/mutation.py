@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from scenarios.fuzzing.tree import Mapping, Raw, Tree, copied, nodes, text_of
+from .tree import Mapping, Raw, Tree, copied, nodes, text_of
 
 _TIMES = (1, 1, 1, 2, 4)
 """Changes of one input."""

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from scenarios.errors import Fault, ScenarioError
-from scenarios.fuzzing import corpus
-from scenarios.fuzzing.mutation import Mutator
-from scenarios.fuzzing.tree import Tree, text_of, tree_of
 from scenarios.reader import parse
+
+from . import corpus
+from .mutation import Mutator
+from .tree import Tree, text_of, tree_of
 
 Read = Callable[[bytes], object]
 

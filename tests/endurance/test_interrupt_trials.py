@@ -1,4 +1,4 @@
-"""Commands that are interrupted at drawn moments: all that `scenarios.interrupt_trials` looks at, a few times."""
+"""Commands that are interrupted at drawn moments: all that `interrupt_trials` looks at, a few times."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from scenarios.command_line import run
-from scenarios.interrupt_trials import Command, is_whole, left, main, searched
-from scenarios.interruption import Interruption
+
+from . import interrupt_trials
+from .interrupt_trials import Command, is_whole, left, main, searched
+from .interruption import Interruption
 
 KEPT = ("--out", "plan.json", "--resume", "journal.jsonl")
 SMALL = {
@@ -21,7 +23,7 @@ GOOD = Interruption("simulate", 1.0, False, 1.9, 0.3, 130, True, 0, "interrupted
 def test_interrupted_commands_end_soon_and_leave_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scenarios.interrupt_trials.COMMANDS", SMALL)
+    monkeypatch.setattr(interrupt_trials, "COMMANDS", SMALL)
     out = tmp_path / "trials.json"
     arguments = ["--trials", "2", "--commands", "search,simulate", "--seed", "1", "--busy", "--out", str(out)]
     assert main(arguments) == 0, capsys.readouterr().out

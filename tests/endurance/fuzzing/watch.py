@@ -21,7 +21,7 @@ STOP = 10.0
 """Seconds of CPU after which an input is broken off."""
 MOST_WORDS = 200_000
 """Characters that the message of an error has at most."""
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _EFFECTS = (
     *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir"),
     *("os.chmod", "os.symlink", "os.link", "subprocess.Popen", "socket.connect", "socket.bind"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import soak
-from scenarios.soak import Held, growth, held, main
+from . import soak
+from .soak import Held, growth, held, main
 
 
 def test_growth_is_between_the_first_and_the_last_third() -> None:

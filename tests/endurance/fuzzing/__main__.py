@@ -1,4 +1,8 @@
-"""``python -m scenarios.fuzzing PARSER|all --inputs N --seed S``: mutated inputs, each within a second and 500 MB."""
+"""Mutated inputs for every parser of outside data: each must give a value or the one input error, soon and in little.
+
+``python -m tests.endurance.fuzzing PARSER|all --inputs N --seed S`` runs them, each within a second and 500 MB; input
+``i`` of a seed is always the same.
+"""
 
 import tempfile
 from pathlib import Path
@@ -6,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from scenarios.fuzzing.parsers import PARSERS
-from scenarios.fuzzing.run import fuzz_apart
 from simulator.plain_text import escaped
+
+from .parsers import PARSERS
+from .run import fuzz_apart
 
 
 def main(

@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from scenarios.fuzzing.parsers import Parser
-from scenarios.fuzzing.watch import MEGABYTES, Failure, failure
+from .parsers import Parser
+from .watch import MEGABYTES, Failure, failure
 
 ROOM = 3 * MEGABYTES * 2**20
 """Bytes of address space that reading may take beyond what the process has: then it is out of memory."""
