@@ -15,7 +15,7 @@ from typing import Any
 from reports.document import Section, to_markdown
 from scenarios.accuracy import Prediction, predict_all, runs_at
 from scenarios.accuracy_summary import summary
-from scenarios.commands.output import Ticker, note
+from scenarios.console import Ticker, note
 from scenarios.exit_codes import BAD_INPUT
 from scenarios.files import folder, write
 

@@ -90,7 +90,7 @@ def _failed(error: Exception) -> int:
 
     from typer import Abort
 
-    from scenarios.commands.output import note
+    from scenarios.console import note
 
     if isinstance(error, Abort):
         return INTERRUPTED

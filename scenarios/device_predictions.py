@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scenarios.commands.output import note
+from scenarios.console import note
 from scenarios.exit_codes import INTERRUPTED
 from simulator.calibration.rows import DEVICES
 from simulator.catalog import accelerator, cluster, cluster_names

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 
 from reports.document import Section, to_markdown
-from scenarios.commands.output import Ticker, note
+from scenarios.console import Ticker, note
 from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
 from scenarios.fields import nearest
 from scenarios.files import folder, write

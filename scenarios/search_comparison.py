@@ -18,7 +18,7 @@ from statistics import median
 
 from reports.document import Section, to_markdown
 from reports.search_profile import WITHIN, draw_cases, draw_gaps, draw_solved
-from scenarios.commands.output import Ticker, note
+from scenarios.console import Ticker, note
 from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
 from scenarios.files import folder, write
 from scenarios.search_cases import CASES, WIDE_CASES, Case

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, Ticker, console, emit, note, table
+from scenarios.commands.options import Json
+from scenarios.console import Ticker, console, emit, note, table
 
 
 def accuracy(

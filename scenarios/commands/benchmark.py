@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.commands.output import Json, Ticker, emit, table
+from scenarios.commands.options import Json
+from scenarios.console import Ticker, emit, table
 
 if TYPE_CHECKING:
     from scenarios.figure import Figure

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, Ticker, emit, note, table
+from scenarios.commands.options import Json
+from scenarios.console import Ticker, emit, note, table
 
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
 _FIRST = 2**16

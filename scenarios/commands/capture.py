@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from scenarios.commands.output import Json, emit, note, show
+from scenarios.commands.options import Json
+from scenarios.console import emit, note, show
 
 
 def capture(

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, Ticker, emit, note, show
+from scenarios.commands.options import Json
+from scenarios.console import Ticker, emit, note, show
 from scenarios.exit_codes import FAILED
 
 PROCESSES = 2

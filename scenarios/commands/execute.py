@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import load_scenario
-from scenarios.commands.output import ClusterFile, Json, PlanFile, ScenarioName, Ticker, emit, note, show, table
+from scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.console import Ticker, emit, note, show, table
 from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from scenarios.commands.output import Ticker, emit, note, show, table
+from scenarios.console import Ticker, emit, note, show, table
 from scenarios.exit_codes import INTERRUPTED
 
 HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")

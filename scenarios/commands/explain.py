@@ -10,20 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
-from scenarios.commands.output import (
+from scenarios.commands.options import (
     Brave,
     ClusterFile,
     Json,
     ScenarioName,
     SearchTarget,
-    Ticker,
-    emit,
-    note,
-    remarks,
-    show,
+    describe_pricing,
+    load_scenario,
+    pricing_document,
 )
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.console import Ticker, emit, note, remarks, show
 from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
 
 SECONDS = 12.0

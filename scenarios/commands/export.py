@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.commands.output import Json, emit, note
+from scenarios.commands.options import Json
+from scenarios.console import emit, note
 
 if TYPE_CHECKING:
     from executor.job import Job

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scenarios.commands.output import emit
+from scenarios.console import emit
 from scenarios.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, emit, note, show
+from scenarios.commands.options import Json
+from scenarios.console import emit, note, show
 from scenarios.exit_codes import BAD_INPUT
 from simulator.plain_text import escaped
 

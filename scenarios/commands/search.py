@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
-from scenarios.commands.output import (
+from scenarios.commands.options import (
     Brave,
     ClusterFile,
     Json,
     ScenarioName,
     SearchTarget,
-    Ticker,
-    emit,
-    note,
-    remarks,
-    show,
-    table,
+    describe_pricing,
+    load_scenario,
+    pricing_document,
 )
 from scenarios.commands.page import PageFile, check_page, write_page
+from scenarios.console import Ticker, emit, note, remarks, show, table
 from scenarios.exit_codes import DONE, FAILED, INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:

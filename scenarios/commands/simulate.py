@@ -7,23 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.loading import add_plan_target, describe_pricing, load_scenario, pricing_document
-from scenarios.commands.output import (
+from scenarios.commands.options import (
     ClusterFile,
     Json,
     PlanFile,
     PricedTarget,
     ScenarioName,
-    Ticker,
-    console,
-    emit,
-    note,
-    remarks,
-    show,
-    table,
+    add_plan_target,
+    describe_pricing,
+    load_scenario,
+    pricing_document,
 )
 from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
+from scenarios.console import Ticker, console, emit, note, remarks, show, table
 from scenarios.exit_codes import FAILED, NOTHING_FITS
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.output import Json, emit, note, show, table
+from scenarios.commands.options import Json
+from scenarios.console import emit, note, show, table
 
 MAX_JSON = 2 * 2**30
 """Bytes of a trace in JSON, which its readers hold as a whole."""

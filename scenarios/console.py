@@ -5,9 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from simulator.plain_text import escaped
 
@@ -15,34 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scenarios.scenario import Scenario
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
-]
-PlanFile = Annotated[
-    str | None,
-    typer.Option(
-        help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
-    ),
-]
-ClusterFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
-]
-SearchTarget = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        metavar="TARGET",
-        help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
-    ),
-]
-PricedTarget = Annotated[
-    str | None,
-    typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
-]
-Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")]
 
 
 def emit(document: Any) -> None:

@@ -1,10 +1,40 @@
-"""The scenario that a command is given, and its options that change machine, limits and prices."""
+"""The scenario that a command is given, and options that several commands have."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from scenarios.scenario import Scenario
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+ScenarioName = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the library.")
+]
+PlanFile = Annotated[
+    str | None,
+    typer.Option(
+        help="A plan file, instead of the scenario's own plan; or TARGET:FILE of another trainer (see export)."
+    ),
+]
+ClusterFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Predict with this machine, as `meshwise calibrate` measured it."),
+]
+SearchTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TARGET",
+        help="Among what a trainer can say: torchtitan, megatron, deepspeed, accelerate, nanotron; or execute.",
+    ),
+]
+PricedTarget = Annotated[
+    str | None,
+    typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
+]
+Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")]
 
 
 def load_scenario(
