@@ -13,7 +13,6 @@ from math import exp
 from typing import Any
 
 from scenarios.conformal import half_width
-from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import timed_products
 from simulator.cluster import Cluster
 from simulator.units import format_count
@@ -23,6 +22,8 @@ from strategies.problem import Problem
 from strategies.training import Training
 
 FIGURES = "prediction_intervals.json"
+FIRST_THAT_FITS = "of what is not stated the first that fits"
+"""How an assumption ends that chooses a part of the plan."""
 
 Interval = tuple[float, float]
 

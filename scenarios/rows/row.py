@@ -11,8 +11,6 @@ MAX_TEXT = 2000
 """Characters of a text field that are read."""
 MOST = 10**9
 """Largest count that a field may hold unless its reader says otherwise."""
-FIRST_THAT_FITS = "of what is not stated the first that fits"
-"""How an assumption ends that chooses a part of the plan."""
 
 _NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown", "not stated", "unspecified"})
 _TRUE = re.compile(r"^(true|yes|on|1|enabled?|overlap\w*)\b")

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from scenarios.prediction_interval import with_margin
+from scenarios.prediction_interval import FIRST_THAT_FITS, with_margin
 from scenarios.rows.costs import fits
 from scenarios.rows.degrees import Batch, Degrees, batch, degrees, fraction_of_sequence, sequence
 from scenarios.rows.machine import machine
 from scenarios.rows.network import network
 from scenarios.rows.plan import choices, layout, nearest
-from scenarios.rows.row import FIRST_THAT_FITS, Row, Skip
+from scenarios.rows.row import Row, Skip
 from scenarios.rows.training import training
 from scenarios.scenario import Scenario, SearchSettings
 from simulator.models.bert import Bert

@@ -11,6 +11,7 @@ from scenarios import load
 from scenarios.nothing_fits import nothing_fits, room_in_words
 from scenarios.prediction_interval import (
     FIGURES,
+    FIRST_THAT_FITS,
     RISK,
     RUNS,
     Category,
@@ -24,7 +25,6 @@ from scenarios.prediction_interval import (
     uncertainty_of,
     with_margin,
 )
-from scenarios.rows.row import FIRST_THAT_FITS
 from simulator.catalog import accelerator, cluster, timed_products
 from simulator.kernels.matmul import MatmulModel
 from strategies.completion import complete
