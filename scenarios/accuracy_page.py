@@ -17,8 +17,7 @@ from reports.document import Section, to_markdown
 from scenarios.accuracy import Prediction, predict_all, runs_at
 from scenarios.accuracy_pictures import TECHNIQUES, draw_pictures
 from scenarios.accuracy_summary import size_classes, summary
-from scenarios.console import Ticker, note
-from scenarios.exit_codes import BAD_INPUT
+from scenarios.console import BAD_INPUT, Ticker, note
 from scenarios.files import folder, write
 from scenarios.interval_calibration import (
     COVERAGE,

@@ -15,8 +15,7 @@ from typing import Any
 from reports.document import Section, to_markdown
 from scenarios.accuracy import Prediction, predict_all, runs_at
 from scenarios.accuracy_summary import summary
-from scenarios.console import Ticker, note
-from scenarios.exit_codes import BAD_INPUT
+from scenarios.console import BAD_INPUT, Ticker, note
 from scenarios.files import folder, write
 
 TITLE = "Predicted against measured, by publisher"

@@ -7,7 +7,8 @@ from contextlib import suppress
 from signal import SIG_DFL, SIGINT, getsignal, signal
 from typing import TYPE_CHECKING
 
-from scenarios.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from executor.exit_codes import INTERRUPTED
+from scenarios.console import BAD_INPUT, FAILED
 from scenarios.patient_interrupt import PatientInterrupt
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr."""
+"""What commands print, results on stdout and everything else on stderr, and what their processes end with."""
 
 import json
 import math
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scenarios.scenario import Scenario
+
+DONE = 0
+"""The exit code of a command that has done what it was asked for."""
+FAILED = 1
+BAD_INPUT = 2
+NOTHING_FITS = 3
 
 
 def emit(document: Any) -> None:

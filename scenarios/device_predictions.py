@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from executor.exit_codes import INTERRUPTED
 from scenarios.console import note
-from scenarios.exit_codes import INTERRUPTED
 from simulator.calibration.rows import DEVICES
 from simulator.catalog import accelerator, cluster, cluster_names
 from simulator.cluster import Cluster

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from scenarios.accuracy import Prediction, predict_all, runs_at
 from scenarios.conformal import Residual, half_widths, left_out
-from scenarios.console import note, table
-from scenarios.exit_codes import BAD_INPUT
+from scenarios.console import BAD_INPUT, note, table
 from scenarios.files import write
 from scenarios.prediction_interval import RISK, Category, around, category, uncertainty
 from scenarios.scenario import Scenario

@@ -16,9 +16,8 @@ from reports.document import Section, to_markdown
 from scenarios.accuracy import Prediction, predict_all, runs_at
 from scenarios.accuracy_publishers import publisher_of
 from scenarios.accuracy_summary import confusion
-from scenarios.console import Ticker, note
+from scenarios.console import BAD_INPUT, Ticker, note
 from scenarios.errors import Fault, ScenarioError
-from scenarios.exit_codes import BAD_INPUT
 from scenarios.files import folder, write
 from scenarios.prediction_interval import RISK
 from scenarios.published import Run, run_of

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 
+from executor.exit_codes import INTERRUPTED
 from reports.document import Section, to_markdown
-from scenarios.console import Ticker, note
-from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
+from scenarios.console import BAD_INPUT, Ticker, note
 from scenarios.fields import nearest
 from scenarios.files import folder, write
 from scenarios.recipe_runs import SLACK, Case, Comparison, cases, compare_case, read, to_line

@@ -16,10 +16,10 @@ from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 
+from executor.exit_codes import INTERRUPTED
 from reports.document import Section, to_markdown
 from reports.search_profile import WITHIN, draw_cases, draw_gaps, draw_solved
-from scenarios.console import Ticker, note
-from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
+from scenarios.console import BAD_INPUT, Ticker, note
 from scenarios.files import folder, write
 from scenarios.search_cases import CASES, WIDE_CASES, Case
 from scenarios.search_runs import (

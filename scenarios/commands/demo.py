@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.commands.options import Json
-from scenarios.console import Ticker, emit, note, show
-from scenarios.exit_codes import FAILED
+from scenarios.console import FAILED, Ticker, emit, note, show
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0

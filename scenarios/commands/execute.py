@@ -10,8 +10,7 @@ import typer
 
 from scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.console import Ticker, emit, note, show, table
-from scenarios.exit_codes import FAILED, NOTHING_FITS
+from scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
 
 
 def execute(

@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
+from executor.exit_codes import INTERRUPTED
 from scenarios.console import Ticker, emit, note, show, table
-from scenarios.exit_codes import INTERRUPTED
 
 HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")
 

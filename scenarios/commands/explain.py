@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from executor.exit_codes import INTERRUPTED
 from scenarios.commands.options import (
     Brave,
     ClusterFile,
@@ -21,8 +22,7 @@ from scenarios.commands.options import (
     pricing_document,
 )
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.console import Ticker, emit, note, remarks, show
-from scenarios.exit_codes import FAILED, INTERRUPTED, NOTHING_FITS
+from scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show
 
 SECONDS = 12.0
 """Processor time after which an explanation ends with what is known."""

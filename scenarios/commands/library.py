@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scenarios.commands.options import Json
-from scenarios.console import emit, note, show
-from scenarios.exit_codes import BAD_INPUT
+from scenarios.console import BAD_INPUT, emit, note, show
 from simulator.plain_text import escaped
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from executor.exit_codes import INTERRUPTED
 from scenarios.commands.options import (
     Brave,
     ClusterFile,
@@ -21,8 +22,7 @@ from scenarios.commands.options import (
     pricing_document,
 )
 from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.console import Ticker, emit, note, remarks, show, table
-from scenarios.exit_codes import DONE, FAILED, INTERRUPTED, NOTHING_FITS
+from scenarios.console import DONE, FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show, table
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

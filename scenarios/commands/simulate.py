@@ -20,8 +20,7 @@ from scenarios.commands.options import (
 )
 from scenarios.commands.page import write_page
 from scenarios.commands.traces import compare_measured, print_measured, write_chakra, write_kineto, write_trace
-from scenarios.console import Ticker, console, emit, note, remarks, show, table
-from scenarios.exit_codes import FAILED, NOTHING_FITS
+from scenarios.console import FAILED, NOTHING_FITS, Ticker, console, emit, note, remarks, show, table
 
 
 class Engine(StrEnum):

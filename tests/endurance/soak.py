@@ -27,7 +27,7 @@ from random import Random
 from statistics import median
 
 from scenarios.command_line import run
-from scenarios.exit_codes import BAD_INPUT
+from scenarios.console import BAD_INPUT
 
 WARM_UP = 30
 """Rounds that are not counted."""

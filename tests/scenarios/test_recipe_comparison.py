@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from executor.exit_codes import INTERRUPTED
 from scenarios import recipe_comparison as study
 from scenarios import recipe_runs
-from scenarios.exit_codes import BAD_INPUT, INTERRUPTED
+from scenarios.console import BAD_INPUT
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.loader import load
 from scenarios.recipe_comparison import chosen_cases, main, page
