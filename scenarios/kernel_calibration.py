@@ -84,10 +84,10 @@ FLOOR_HEAD = (
 
 AGREEMENT_HEAD = ("accelerator", "kernels", "first", "second", "number", "10 %", "median", "90 %")
 
-HEAD = ("publisher", "kernels", "rows", "fitted mean", "median", "left out mean", "median", "90 %", "bias")
+KERNEL_HEAD = ("publisher", "kernels", "rows", "fitted mean", "median", "left out mean", "median", "90 %", "bias")
 
 
-def read(path: str) -> tuple[list[Row], list[Skipped]]:
+def read_kernels(path: str) -> tuple[list[Row], list[Skipped]]:
     """Return the rows of a file that can be predicted and the others; `ScenarioError` names the line that is none."""
     try:
         with open(path, "rb") as file:
@@ -142,7 +142,7 @@ def to_json(found: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
     return json.dumps(whole, indent=1) + "\n"
 
 
-def lines(found: Evidence) -> list[tuple[str, ...]]:
+def kernel_lines(found: Evidence) -> list[tuple[str, ...]]:
     """Return the errors of an accelerator as lines of a table, a publisher's kernels of a family each."""
     return [(held.publisher, held.family, *_cells(held)) for held in found.held]
 
@@ -169,7 +169,7 @@ def to_markdown(found: Sequence[Evidence], rows: Sequence[Row]) -> str:
             f"Sustained work takes {sustained.factor:.2f} times a burst ({sustained.low:.2f} to {sustained.high:.2f}, "
             f"{sustained.pairs} shapes timed both ways).\n"
         )
-        parts.append(_table(HEAD, lines(each)))
+        parts.append(_table(KERNEL_HEAD, kernel_lines(each)))
     parts.append("## Publishers against each other\n")
     parts.append(AGREEMENT)
     names = {each.name for each in found}

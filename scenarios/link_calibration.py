@@ -7,7 +7,7 @@ from scenarios.errors import Fault, ScenarioError
 from simulator.calibration.collective_rows import CollectiveRow, Skipped, read_rows
 from simulator.calibration.collectives import Error, Fits, errors, fit_links
 
-HEAD = ("source", "collective", "size", "rows", "mean", "median", "bias")
+LINK_HEAD = ("source", "collective", "size", "rows", "mean", "median", "bias")
 
 _FIRST = 64 * 2**10
 
@@ -22,7 +22,7 @@ def has_collectives(path: str) -> bool:
     return isinstance(first, dict) and "collective" in first
 
 
-def read(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipped]]:
+def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipped]]:
     """Return the rows of a file that the model can be held against and the others; `ScenarioError` where none is."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -36,7 +36,7 @@ def read(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipped]]:
     return used, skipped
 
 
-def fit(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, tuple[Error, ...]]:
+def fit_links_without(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, tuple[Error, ...]]:
     """Return links fitted to ``rows`` without the sources ``left_out``, and the errors on all, those included."""
     known = sorted({row.source for row in rows})
     for name in left_out:
@@ -46,7 +46,7 @@ def fit(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, t
     return fits, errors(rows, fits)
 
 
-def lines(found: Sequence[Error]) -> list[tuple[str, ...]]:
+def link_lines(found: Sequence[Error]) -> list[tuple[str, ...]]:
     """Return the errors of whole sources as lines of a table."""
     whole = [each for each in found if (each.collective, each.size) == ("*", "*")]
     return [

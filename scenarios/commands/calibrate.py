@@ -119,10 +119,10 @@ def _are_measured(path: str) -> bool:
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
     from executor.device_cluster import cluster_of
     from scenarios.files import check_output
-    from scenarios.kernel_calibration import read
+    from scenarios.kernel_calibration import read_kernels
 
     check_output(out, (".yaml", ".yml"))
-    read(rows)  # says of a line that is no row which one it is
+    read_kernels(rows)  # says of a line that is no row which one it is
     cluster = cluster_of(Path(rows).read_bytes().splitlines())
     _show(cluster, out, as_json, f"Fitted by `meshwise calibrate` to the rows of {Path(rows).name}.")
 
@@ -144,12 +144,12 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
     from scenarios.files import check_output, write
-    from scenarios.kernel_calibration import fit_accelerators, read, to_json, to_markdown
+    from scenarios.kernel_calibration import fit_accelerators, read_kernels, to_json, to_markdown
     from simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
-    used, skipped = read(path)
+    used, skipped = read_kernels(path)
     ticker = Ticker()
     found = fit_accelerators(used, names, left_out, ticker)
     ticker.done()
@@ -167,15 +167,15 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
     from scenarios.files import check_output, write
-    from scenarios.link_calibration import HEAD, fit, lines, read
+    from scenarios.link_calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
     from simulator.calibration.collective_report import report as page
     from simulator.calibration.collectives import dump
     from simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
-    used, skipped = read(path)
-    fits, found = fit(used, left_out)
+    used, skipped = read_collectives(path)
+    fits, found = fit_links_without(used, left_out)
     if out is not None:
         write(out, dump(fits))
     if report is not None:
@@ -183,14 +183,14 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
     if as_json:
         print(dump(fits), end="")
     else:
-        table(HEAD, lines(found))
+        table(LINK_HEAD, link_lines(found))
         note(f"{format_count(len(used), 'row')} used, {len(skipped)} skipped; --report lists why")
 
 
 def _print(found: Any) -> None:
-    from scenarios.kernel_calibration import HEAD, lines
+    from scenarios.kernel_calibration import KERNEL_HEAD, kernel_lines
 
     for each in found:
         print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")
-        table(HEAD, lines(each))
+        table(KERNEL_HEAD, kernel_lines(each))
         print()
