@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "Scenario", "ScenarioError", "load"]
 
-_HOMES = {"Fault": "errors", "Scenario": "scenario", "ScenarioError": "errors", "load": "loader"}
+_HOMES = {
+    "Fault": "scenarios.errors",
+    "Scenario": "scenarios.scenario",
+    "ScenarioError": "scenarios.errors",
+    "load": "scenarios.loader",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for only then, so that ``meshwise --help`` answers at once."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"scenarios.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -9,7 +9,7 @@ from scenarios.fields import nearest
 
 def root() -> Path:
     """Return the folder of the library."""
-    return Path(str(files(__package__)))
+    return Path(str(files("scenarios")))
 
 
 def names() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.launches import fastest_runnable, launches
-from scenarios.library import find, names
+from scenarios.library import find, names, root
 from scenarios.loader import load
 from scenarios.nothing_fits import seconds_left
 from scenarios.prediction_interval import FIGURES
@@ -166,9 +166,9 @@ class Case:
 @lru_cache(maxsize=1)
 def _judges() -> bytes:
     """Return what besides the cost model a comparison follows from: margins, recipes, and the words of trainers."""
-    room = Path(__file__).parent
-    words = sorted((room / "interchange").glob("*.py"))
-    judges = (room / FIGURES, room / RECIPES, room / "prediction_interval.py", room / "launches.py", *words)
+    words = sorted((root() / "interchange").glob("*.py"))
+    modules = (root().parent / each for each in ("scenarios/prediction_interval.py", "scenarios/launches.py"))
+    judges = (root() / FIGURES, root() / RECIPES, *modules, *words)
     return b"".join(path.read_bytes() for path in judges)
 
 
