@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scenarios import files
 from scenarios.checking import check
 from scenarios.cluster_document import cluster_document, exact
 from scenarios.cluster_estimates import estimates, stated_efficiency, typical_delays, with_typical_delays
@@ -22,6 +21,7 @@ from scenarios.cluster_schema import (
 )
 from scenarios.errors import ScenarioError
 from scenarios.fabric_schema import MAX_DEVICES
+from scenarios.files import write
 from scenarios.reader import Document, FieldPath, read
 from scenarios.wiring_tables import check_mesh, to_fabric, to_link, to_network
 from scenarios.yaml_text import dump
@@ -223,4 +223,4 @@ def _tenants(table: ConditionsTable) -> Iterator[Tenant]:
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
     """Write ``cluster`` as a cluster file that reads back equal; ``comment`` stands above it."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    files.write(path, head + dump(cluster_document(cluster)))
+    write(path, head + dump(cluster_document(cluster)))

@@ -4,7 +4,9 @@ import json
 from collections.abc import Sequence
 
 from scenarios.errors import Fault, ScenarioError
-from simulator.calibration.collective_rows import CollectiveRow, Skipped, read_rows
+from simulator.calibration.collective_rows import CollectiveRow
+from simulator.calibration.collective_rows import Skipped as SkippedCollective
+from simulator.calibration.collective_rows import read_rows as read_collective_rows
 from simulator.calibration.collectives import Error, Fits, errors, fit_links
 
 LINK_HEAD = ("source", "collective", "size", "rows", "mean", "median", "bias")
@@ -22,11 +24,11 @@ def has_collectives(path: str) -> bool:
     return isinstance(first, dict) and "collective" in first
 
 
-def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[Skipped]]:
+def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[SkippedCollective]]:
     """Return the rows of a file that the model can be held against and the others; `ScenarioError` where none is."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            used, skipped = read_rows(file)
+            used, skipped = read_collective_rows(file)
     except OSError as error:
         raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {error.strerror}"),)) from None
     if not used:
