@@ -2,8 +2,9 @@
 
 Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time.
 A row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere
-(``python -m scenarios.device_predictions``): here torch is needed and no simulator runs. Rows are written as they are
-measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a trial of the trials.
+(``python -m scenarios.device_predictions``): here torch is needed and no simulator runs. Rows are written as
+they are measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a trial of
+the trials.
 """
 
 import argparse

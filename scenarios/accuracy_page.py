@@ -1,7 +1,7 @@
 """A page on how far predictions are off: every source of measured runs, what was fitted to what, and intervals.
 
-Run ``python -m scenarios.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures into a folder; the
-project's own is ``reports/accuracy``.
+Run ``python -m scenarios.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures into a
+folder; the project's own is ``reports/accuracy``.
 """
 
 import sys

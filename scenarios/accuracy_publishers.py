@@ -1,7 +1,8 @@
 """How far predictions are off by who measured, those first whose rows had no part in anything.
 
-Run ``python -m scenarios.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and ``publishers.json``
-into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same, however many rows it has.
+Run ``python -m scenarios.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
+``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same,
+however many rows it has.
 """
 
 import json
@@ -176,7 +177,8 @@ def _introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
     unseen = result["means"].get(Standing.UNSEEN)
     first = (
         f"{result['rows']} published runs. Errors are predicted over measured, minus 1; of the step time unless memory "
-        "is named. Means over publishers count each publisher once. Written by python -m scenarios.accuracy_publishers."
+        "is named. Means over publishers count each publisher once. "
+        "Written by python -m scenarios.accuracy_publishers."
     )
     if unseen is None or not unseen["publishers"]:
         return (first,)

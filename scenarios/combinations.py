@@ -120,9 +120,9 @@ def table() -> str:
     intro = (
         "# Which techniques go together",
         "",
-        "Every pair on a small mixture of experts, written by `python -m scenarios.combinations`. `+` is simulated in",
-        "time and memory; a number is the reason, below, why the plan is refused. Embeddings are tied but where",
-        "parameters are offloaded.",
+        "Every pair on a small mixture of experts, written by `python -m scenarios.combinations`. `+` is",
+        "simulated in time and memory; a number is the reason, below, why the plan is refused. Embeddings are tied",
+        "but where parameters are offloaded.",
         "",
     )
     return "\n".join([*intro, head, "|---" * (len(names) + 1) + "|", *rows, "", *notes, ""])

@@ -1,7 +1,7 @@
 """Prediction intervals fitted to measured runs, and how many of the runs left out they hold.
 
-Run ``python -m scenarios.interval_calibration ROWS.jsonl`` for the coverage; a second argument, ``OUT.json``, is where
-the figures are written that `scenarios.prediction_interval` reads.
+Run ``python -m scenarios.interval_calibration ROWS.jsonl`` for the coverage; a second argument, ``OUT.json``,
+is where the figures are written that `scenarios.prediction_interval` reads.
 """
 
 import datetime

@@ -1,8 +1,8 @@
 """Whether a run that is said to fit runs, and one that is said not to runs out of memory, by who published it.
 
-Run ``python -m scenarios.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md`` and ``memory.json``
-into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a thread says of a job:
-its ``plan``, and whether it ran or ran out of memory.
+Run ``python -m scenarios.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md`` and
+``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a thread
+says of a job: its ``plan``, and whether it ran or ran out of memory.
 """
 
 import json

@@ -108,8 +108,9 @@ class Walk:
         head = ("# Operator parallelism: one MLP, from module to plan", "")
         intro = _prose(
             "Every operator has its own sharding; where two neighbours disagree, the tensor between them is",
-            "redistributed. This page follows one small module through that. `python -m scenarios.operator_walk",
-            "docs` writes it: every figure is the program's, on a simulated node of 8 H100, and a test compares them.",
+            "redistributed. This page follows one small module through that. "
+            "`python -m scenarios.operator_walk docs` writes it:",
+            "every figure is the program's, on a simulated node of 8 H100, and a test compares them.",
         )
         return "\n".join((*head, *intro, *(line for part in parts for line in part)))
 

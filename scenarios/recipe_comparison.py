@@ -1,7 +1,8 @@
 """A page that compares the default search with published recipes and with what an engineer types first.
 
-Run ``python -m scenarios.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write ``recipes.md`` and
-``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall time, 20 by default.
+Run ``python -m scenarios.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
+``recipes.md`` and ``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
+time, 20 by default.
 Each problem is kept as it is done: the same command goes on after an end of any kind, and makes only what is missing
 or was made by another version of the program or with other seconds.
 """
@@ -44,8 +45,8 @@ def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
             f"{len(rows)} problems: {sum(row.ran is not None for row in rows)} published recipes and the scenarios of "
             "the library. Each was laid out by the default search, by its own plan, by the plans that an engineer "
             "types first for that model and machine, and by all recipes' plans carried over to it. All were judged by "
-            "one simulation with one rule of fitting. Written by python -m scenarios.recipe_comparison; every row is "
-            "in recipes.jsonl.",
+            "one simulation with one rule of fitting. Written by python -m scenarios.recipe_comparison; "
+            "every row is in recipes.jsonl.",
             f"Seconds of wall time of a search: {', '.join(f'{each:g}' for each in sorted({r.seconds for r in rows}))}."
             " Gap: how far the best plan may be above the optimum of the searched space; none where nothing is proven.",
             f"Search over others: the step of the search's plan over that of the fastest other plan. "

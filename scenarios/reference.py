@@ -1,7 +1,7 @@
 """The reference of the Python interface as pages of the documentation, from the docstrings of public names.
 
-Run ``python -m scenarios.reference docs/reference`` to write them. Modules are read, not imported, so that the pages
-are the same with every version of Python and without torch.
+Run ``python -m scenarios.reference docs/reference`` to write them. Modules are read, not imported, so that the
+pages are the same with every version of Python and without torch.
 """
 
 import argparse

@@ -120,8 +120,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
             f"Every search for layouts on {len(found.cases)} problems whose optimum {PROVING} has proven, each over "
             f"{_SPACE[found.wide]}. A run has {BUDGET:,} evaluations or "
             f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
-            f"{_seeds(found)} seeds. Written by python -m scenarios.search_comparison, which goes on where it was "
-            "ended; every run is in runs.jsonl and, in short, in results.csv.",
+            f"{_seeds(found)} seeds. Written by python -m scenarios.search_comparison, which goes on where it "
+            "was ended; every run is in runs.jsonl and, in short, in results.csv.",
             "Gap: the best step time so far over the optimum, minus 1. A gap below 0 is a plan outside the space that "
             "best_first proves, as of stages of other sizes. Evaluations are simulations of different plans: bounds, "
             "memory filters and longest paths are not counted, only timed. Seconds are CPU time with the costs of "
