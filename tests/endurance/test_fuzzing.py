@@ -155,9 +155,9 @@ def test_mutations_reach_most_of_what_they_may(tmp_path: Path) -> None:
 
 
 def test_a_failing_input_is_kept_as_a_file(tmp_path: Path) -> None:
-    path = keep(tmp_path / "out", "yaml", Failure("KeyError", "scenarios/reader.py:1", ""), b"a: 7")
+    path = keep(tmp_path / "out", "yaml", Failure("KeyError", "folder/module.py:1", ""), b"a: 7")
     assert path.read_bytes() == b"a: 7"
-    assert path.name.startswith("yaml-KeyError-scenarios-reader-py-1-")
+    assert path.name.startswith("yaml-KeyError-folder-module-py-1-")
 
 
 def test_the_command_runs_a_parser(tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
 def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: str, code: int, told: str) -> None:
     program = (
         "import os, signal\n"
-        "from scenarios import command_line\n"
+        "import scenarios.command_line as command_line\n"
         "def command(**_):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         f"    except KeyboardInterrupt:\n        raise {error} from None\n"
