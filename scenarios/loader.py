@@ -25,14 +25,12 @@ from scenarios.magnitudes import unusual
 from scenarios.model_schema import ModelTable, TransformerTable
 from scenarios.named_file import referenced
 from scenarios.pins import to_pins
+from scenarios.plan_table import layout_in, rule_violations
 from scenarios.prediction_interval import with_margin
 from scenarios.reader import Document, FieldPath, content_of, read
 from scenarios.scenario import Measured, Scenario, SearchSettings
 from scenarios.schedule_file import with_schedule
 from scenarios.schema import (
-    MAX_ACTIONS,
-    MAX_MICROBATCHES,
-    STEPS_IN_A_ROW,
     FileCluster,
     PlanDocument,
     PlanTable,
@@ -47,15 +45,10 @@ from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
 from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.operators.rules import cuts_operators, operator_violations
-from strategies.parallelism import Attention
 from strategies.plan import Plan
 from strategies.plan_layout import layout_of
 from strategies.problem import Problem
-from strategies.recomputation import recomputation
-from strategies.schedule import SCHEDULES
 from strategies.training import Training
 from strategies.violation import Violation
 
@@ -287,33 +280,11 @@ def _plan(table: Any, problem: Problem, document: Document, path: FieldPath, fau
     return None if found else complete(problem, layout)
 
 
-def layout_in(table: PlanTable) -> Layout:
-    """Return the layout that a plan table states."""
-    choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
-    return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
-
-
 def _violated(document: Document, path: FieldPath, violation: Violation, fields: Mapping[str, str]) -> Fault:
     """Return the fault of a rule that a field breaks, or a part or line of it; ``fields`` are those of other names."""
     field, *parts = violation.field.split(".")
     within = (int(part) if part.isdigit() else part for part in parts)
     return document.fault((*path, fields.get(field, field), *within), violation.message)
-
-
-def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
-    """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
-    training = problem.training
-    microbatches = training.global_batch // layout.sequences
-    actions = layout.pipeline * layout.chunks * microbatches
-    rule = SCHEDULES.get(layout.schedule)
-    most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)
-    if microbatches > MAX_MICROBATCHES:
-        met = f"global_batch / (data * microbatch) = {microbatches}"
-        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
-    if actions > most:
-        met = f"pipeline * chunks * microbatches = {actions}"
-        return [Violation("pipeline", f"a schedule has at most {most} stages times microbatches, met {met}")]
-    return list(violations(problem, layout))
 
 
 _DOCUMENT_FIELDS = {

@@ -5,21 +5,22 @@ All three are judged by one simulation, with one rule of fitting, so that they c
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from pathlib import Path
 
+from scenarios.errors import ScenarioError
 from scenarios.interchange.acceptance import trainers_of
 from scenarios.launches import fastest_runnable, launches
 from scenarios.library import find, names, root
-from scenarios.loader import load
+from scenarios.loader import load, scenario_in
 from scenarios.nothing_fits import seconds_left
 from scenarios.prediction_interval import FIGURES
 from scenarios.recipes import FILE as RECIPES
 from scenarios.recipes import Recipe, recipe_layouts, recipes
-from scenarios.scenario import Scenario
+from scenarios.scenario import Measured, Scenario
 from scenarios.search_journal import cost_model_version
 from simulator.models.transformer import Transformer
 from strategies.completion import complete
@@ -152,7 +153,7 @@ class Case:
 
     def scenario(self) -> Scenario:
         """Return the scenario with its own plan, where it states one."""
-        return load(self.name) if self.recipe is None else self.recipe.scenario()
+        return load(self.name) if self.recipe is None else recipe_scenario(self.recipe)
 
     def digest(self) -> str:
         """Return the digest of the problem as it is stated, of the program, its recipes, and how memory is judged.
@@ -170,6 +171,27 @@ def _judges() -> bytes:
     modules = (root().parent / each for each in ("scenarios/prediction_interval.py", "scenarios/launches.py"))
     judges = (root() / FIGURES, root() / RECIPES, *modules, *words)
     return b"".join(path.read_bytes() for path in judges)
+
+
+def recipe_scenario(recipe: Recipe) -> Scenario:
+    """Return a recipe as a scenario with its own plan.
+
+    Raises
+    ------
+    ScenarioError
+        Where anything in the record is wrong; it lists everything, with file, line and column.
+    """
+    try:
+        found = scenario_in(recipe.document())
+    except ScenarioError:
+        found = scenario_in(recipe.document(placed=True))
+    problem = found.problem
+    if recipe.device_memory is not None:
+        memory = recipe.device_memory
+        sized = problem.cluster.with_accelerators(lambda each: replace(each, memory=memory))
+        problem = replace(problem, cluster=sized)
+    measured = Measured(recipe.measured.seconds(problem), str(recipe.source)) if recipe.measured is not None else None
+    return replace(found, problem=problem, measured=measured, assumptions=(*found.assumptions, *recipe.notes))
 
 
 def cases() -> tuple[Case, ...]:

@@ -1,4 +1,4 @@
-"""Published training recipes: what others ran on their machines, as scenarios, and their plans carried over to others.
+"""Published training recipes: what others ran on their machines, and their plans carried over to others.
 
 The table is ``recipes.json``: facts and figures of papers, repositories and vendors' tables, one record a recipe, with
 the document that states each. It is checked as a scenario file is.
@@ -17,10 +17,9 @@ from scenarios.checking import check
 from scenarios.errors import Fault, ScenarioError
 from scenarios.fields import Size, Table, Text, Time
 from scenarios.library import root
-from scenarios.loader import layout_in, rule_violations, scenario_in
 from scenarios.model_schema import ModelTable
+from scenarios.plan_table import layout_in, rule_violations
 from scenarios.reader import Data, Document, parse
-from scenarios.scenario import Measured, Scenario
 from scenarios.schema import AnyCluster, PlanTable, TrainingTable
 from simulator import strict_json
 from simulator.operator_graph import OperatorKind
@@ -149,31 +148,11 @@ class Recipe:
     device_memory: float | None
     position: int
 
-    def scenario(self) -> Scenario:
-        """Return the recipe as a scenario with its own plan.
-
-        Raises
-        ------
-        ScenarioError
-            Where anything in the record is wrong; it lists everything, with file, line and column.
-        """
-        try:
-            found = scenario_in(self._document())
-        except ScenarioError:
-            found = scenario_in(self._document(placed=True))
-        problem = found.problem
-        if self.device_memory is not None:
-            memory = self.device_memory
-            sized = problem.cluster.with_accelerators(lambda each: replace(each, memory=memory))
-            problem = replace(problem, cluster=sized)
-        measured = Measured(self.measured.seconds(problem), str(self.source)) if self.measured is not None else None
-        return replace(found, problem=problem, measured=measured, assumptions=(*found.assumptions, *self.notes))
-
     def record(self) -> bytes:
         """Return the recipe as it stands in the table, in one form."""
         return json.dumps(_records()[self.position], sort_keys=True).encode()
 
-    def _document(self, *, placed: bool = False) -> Document:
+    def document(self, *, placed: bool = False) -> Document:
         """Return the part of the record that is a scenario; with the place of every field, which takes its time."""
         whole = _placed() if placed else Document(FILE, _records())
         places = {path[1:]: place for path, place in whole.places.items() if path[:1] == (self.position,)}

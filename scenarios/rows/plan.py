@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 
-from scenarios.loader import rule_violations
+from scenarios.plan_table import rule_violations
 from scenarios.rows import words
 from scenarios.rows.degrees import Batch, Degrees, shards
 from scenarios.rows.frameworks import is_megatron, overlaps_gradients, overlaps_tensor, sequence_parallel, zero_stage

@@ -9,8 +9,10 @@ import pytest
 from scenarios import recipes as module
 from scenarios.errors import ScenarioError
 from scenarios.library import root
-from scenarios.loader import load, rule_violations
+from scenarios.loader import load
+from scenarios.plan_table import rule_violations
 from scenarios.reader import parse
+from scenarios.recipe_runs import recipe_scenario
 from scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipes, recipes_in
 from strategies.layout import Layout
 from strategies.plan_layout import layout_of
@@ -29,7 +31,7 @@ def of(record: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["name"])
 def test_a_recipe_is_a_scenario_whose_plan_is_what_the_record_says(record: dict[str, Any]) -> None:
     recipe = of(record)
-    scenario = recipe.scenario()
+    scenario = recipe_scenario(recipe)
     stated, plan = record["plan"], scenario.plan
     assert plan is not None
     assert not rule_violations(scenario.problem, recipe.layout)
@@ -85,7 +87,7 @@ def test_an_illegal_plan_is_an_error_with_its_place(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_records", lambda: records)
     monkeypatch.setattr(module, "_placed", lambda: parse(text.encode(), FILE))
     with pytest.raises(ScenarioError, match=rf"^{FILE}:{line}:\d+: plan"):
-        recipes_in(records, lambda: parse(text.encode(), FILE))[position].scenario()
+        recipe_scenario(recipes_in(records, lambda: parse(text.encode(), FILE))[position])
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -110,7 +112,7 @@ def test_listing_the_plans_for_many_devices_takes_little_time() -> None:
 
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
 def test_a_recipe_carried_over_to_its_own_problem_is_itself(recipe: Recipe) -> None:
-    problem = recipe.scenario().problem
+    problem = recipe_scenario(recipe).problem
     assert carried_over(problem, recipe.layout) == recipe.layout
 
 

@@ -16,7 +16,7 @@ from scenarios.interchange.stated import stated
 from scenarios.interchange.target import Target, agrees
 from scenarios.interchange.targets import TARGETS
 from scenarios.interchange.torchtitan import TORCHTITAN
-from scenarios.loader import layout_in, rule_violations
+from scenarios.plan_table import layout_in, rule_violations
 from scenarios.schema import PlanTable
 from strategies.completion import complete
 from strategies.layout import Layout

@@ -21,7 +21,7 @@ from scenarios.interchange.acceptance import Acceptance
 from scenarios.interchange.facts import Request, plan_document
 from scenarios.interchange.megatron import MEGATRON
 from scenarios.interchange.stated import stated
-from scenarios.loader import layout_in, rule_violations
+from scenarios.plan_table import layout_in, rule_violations
 from scenarios.schema import PlanTable
 from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import build
