@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from executor.data_parallel import local
 from executor.host_memory import HostMemory
 from executor.private_torch import storage
-from strategies.lowering.offload import CHUNKS, STEPS
-from strategies.offloading import StepPlace, fraction_of
+from strategies.offloading import CHUNKS, STEPS, StepPlace, fraction_of
 
 _NAMES = [step.name for step in STEPS]
 GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO_HOST = _NAMES

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
-from strategies.lowering.step import COMMUNICATION
+from strategies.mesh import COMMUNICATION
 
 TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 GLOO = "gloo:"

@@ -30,9 +30,8 @@ from executor.text import text_of
 from executor.tied import TiedTable
 from simulator.program import TaskKind
 from strategies.local_batches import data_ranks
-from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
-from strategies.plan import Plan
+from strategies.plan import Plan, blocks_on_host
 from strategies.recomputation import of_stage
 from strategies.schedule import ActionKind
 

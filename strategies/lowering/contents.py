@@ -10,23 +10,13 @@ from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.host_copies import host_copy
-from strategies.lowering.offload import (
-    CHUNKS,
-    HOST,
-    HOST_KINDS,
-    STEPS,
-    STEPS_ON_DEVICE,
-    STEPS_ON_HOST,
-    chunk_buffer,
-    host_elements,
-    host_ticks,
-    update_bytes,
-)
+from strategies.lowering.offload import HOST_KINDS, chunk_buffer, host_elements, host_ticks, update_bytes
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.residents import updates
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR
+from strategies.offloading import CHUNKS, HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST
 
 
 class Contents:

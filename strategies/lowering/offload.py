@@ -23,16 +23,23 @@ from simulator.cluster import Cluster
 from simulator.collective import Phase
 from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.routes import FloatArray, Routes
-from simulator.program import IntArray, StreamKind, TaskKind
+from simulator.program import IntArray
 from simulator.units import to_ticks
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.parameters import Parameters
-from strategies.offloading import StepPlace, fraction_of
+from strategies.offloading import (
+    CHUNKS,
+    FROM_HOST,
+    HOST,
+    STEPS,
+    STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
+    TO_HOST,
+    StepPlace,
+    fraction_of,
+)
 from strategies.plan import Plan
 from strategies.training import Training
-
-TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
-"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
 
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 
@@ -41,9 +48,6 @@ ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "hos
 
 SUM, SQUARES_ON_HOST = "host sum", "host squares"
 """When a host adds gradients, and reads them for their norm."""
-
-CHUNKS = 8
-"""Pieces in which the update is pipelined."""
 
 
 class OnHost(NamedTuple):
@@ -62,26 +66,6 @@ class OnHost(NamedTuple):
 
 
 ALL_ON_DEVICES = OnHost()
-
-
-class UpdateStep(NamedTuple):
-    """One stage of the update of a chunk on a stream of its own; what computes on the device has no ``kind``."""
-
-    kind: str
-    task: TaskKind
-    stream: StreamKind
-    name: str
-
-
-STEPS = (
-    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "gradients to host"),
-    UpdateStep(HOST, TaskKind.HOST_COPY, StreamKind.HOST, "optimizer on host"),
-    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "parameters from host"),
-    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "optimizer states from host"),
-    UpdateStep("", TaskKind.OPTIMIZER, StreamKind.COMPUTE, "optimizer"),
-    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "optimizer states to host"),
-)
-STEPS_ON_HOST, STEPS_ON_DEVICE = (0, 1, 2), (3, 4, 5)
 
 
 class Update(NamedTuple):
