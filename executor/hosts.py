@@ -11,6 +11,9 @@ from pathlib import Path
 from executor.heartbeat import operation, read
 from executor.rank_error import read_errors
 
+WATCH_PARENT = "MESHWISE_WATCH_PARENT"
+"""Environment variable with the process id of the launcher of a rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -16,9 +16,9 @@ from typing import IO
 
 from executor.diagnosis import Ending, diagnose, log_file
 from executor.heartbeat import read
+from executor.hosts import WATCH_PARENT
 from executor.matrix_tiles import avoid_broken_tiles
 from executor.processes import is_stopped
-from executor.worker import WATCH_PARENT
 
 POLL = 0.05
 GRACE = 1.0

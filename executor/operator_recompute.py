@@ -13,7 +13,6 @@ torch, ``torch.utils.checkpoint`` and ``torch.autograd.graph.saved_tensors_hooks
 
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,13 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from executor.private_torch import storage, to_keep
 from executor.recomputable import UNFUSED_CORE
+from executor.remade import Contexts
 
 NORMS = ("input_norm", "feed_forward_norm")
 READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}
 """The operators that keep the results of products and of attention for their backward; of others none does."""
 
 Again = Callable[..., Any]
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
 class _Recipe:

@@ -28,8 +28,7 @@ from torch.distributed.pipelining.schedules import (
 from torch.distributed.tensor import DTensor
 
 from executor import attention_by_products
-from executor.measured_memory import Allocation
-from executor.trace import TraceEvent
+from executor.trace import Allocation, TraceEvent
 from strategies.schedule import Schedule
 
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from executor.data_parallel import local
 from executor.host_memory import HostMemory
 from executor.private_torch import storage
+from executor.tensors import local
 from strategies.offloading import CHUNKS, STEPS, StepPlace, fraction_of
 
 _NAMES = [step.name for step in STEPS]

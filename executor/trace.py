@@ -72,6 +72,14 @@ class TraceEvent(NamedTuple):
         return self._replace(start=self.start + offset, end=self.end + offset, launched=self.launched + offset)
 
 
+class Allocation(NamedTuple):
+    """Bytes taken (given back: below 0) at an address, in ns."""
+
+    time: int
+    address: int
+    size: int
+
+
 class Row(NamedTuple):
     """One span of one rank; ``start`` and ``end`` in ns of the host's monotonic clock."""
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
 from executor.accelerator import CORE, Accelerator
 from executor.activation_offload import ActivationOffload, layers_away
-from executor.data_parallel import Finish, GradientReducer, Unit, average, average_on_server, local, reduces_itself
+from executor.data_parallel import Finish, GradientReducer, Unit, average, average_on_server, reduces_itself
 from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
@@ -26,6 +26,7 @@ from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
 from executor.split_optimizer import States, main_type
+from executor.tensors import local
 from executor.text import text_of
 from executor.tied import TiedTable
 from simulator.program import TaskKind

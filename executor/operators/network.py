@@ -17,11 +17,12 @@ from torch.fx import Node
 
 from executor.capture.captured import Captured
 from executor.capture.source_lines import at, line_of_node
+from executor.exchange import Share
 from executor.operators import local_operators
 from executor.operators.buffers import Buffers
 from executor.operators.collectives import Ranks
 from executor.operators.layouts import Bringing, Layouts
-from executor.operators.movement import Move, Share
+from executor.operators.movement import Move
 from executor.operators.stages import StageProgram, stage_programs
 from executor.private_torch import to_keep
 from strategies.mesh import DATA, PIPELINE
