@@ -100,7 +100,7 @@ class _Operators:
         return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
-def apply(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
+def recompute_operators(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
     """Let the operators ``names`` of a layer be computed again; its parameters keep their names.
 
     Parameters
