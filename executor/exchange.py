@@ -1,7 +1,9 @@
 """Collectives whose gradients go the opposite way, as autograd functions, marked for the profiler.
 
-Every one runs inside a region that `moving` names after the axis and the collective, by which `executor.trace` tells
-whose communication it is. A `Share` moves nothing: it counts the gradient of one of several readers once.
+Every one runs inside a region that `moving` names after the axis and the collective, by which
+`executor.trace` tells whose communication it is.
+
+A `Share` moves nothing: it counts the gradient of one of several readers once.
 """
 
 from collections.abc import Sequence
