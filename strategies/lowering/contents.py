@@ -12,8 +12,6 @@ from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.host_copies import host_copy
 from strategies.lowering.offload import (
     CHUNKS,
-    HOST,
-    HOST_KINDS,
     STEPS,
     STEPS_ON_DEVICE,
     STEPS_ON_HOST,
@@ -23,6 +21,7 @@ from strategies.lowering.offload import (
     update_bytes,
 )
 from strategies.lowering.optimizer import optimizer_ticks
+from strategies.lowering.placed import HOST, HOST_KINDS
 from strategies.lowering.residents import updates
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes

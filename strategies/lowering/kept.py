@@ -8,7 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from strategies.lowering.offload import ACTIVATIONS, FROM_HOST, TO_HOST
+from strategies.lowering.offload import ACTIVATIONS
+from strategies.lowering.placed import FROM_HOST, TO_HOST
 from strategies.lowering.task_list import Waits
 from strategies.schedule import Action, ActionKind, Schedule
 

@@ -11,8 +11,8 @@ import numpy as np
 from simulator.deadline import check_deadline
 from simulator.program import IntArray, StreamKind
 from strategies.lowering.kept import Activations
-from strategies.lowering.offload import FROM_HOST, GRADIENTS, HOST, PARAMETERS, SUM, TO_HOST
-from strategies.lowering.placed import BACKWARD, FORWARD, hop_kind
+from strategies.lowering.offload import GRADIENTS, PARAMETERS, SUM
+from strategies.lowering.placed import BACKWARD, FORWARD, FROM_HOST, HOST, TO_HOST, hop_kind
 from strategies.lowering.skeleton import RANK, Site
 from strategies.lowering.step_shape import Leaving, PartShape, StepShape
 from strategies.lowering.task_list import TaskList, Waits

@@ -9,7 +9,6 @@ from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.local_batches import data_ranks
-from strategies.lowering.offload import HOST_KINDS
 from strategies.mesh import (
     CONTEXT,
     DATA,
@@ -27,6 +26,11 @@ from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
+
+TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
+"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
+
+HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 
 NORM = "norm"
 """The kind of groups that sum the norm of gradients."""
