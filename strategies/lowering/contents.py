@@ -22,7 +22,7 @@ from strategies.lowering.offload import (
 )
 from strategies.lowering.optimizer import optimizer_ticks
 from strategies.lowering.placed import HOST, HOST_KINDS
-from strategies.lowering.residents import updates
+from strategies.lowering.residents import updates_parameters
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR
@@ -106,7 +106,7 @@ class Contents:
         rank = self.machine.rank(rank_class)
         held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
-        flat, serves = self._flat(position), updates(self.machine, self.plan, rank_class)
+        flat, serves = self._flat(position), updates_parameters(self.machine, self.plan, rank_class)
         own = begin_in_step(self.training, self.plan) and not serves  # the server's are the sums
         gone = (Change(Category.GRADIENTS, held.elements * self.training.gradient_bytes),) if own else ()
         key = ("optimizer", position, rank.key, serves)
