@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from strategies.durations import Durations
 from strategies.host_update import seconds_per_byte, update_ticks
+from strategies.lowering.copies import updates
 from strategies.lowering.data import overlaps
 from strategies.lowering.division import Division
 from strategies.lowering.stage import Machine, Rank, StageCosts
-from strategies.lowering.unflushed import updates
 from strategies.offloading import Offloading
 from strategies.plan import Plan
 from strategies.schedules.rule import Placement

@@ -14,8 +14,8 @@ from simulator.bundle import LONGEST
 from simulator.engine import step_ticks
 from simulator.program import IntArray
 from strategies.finish import Endings, Steps, finish
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.stage import Machine
+from strategies.lowering import lower
+from strategies.lowering.stage import Machine, StageCosts
 from strategies.path_rows import PathRows
 from strategies.plan import Plan
 from strategies.walk import arrangement, walk

@@ -10,9 +10,10 @@ from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.host_copies import host_copy
-from strategies.lowering.offload import HOST_KINDS, chunk_buffer, host_elements, host_ticks, update_bytes
+from strategies.lowering.offload import chunk_buffer, host_elements, host_ticks, update_bytes
 from strategies.lowering.optimizer import optimizer_ticks
-from strategies.lowering.residents import updates
+from strategies.lowering.placed import HOST_KINDS
+from strategies.lowering.residents import updates_parameters
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR
@@ -97,7 +98,7 @@ class Contents:
         rank = self.machine.rank(rank_class)
         held, rest = self.volumes.held(position), 1 - self.cuts.on_host[position].optimizer
         ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, held, rest)
-        flat, serves = self._flat(position), updates(self.machine, self.plan, rank_class)
+        flat, serves = self._flat(position), updates_parameters(self.machine, self.plan, rank_class)
         own = begin_in_step(self.training, self.plan) and not serves  # the server's are the sums
         gone = (Change(Category.GRADIENTS, held.elements * self.training.gradient_bytes),) if own else ()
         key = ("optimizer", position, rank.key, serves)

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cluster import Cluster
 from simulator.collective import Phase, able, candidates, fastest, phases
 from simulator.collective_kinds import Algorithm, Collective
 from simulator.collectives.alike import Alike
 from simulator.deadline import check_deadline
-from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.interconnect import Interconnect, interconnect
 from simulator.interconnect.kinds import Crossbar
 from simulator.interconnect.parts import Parts
+from simulator.interconnect.routes import Routes
 from simulator.program import IntArray
-from strategies.lowering.offload import HOST_KINDS, host_phases
 from strategies.lowering.placed import (
     BACKWARD,
     FORWARD,
+    HOST_KINDS,
     NORM,
     USUAL,
     Placed,
@@ -28,8 +30,11 @@ from strategies.lowering.placed import (
 )
 from strategies.lowering.refinement import Colours, FloatArray, Groups, combine, joined, quantised
 from strategies.mesh import DATA, EXPERT_DATA
+from strategies.offloading import FROM_HOST, TO_HOST
 
 BoolArray = NDArray[np.bool_]
+
+_MEMORY = "memory in"
 
 
 class Loads:
@@ -207,3 +212,22 @@ def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
         launch = np.zeros(count)
         launch[groups] = phase.launch
     return Phase(latency, groups[phase.group], phase.link, phase.load, launch, phase.messages)
+
+
+def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, ...]:
+    """Return what one byte to, on or from the host puts on links, for each device (rows of one)."""
+    network = interconnect(cluster)
+    routes = _routes(network, kind, devices[:, 0])
+    latency: FloatArray = np.bincount(routes.pair, network.latency[routes.link], len(devices)).astype(np.float64)
+    return (Phase(latency, routes.pair, routes.link, routes.share),)
+
+
+def _routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
+    if kind == FROM_HOST:
+        return network.from_host(devices)
+    routes = network.to_host(devices)
+    if kind == TO_HOST:
+        return routes
+    memory = {int(link): network.kind(int(link)) == _MEMORY for link in np.unique(routes.link)}
+    chosen = np.array([memory[link] for link in routes.link.tolist()], dtype=bool)
+    return Routes(routes.pair[chosen], routes.link[chosen], routes.share[chosen])

@@ -14,6 +14,7 @@ from simulator.program import IntArray, LinkClass, Program
 from strategies.lowering.assemble import assemble, frame
 from strategies.lowering.classes import ClassTable
 from strategies.lowering.contents import Contents
+from strategies.lowering.copies import updates
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.one_step import one_step
 from strategies.lowering.pieces import Granularity
@@ -23,7 +24,7 @@ from strategies.lowering.skeleton import Slot
 from strategies.lowering.stage import StageCosts
 from strategies.lowering.tenants import background
 from strategies.lowering.traffic import traffic
-from strategies.lowering.unflushed import steps, unflushed, updates
+from strategies.lowering.unflushed import steps, unflushed
 from strategies.lowering.volumes import Volumes
 from strategies.plan import Plan
 from strategies.problem import Problem

@@ -17,31 +17,19 @@ section 5.2 (states are brought in, updated and written back chunk by chunk).
 from math import ceil
 from typing import NamedTuple
 
-import numpy as np
-
-from simulator.cluster import Cluster
-from simulator.collective import Phase
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.routes import FloatArray, Routes
-from simulator.program import IntArray
 from simulator.units import to_ticks
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.parameters import Parameters
 from strategies.offloading import (
     CHUNKS,
-    FROM_HOST,
-    HOST,
     STEPS,
     STEPS_ON_DEVICE,
     STEPS_ON_HOST,
-    TO_HOST,
     StepPlace,
     fraction_of,
 )
 from strategies.plan import Plan
 from strategies.training import Training
-
-HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 
 ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
 """What is copied between ranks and hosts while passes run."""
@@ -97,8 +85,6 @@ HOST_ADAM = 250e-12
 Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor.
 """
 
-_MEMORY = "memory in"
-
 
 def host_elements(plan: Plan, held: Parameters, on_host: OnHost) -> int:
     """Return how many of the parameters that a rank updates have their states on the host."""
@@ -146,22 +132,3 @@ def chunk_buffer(training: Training, plan: Plan, held: Parameters, on_host: OnHo
 def host_ticks(updated: int) -> int:
     """Return the ticks of one chunk of the host's step where its memory is not modelled."""
     return to_ticks(updated * HOST_ADAM / CHUNKS)
-
-
-def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, ...]:
-    """Return what one byte to, on or from the host puts on links, for each device (rows of one)."""
-    network = interconnect(cluster)
-    routes = _routes(network, kind, devices[:, 0])
-    latency: FloatArray = np.bincount(routes.pair, network.latency[routes.link], len(devices)).astype(np.float64)
-    return (Phase(latency, routes.pair, routes.link, routes.share),)
-
-
-def _routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
-    if kind == FROM_HOST:
-        return network.from_host(devices)
-    routes = network.to_host(devices)
-    if kind == TO_HOST:
-        return routes
-    memory = {int(link): network.kind(int(link)) == _MEMORY for link in np.unique(routes.link)}
-    chosen = np.array([memory[link] for link in routes.link.tolist()], dtype=bool)
-    return Routes(routes.pair[chosen], routes.link[chosen], routes.share[chosen])

@@ -9,7 +9,6 @@ from simulator.cluster import Cluster
 from simulator.collective_kinds import Collective
 from simulator.program import IntArray
 from strategies.local_batches import data_ranks
-from strategies.lowering.offload import HOST_KINDS
 from strategies.mesh import (
     CONTEXT,
     DATA,
@@ -23,10 +22,13 @@ from strategies.mesh import (
     TENSOR_ROWS,
     Mesh,
 )
+from strategies.offloading import FROM_HOST, HOST, TO_HOST
 from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
+
+HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 
 NORM = "norm"
 """The kind of groups that sum the norm of gradients."""

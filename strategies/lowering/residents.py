@@ -32,7 +32,7 @@ def residents(
             buffers += 2 * buffer(costs, plan, position, rank)
             own = held[position], buffers, 0, host_shares[position], several[position]
             known[key] = resident(rank.accelerator, training, plan, *own)
-        states = updates(machine, plan, index)
+        states = updates_parameters(machine, plan, index)
         changes += [
             MemoryChange(index, *change[1:])
             for change in known[key]
@@ -41,7 +41,7 @@ def residents(
     return tuple(changes)
 
 
-def updates(machine: Machine, plan: Plan, rank_class: int) -> bool:
+def updates_parameters(machine: Machine, plan: Plan, rank_class: int) -> bool:
     """Return whether ranks of a class update parameters; with a server only the first data rank does.
 
     Experts that ranks share have servers of their own.

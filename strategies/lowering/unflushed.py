@@ -16,39 +16,21 @@ References
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from simulator.program import IntArray, Steps, StreamKind
 from strategies.in_order import in_order
 from strategies.lowering.assemble import Frame
-from strategies.lowering.data import overlaps
+from strategies.lowering.copies import Updates
 from strategies.lowering.one_step import Step
 from strategies.lowering.passes import Chain
 from strategies.lowering.placed import tied_kind
 from strategies.lowering.skeleton import Site, Skeleton
-from strategies.lowering.stage import StageCosts
 from strategies.lowering.step_shape import StepShape
 from strategies.lowering.task_list import Waits
 from strategies.plan import Plan
 from strategies.schedule import Action, ActionKind
-
-
-class Updates(NamedTuple):
-    """After how many backwards of a stage its weights are updated, and at which positions as late as that is due."""
-
-    every: int
-    late: tuple[bool, ...]
-
-
-def updates(costs: StageCosts, plan: Plan) -> Updates:
-    """Return when the stages of a plan update their weights."""
-    beneath = overlaps(costs.problem.cluster, plan) or any(plan.offload.optimizer)
-    tied = {max(pair) for *pair, _ in costs.tied(plan)}  # the other one makes its gradients after that
-    once = plan.asynchronous and not plan.rule.updates_every_microbatch
-    late = tuple(once and (beneath or position in tied) for position in range(plan.pipeline))
-    return Updates(plan.num_microbatches // plan.updates, late)
 
 
 @lru_cache(maxsize=64)

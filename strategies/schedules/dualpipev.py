@@ -90,7 +90,7 @@ def dualpipev_pairs(rank: int, ranks: int, microbatches: int, chunks: int) -> tu
     return tuple(_actions(rank, ranks, microbatches).pairs)
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes, together: float) -> float:
+def dualpipev_bubble(ranks: int, microbatches: int, times: PassTimes, together: float) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F&B + B - 3 W)`` [1]_.
 
     ``B`` is a whole backward, ``F&B`` (``together``) a forward and a backward as one, all of one stage; the source
@@ -100,7 +100,7 @@ def bubble(ranks: int, microbatches: int, times: PassTimes, together: float) -> 
     return (ranks - 1) * (together + times.backward - 3 * times.weight)
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def dualpipev_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p + 1`` [1]_."""
     return 2 * ranks + 1
 

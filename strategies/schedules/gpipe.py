@@ -17,12 +17,12 @@ def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     return merged(np.repeat([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def gpipe_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, the part ``(p - 1) / (m + p - 1)`` [1]_."""
     return (ranks - 1) * times.total
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def gpipe_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: all [1]_."""
     return microbatches
 

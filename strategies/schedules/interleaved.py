@@ -26,7 +26,7 @@ def _warmup(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), microbatches * chunks)
 
 
-def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def interleaved_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage [1]_.
 
     A stage has the ``v``-th part of a rank's layers, so that this is ``1 / v`` of the bubble of 1F1B.
@@ -34,7 +34,7 @@ def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> floa
     return (ranks - 1) * times.total
 
 
-def in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def interleaved_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and one [1]_."""
     return min(_warmup(rank, ranks, microbatches, chunks) + 1, microbatches * chunks)
 

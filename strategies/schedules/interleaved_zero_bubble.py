@@ -24,7 +24,7 @@ def _num_rounds(ranks: int, microbatches: int) -> int:
     return max(1, microbatches // ranks)
 
 
-def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def interleaved_zb_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` of one stage [2]_.
 
     ``B`` are here the gradients of inputs. Holds for ``m >= p`` and equal times.
@@ -32,7 +32,7 @@ def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> floa
     return (ranks - 1) * (times.forward + times.input - times.weight)
 
 
-def in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def interleaved_zb_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and ``rank``.
 
     With rounds of ``p`` microbatches that is ``p`` a chunk.

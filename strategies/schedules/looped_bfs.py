@@ -19,7 +19,7 @@ def looped_bfs_order(rank: int, ranks: int, microbatches: int, chunks: int) -> O
     return merged(kinds, {FORWARD: (stages, numbers), BACKWARD: (stages[::-1], numbers[::-1])})
 
 
-def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+def looped_bfs_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage, for ``m >= p`` [1]_.
 
     Of the work that is ``(p - 1) / (m v)``, with ``v`` chunks a rank.
@@ -27,7 +27,7 @@ def bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> floa
     return (ranks - 1) * times.total
 
 
-def in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+def looped_bfs_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: all [1]_."""
     return microbatches * chunks
 

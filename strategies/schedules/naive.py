@@ -17,12 +17,12 @@ def naive_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     return merged(np.tile([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def naive_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``m (p - 1) (F + B)``, as only one rank works at a time [1]_."""
     return microbatches * (ranks - 1) * times.total
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def naive_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: 1."""
     return 1
 

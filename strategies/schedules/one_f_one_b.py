@@ -25,12 +25,12 @@ def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> 
     return merged(kinds, {FORWARD: columns, BACKWARD: columns})
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def one_f_one_b_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as of GPipe, for any ``m`` [2]_ [3]_."""
     return (ranks - 1) * times.total
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def one_f_one_b_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``min(p - rank, m)``, at most ``p`` [2]_."""
     return min(ranks - rank, microbatches)
 

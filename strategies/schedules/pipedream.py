@@ -42,12 +42,12 @@ def double_buffered(rank: int, ranks: int) -> int:
     return 2
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def pipedream_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds of a rank in a step of the steady state: 0 ([1]_, section 3.2)."""
     return 0.0
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def pipedream_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most microbatches whose activations a rank holds: ``p - rank`` in the steady state [1]_.
 
     Fewer where the pipeline stops after fewer microbatches.

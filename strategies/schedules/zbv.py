@@ -52,7 +52,7 @@ def zbv_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     return order[order[:, 2] < microbatches]
 
 
-def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     """Return the idle seconds between a rank's first and last action: 0 for ``m >= 2 p - 1`` [1]_.
 
     Raises
@@ -65,7 +65,7 @@ def bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
     return 0.0
 
 
-def in_flight(rank: int, ranks: int, microbatches: int) -> int:
+def zbv_in_flight(rank: int, ranks: int, microbatches: int) -> int:
     """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p`` for ``m >= 2 p - 1``.
 
     A chunk has half the layers of a rank, so that this is the ``p`` of 1F1B ([3]_).

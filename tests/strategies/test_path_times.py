@@ -81,8 +81,8 @@ def funnel() -> Problem:
 @pytest.mark.parametrize("numba", [False, pytest.param(True, marks=pytest.mark.skipif(not installed(), reason="none"))])
 @pytest.mark.parametrize("small", [TIED, ONE_NIC], ids=["tied", "one nic"])
 def test_every_plan_of_a_space_at_once(small: Problem, numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for where in ("walk", "finish"):
-        monkeypatch.setattr(f"strategies.{where}.pays", lambda tasks: numba)
+    for name in ("strategies.walk.pays", "strategies.finish.pays"):
+        monkeypatch.setattr(name, lambda tasks: numba)
     costs, plans = StageCosts(small), list(variants(small))
     found = path_times(costs, plans)
     assert found.tolist() == expected(small)

@@ -11,6 +11,7 @@ from simulator.program import Program
 from strategies.completion import complete
 from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
+from strategies.lowering.copies import updates
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.lower import _Passes, _Step
 from strategies.lowering.one_step import Step
@@ -19,7 +20,7 @@ from strategies.lowering.pieces import Granularity
 from strategies.lowering.shape import step_shape
 from strategies.lowering.skeleton import Skeleton
 from strategies.lowering.step_shape import PartShape, StageShape
-from strategies.lowering.unflushed import _Unflushed, updates
+from strategies.lowering.unflushed import _Unflushed
 from strategies.lowering.volumes import Volumes
 from strategies.schedule import Action
 

@@ -5,19 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from strategies.schedule import SCHEDULES, Schedule, schedule
-from strategies.schedules import (
-    dualpipev,
-    gpipe,
-    interleaved,
-    interleaved_zero_bubble,
-    looped_bfs,
-    naive,
-    one_f_one_b,
-    pipedream,
-    zbv,
-    zero_bubble,
-)
+from strategies.schedules.dualpipev import dualpipev_bubble, dualpipev_in_flight
+from strategies.schedules.gpipe import gpipe_bubble, gpipe_in_flight
+from strategies.schedules.interleaved import interleaved_bubble, interleaved_in_flight
+from strategies.schedules.interleaved_zero_bubble import interleaved_zb_bubble, interleaved_zb_in_flight
+from strategies.schedules.looped_bfs import looped_bfs_bubble, looped_bfs_in_flight
+from strategies.schedules.naive import naive_bubble, naive_in_flight
+from strategies.schedules.one_f_one_b import one_f_one_b_bubble, one_f_one_b_in_flight
 from strategies.schedules.order import PassTimes
+from strategies.schedules.pipedream import pipedream_bubble, pipedream_in_flight, weight_versions
+from strategies.schedules.zbv import zbv_bubble, zbv_in_flight
+from strategies.schedules.zero_bubble import zb1p_bubble, zb1p_in_flight, zb2p_bubble, zb2p_in_flight
 
 from .unit_time import walk
 
@@ -28,18 +26,18 @@ RANKS = (2, 3, 4, 5, 8, 16)
 Form = Callable[..., float]
 
 FLAT: list[tuple[str, Form, Form, tuple[PassTimes, ...], Callable[[int], int]]] = [
-    ("naive", naive.bubble, naive.in_flight, UNEVEN, lambda p: 1),
-    ("gpipe", gpipe.bubble, gpipe.in_flight, UNEVEN, lambda p: 1),
-    ("1f1b", one_f_one_b.bubble, one_f_one_b.in_flight, UNEVEN, lambda p: 1),
-    ("zb1p", zero_bubble.zb1p_bubble, zero_bubble.zb1p_in_flight, SHORT_WEIGHTS, lambda p: p),
-    ("zb2p", zero_bubble.zb2p_bubble, zero_bubble.zb2p_in_flight, SHORT_WEIGHTS, lambda p: 2 * p - 1),
+    ("naive", naive_bubble, naive_in_flight, UNEVEN, lambda p: 1),
+    ("gpipe", gpipe_bubble, gpipe_in_flight, UNEVEN, lambda p: 1),
+    ("1f1b", one_f_one_b_bubble, one_f_one_b_in_flight, UNEVEN, lambda p: 1),
+    ("zb1p", zb1p_bubble, zb1p_in_flight, SHORT_WEIGHTS, lambda p: p),
+    ("zb2p", zb2p_bubble, zb2p_in_flight, SHORT_WEIGHTS, lambda p: 2 * p - 1),
 ]
 """Schedules with one stage a rank: closed forms, times and fewest microbatches for which they hold."""
 
 LOOPED: list[tuple[str, Form, Form, tuple[PassTimes, ...], Callable[[int], int]]] = [
-    ("interleaved", interleaved.bubble, interleaved.in_flight, UNEVEN, lambda p: p),
-    ("looped_bfs", looped_bfs.bubble, looped_bfs.in_flight, UNEVEN, lambda p: p),
-    ("interleaved_zero_bubble", interleaved_zero_bubble.bubble, interleaved_zero_bubble.in_flight, (ONE,), lambda p: p),
+    ("interleaved", interleaved_bubble, interleaved_in_flight, UNEVEN, lambda p: p),
+    ("looped_bfs", looped_bfs_bubble, looped_bfs_in_flight, UNEVEN, lambda p: p),
+    ("interleaved_zero_bubble", interleaved_zb_bubble, interleaved_zb_in_flight, (ONE,), lambda p: p),
 ]
 
 
@@ -88,21 +86,21 @@ def test_several_stages_a_rank(
 def test_zbv_has_no_bubble_and_holds_what_1f1b_does(ranks: int) -> None:
     for microbatches in counts("zbv", ranks, 2, 2 * ranks - 1):
         value = schedule("zbv", ranks, microbatches, 2)
-        assert walk(value, ONE).bubble == zbv.bubble(ranks, microbatches, ONE) == 0
-        assert held(value) == [zbv.in_flight(rank, ranks, microbatches) for rank in range(ranks)]
+        assert walk(value, ONE).bubble == zbv_bubble(ranks, microbatches, ONE) == 0
+        assert held(value) == [zbv_in_flight(rank, ranks, microbatches) for rank in range(ranks)]
         assert max(held(value)) == 2 * max(held(schedule("1f1b", ranks, microbatches)))  # halves of a rank's layers
     with pytest.raises(ValueError, match="forward = input = weight, met"):
-        zbv.bubble(ranks, 64, PassTimes(1, 2, 1))
+        zbv_bubble(ranks, 64, PassTimes(1, 2, 1))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_dualpipev_is_as_its_source_says(ranks: int) -> None:
     for microbatches in counts("dualpipev", ranks, 2, 2 * ranks):
         value = schedule("dualpipev", ranks, microbatches, 2)
-        assert held(value) == [dualpipev.in_flight(rank, ranks, microbatches) for rank in range(ranks)]
-        assert walk(value, ONE).bubble == dualpipev.bubble(ranks, microbatches, ONE, together=3)
+        assert held(value) == [dualpipev_in_flight(rank, ranks, microbatches) for rank in range(ranks)]
+        assert walk(value, ONE).bubble == dualpipev_bubble(ranks, microbatches, ONE, together=3)
         for times, together in ((ONE, 2), (PassTimes(3, 4, 2), 9), (PassTimes(3, 4, 2), 7)):
-            assert walk(value, times, together).bubble <= dualpipev.bubble(ranks, microbatches, times, together)
+            assert walk(value, times, together).bubble <= dualpipev_bubble(ranks, microbatches, times, together)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -112,14 +110,14 @@ def test_a_step_without_flush_adds_its_work_alone(name: str, ranks: int) -> None
     for times in UNEVEN:
         microbatches = 2 * ranks
         two, three = (walk(schedule(name, ranks, steps * microbatches), times).step for steps in (2, 3))
-        assert three - two == microbatches * times.total + pipedream.bubble(ranks, microbatches, times)
+        assert three - two == microbatches * times.total + pipedream_bubble(ranks, microbatches, times)
     value = schedule(name, ranks, 4 * ranks)
-    assert held(value) == [pipedream.in_flight(rank, ranks, 4 * ranks) for rank in range(ranks)]
+    assert held(value) == [pipedream_in_flight(rank, ranks, 4 * ranks) for rank in range(ranks)]
 
 
 def test_pipedream_keeps_the_weights_of_every_microbatch_in_flight() -> None:
     value = schedule("pipedream", 4, 16)
-    assert [pipedream.weight_versions(rank, 4) for rank in range(4)] == [4, 3, 2, 1] == held(value)
+    assert [weight_versions(rank, 4) for rank in range(4)] == [4, 3, 2, 1] == held(value)
     assert [SCHEDULES["pipedream"].weight_versions(rank, 4) for rank in range(4)] == [4, 3, 2, 1]
     assert [SCHEDULES["pipedream_2bw"].weight_versions(rank, 4) for rank in range(4)] == [2, 2, 2, 2]
     assert [SCHEDULES["1f1b"].weight_versions(rank, 4) for rank in range(4)] == [1, 1, 1, 1]
