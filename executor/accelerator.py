@@ -23,12 +23,11 @@ from executor import gpu_trace, trace
 from executor.copier import AtOnce, Copier, Streams
 from executor.device import CPU, CUDA
 from executor.device_timer import CudaTimer, HostTimer, Timer
+from executor.hosts import WATCH_PARENT
 from executor.matrix_tiles import avoid_broken_tiles
-from executor.measured_memory import Allocation
 from executor.private_torch import allocations, trace_events
 from executor.recorder import Record
-from executor.trace import Row, TraceEvent
-from executor.worker import WATCH_PARENT
+from executor.trace import Allocation, Row, TraceEvent
 
 
 class Held(NamedTuple):

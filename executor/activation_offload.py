@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from executor.data_parallel import local
 from executor.host_memory import HostMemory
 from executor.private_torch import storage, waited
+from executor.tensors import local
 from strategies.offloading import fraction_of
 from strategies.plan import Plan
 from strategies.schedule import ActionKind

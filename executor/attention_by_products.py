@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Return attention and the logsumexp of its scores.
 
     Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
@@ -23,7 +23,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tupl
     return (scores - logsumexp.unsqueeze(-1)).exp() @ value, logsumexp
 
 
-def gradients(
+def attention_gradients_by_products(
     gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values; the keys may be some of those that ``out`` is over."""

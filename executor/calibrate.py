@@ -30,7 +30,7 @@ from simulator.kernels.matmul import MatmulModel
 from simulator.link import Link
 from simulator.models.transformer import Transformer, build
 from simulator.operator_graph import Block, OperatorGraph, OperatorKind
-from strategies.lowering.recompute import HOOKS
+from strategies.recomputation import HOOKS
 from strategies.training import Training
 
 _OPERATORS = {

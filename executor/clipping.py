@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from executor.data_parallel import local
+from executor.tensors import local
 
 MAX_NORM = 1.0
 """The norm that the field clips to (Brown et al. 2020, "Language models are few-shot learners", appendix B)."""

@@ -8,40 +8,21 @@ overlap, a stage's gradients are summed as one flat buffer: as soon as its last 
 ended, or after the last backward of the rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.sharing import Sharing
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of ``tensor`` that lives on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from executor.tensors import fill, flatten, local
 
 
 def reduces_itself(module: nn.Module) -> bool:
     """Return whether a module's gradients are averaged as backward makes them."""
     return isinstance(module, DistributedDataParallel)
-
-
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return all elements of ``tensors`` as one vector."""
-    return torch.cat([tensor.flatten() for tensor in tensors])
-
-
-def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """Copy a vector that `flatten` made back into ``tensors``."""
-    start = 0
-    for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
-        start += tensor.numel()
 
 
 @dataclass(frozen=True, slots=True)

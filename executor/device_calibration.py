@@ -1,4 +1,4 @@
-"""Measures the devices of this machine into rows: ``python -m executor.device_calibration --out ROWS.jsonl``.
+"""Measures devices of this machine into rows: ``python -m executor.device_calibration --out ROWS.jsonl``.
 
 It needs torch and no simulator, so that rows can be measured on one machine and fitted on another:
 ``meshwise calibrate --from ROWS.jsonl --out CLUSTER.yaml``.

@@ -1,4 +1,4 @@
-"""Training steps of real models on one device, to be set beside predictions: ``python -m executor.device_trials``.
+"""Training steps of real models on one device, set beside predictions: ``python -m executor.device_trials``.
 
 Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time.
 A row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere

@@ -1,6 +1,7 @@
-"""Times a device in a process of its own: ``python -m executor.device_worker FOLDER OUT DEVICE PART SECONDS``.
+"""Times a device in a process of its own.
 
-PART is one of `PARTS`. Rows go to OUT as they are measured, and what is left out to a file in FOLDER.
+``python -m executor.device_worker FOLDER OUT DEVICE PART SECONDS``: PART is one of `PARTS`. Rows go
+to OUT as they are measured, and what is left out to a file in FOLDER.
 """
 
 import sys

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.heartbeat import operation, read
+from executor.heartbeat import operation, read_beat
 from executor.rank_error import RankError, read_errors
 
 LOG_LINES = 12
@@ -52,9 +52,9 @@ def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
     errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
     rank, cause = _cause(endings, errors, timeout)
     others = ", ".join(
-        f"rank {other} at {operation(read(folder, other))}" for other in range(len(endings)) if other != rank
+        f"rank {other} at {operation(read_beat(folder, other))}" for other in range(len(endings)) if other != rank
     )
-    where = operation(read(folder, rank))
+    where = operation(read_beat(folder, rank))
     return f"rank {rank} {cause} (at {where}{'; ' + others if others else ''}){_tail(folder, rank)}"
 
 

@@ -1,7 +1,9 @@
 """Collectives whose gradients go the opposite way, as autograd functions, marked for the profiler.
 
-Every one runs inside a region that `moving` names after the axis and the collective, by which `executor.trace` tells
-whose communication it is.
+Every one runs inside a region that `moving` names after the axis and the collective, by which
+`executor.trace` tells whose communication it is.
+
+A `Share` moves nothing: it counts the gradient of one of several readers once.
 """
 
 from collections.abc import Sequence
@@ -89,3 +91,21 @@ def gather_parts(part: Tensor, group: dist.ProcessGroup, axis: str) -> Tensor:
     """Return the parts of all ranks, ``(ranks, *part.shape)``."""
     result: Tensor = Gather.apply(part, group, axis)  # type: ignore[no-untyped-call]
     return result
+
+
+class Share(torch.autograd.Function):
+    """A value for one of several readers whose gradients are added before they are summed over ``axes``.
+
+    Where the gradient of this reader is whole on every rank it must count once, not once a rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
+        """Return the value."""
+        ctx.ways = ways
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the part of the gradient that a rank adds."""
+        return gradients[0] / ctx.ways, None

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from executor.data_parallel import local
-from executor.exchange import Exchange, moving
+from executor.exchange import Exchange, Share, moving
 from executor.mixture import Compute, Experts, here
 from executor.model import Network
-from executor.operators.movement import Share
 from executor.private_torch import all_gather
+from executor.tensors import local
 from strategies.mesh import EXPERT, TENSOR
 
 

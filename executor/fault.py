@@ -8,7 +8,7 @@ from random import Random
 from signal import SIGKILL, SIGSTOP, Signals
 from threading import Thread
 
-from executor.heartbeat import operation, read
+from executor.heartbeat import operation, read_beat
 from executor.job import Job
 from executor.launcher import ExecutionError, launch
 from executor.processes import children, is_alive, is_loopback, listeners, listening
@@ -110,7 +110,7 @@ class _Culprit(Thread):
     def run(self) -> None:
         """Send the signal, unless the run is over before."""
         victim = None
-        while victim is None or not self.fault.is_due(read(self.folder, self.fault.rank)):
+        while victim is None or not self.fault.is_due(read_beat(self.folder, self.fault.rank)):
             if self.over:
                 return
             victim = victim or _process_of(self.fault.rank)
@@ -118,7 +118,7 @@ class _Culprit(Thread):
         time.sleep(self.fault.delay)
         self.pids = [pid for pid in children(os.getpid()) if pid not in self.others]
         self.places = listening(self.pids)
-        self.before = operation(read(self.folder, self.fault.rank))
+        self.before = operation(read_beat(self.folder, self.fault.rank))
         os.kill(victim, self.fault.signal)
         self.sent = time.monotonic()
 
@@ -139,7 +139,7 @@ def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
     gone = time.monotonic()
     culprit.over = True
     culprit.join()
-    headline, place = message.partition("\n")[0], operation(read(folder, fault.rank))
+    headline, place = message.partition("\n")[0], operation(read_beat(folder, fault.rank))
     return Outcome(
         fault,
         place,

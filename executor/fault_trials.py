@@ -1,7 +1,8 @@
-"""``python -m executor.fault_trials``: ranks of small runs are killed or stopped, each at a moment that a seed draws.
+"""Ranks of small runs are killed or stopped, each at a moment that a seed draws.
 
-After every fault the survivors are gone in time, the message names rank, step and operation, and neither a process nor
-a listening port is left; while the run went on, nothing listened where another machine could reach it.
+``python -m executor.fault_trials`` does so. After every fault the survivors are gone in time, the message names
+rank, step and operation, and neither a process nor a listening port is left; while the run went on, nothing listened
+where another machine could reach it.
 """
 
 import argparse

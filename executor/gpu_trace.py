@@ -44,7 +44,7 @@ from executor.trace import (
     without,
 )
 from simulator.program import StreamKind, TaskKind
-from strategies.lowering.step import COMMUNICATION
+from strategies.mesh import COMMUNICATION
 
 MESSAGE = "message "
 """Begins the names of NCCL's kernels, before the collective."""

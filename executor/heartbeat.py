@@ -31,7 +31,7 @@ class Heartbeat:
         self._memory[:] = f"{self._count} {where}".encode()[:SIZE].ljust(SIZE)
 
 
-def read(folder: Path, rank: int) -> str:
+def read_beat(folder: Path, rank: int) -> str:
     """Return the last beat of ``rank`` as ``count operation``; empty before the first."""
     try:
         return heartbeat_file(folder, rank).read_bytes().decode(errors="replace").strip("\0 ")
@@ -54,7 +54,7 @@ def teller(folder: Path, told: Callable[[str], None] | None) -> Callable[[], Non
 
     def look() -> None:
         nonlocal last
-        now = operation(read(folder, 0))
+        now = operation(read_beat(folder, 0))
         if told is not None and now != last:
             told(now)
         last = now

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from executor.heartbeat import operation, read
+from executor.heartbeat import operation, read_beat
 from executor.rank_error import read_errors
+
+WATCH_PARENT = "MESHWISE_WATCH_PARENT"
+"""Environment variable with the process id of the launcher of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def first_failure(folder: Path, ranks: int) -> str:
     rank = min(errors, key=lambda rank: errors[rank].time)
     host = f" on host {places[rank].host}" if rank in places else ""
     gone = lost(places, errors[rank].error) or _missing(places, ranks)
-    what = f"{errors[rank].error} (at {operation(read(folder, rank))})"
+    what = f"{errors[rank].error} (at {operation(read_beat(folder, rank))})"
     return f"rank {rank}{host} failed first: {what}" + (f"; {gone}" if gone else "")
 
 

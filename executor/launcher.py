@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import executor
 from executor.diagnosis import Ending, diagnose, log_file
-from executor.heartbeat import read
+from executor.heartbeat import read_beat
+from executor.hosts import WATCH_PARENT
 from executor.matrix_tiles import avoid_broken_tiles
 from executor.processes import is_stopped
-from executor.worker import WATCH_PARENT
 
 POLL = 0.05
 GRACE = 1.0
@@ -73,7 +74,7 @@ def clear(folder: Path) -> None:
 
 
 def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(executor.__file__).resolve().parent.parent)
     inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
     search_path = os.pathsep.join([root, *filter(None, [inherited.get("PYTHONPATH")])])
     environment = inherited | {
@@ -109,7 +110,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: floa
             return
         now = time.monotonic()
         for rank, (beat, _) in enumerate(beats):
-            if codes[rank] is None and (fresh := read(folder, rank)) != beat:
+            if codes[rank] is None and (fresh := read_beat(folder, rank)) != beat:
                 beats[rank] = (fresh, now)
         quiet = [now - moved for _, moved in beats]
         failed = any(code not in (None, 0) for code in codes)

@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor import shards
 from executor.accelerator import Accelerator, Held
-from executor.data_parallel import local
 from executor.heartbeat import Heartbeat
 from executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
 from executor.optimizer import states
 from executor.profiled import profiled
 from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer
+from executor.tensors import local
 from executor.trainer import Trainer
 from executor.unflushed import UnflushedTrainer
 from simulator.program import Category

@@ -16,20 +16,12 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from executor.recorder import Record
-from executor.trace import TraceEvent
+from executor.trace import Allocation, TraceEvent
 from simulator.memory import CATEGORIES
 from simulator.program import Category, TaskKind
 
 _FORWARD = (TaskKind.FORWARD, TaskKind.RECOMPUTE)
 _GATHER = "FSDP::all_gather"
-
-
-class Allocation(NamedTuple):
-    """Bytes taken (given back: below 0) at an address, in ns."""
-
-    time: int
-    address: int
-    size: int
 
 
 class _Window(NamedTuple):

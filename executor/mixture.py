@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.functional import linear
 
 from executor.activation import activation, width
-from executor.data_parallel import local
+from executor.tensors import local
 from simulator.models.transformer import Transformer
 
 Compute = Callable[[Tensor, Sequence[int]], Tensor]

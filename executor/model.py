@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor import operator_recompute
 from executor.activation import activation, width
 from executor.mixture import Mixture
+from executor.operator_recompute import recompute_operators
 from executor.remade import remade_once
 from executor.rms_norm import RMSNorm
 from executor.rotary import rotated, rotation
@@ -229,7 +229,7 @@ class Network(nn.Module):
                 layer.run = self.again
         if isinstance(recompute.layer, SomeOperators):
             for layer in first:
-                operator_recompute.apply(layer, recompute.layer.names, self.again, contexts)
+                recompute_operators(layer, recompute.layer.names, self.again, contexts)
         self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
         self.tied = spec.tied_embeddings
         self.tie()

@@ -13,7 +13,6 @@ torch, ``torch.utils.checkpoint`` and ``torch.autograd.graph.saved_tensors_hooks
 
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,13 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from executor.private_torch import storage, to_keep
 from executor.recomputable import UNFUSED_CORE
+from executor.remade import Contexts
 
 NORMS = ("input_norm", "feed_forward_norm")
 READERS = {"qkv": "attention", "attention": "projection", "up": "activation"}
 """The operators that keep the results of products and of attention for their backward; of others none does."""
 
 Again = Callable[..., Any]
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
 class _Recipe:
@@ -101,7 +100,7 @@ class _Operators:
         return _Remade(found[1], tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
-def apply(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
+def recompute_operators(layer: nn.Module, names: Collection[str], again: Again, contexts: Contexts | None) -> None:
     """Let the operators ``names`` of a layer be computed again; its parameters keep their names.
 
     Parameters

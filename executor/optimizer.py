@@ -8,10 +8,11 @@ import torch.distributed as dist
 from torch import nn
 
 from executor.accelerator import CORE
-from executor.data_parallel import Unit, fill, flatten, local
+from executor.data_parallel import Unit
 from executor.learning_rate import PEAKS
 from executor.sharded_states import ShardedOptimizer
 from executor.split_optimizer import Kind, SplitOptimizer, States, whole
+from executor.tensors import fill, flatten, local
 from strategies.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

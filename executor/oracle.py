@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from executor import trainer as executor_trainer
 from executor.accelerator import Accelerator
-from executor.data_parallel import local
 from executor.fake_torch import Message, Tracker, alone, fake_rank, nbytes, really
 from executor.host_memory import HostMemory
 from executor.job import Job
 from executor.model import Network
 from executor.optimizer import states
 from executor.recorder import Recorder
+from executor.tensors import local
 from executor.trainer import DTYPES, Trainer
 from simulator.brief import brief
 

@@ -1,7 +1,7 @@
 """Every technique alone, every two and some threes of them, run for real and compared with one process in fp64.
 
-``python -m executor.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them as JSON lines
-and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
+``python -m executor.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them as JSON
+lines and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
 """
 
 import argparse

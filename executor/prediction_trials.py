@@ -6,10 +6,10 @@ after the first two) and of memory, and where both say the time of a step goes. 
 allocator in the run, which gives gloo the copies too that it makes of what it reduces or gathers, whether or not the
 fullest moment meets one; and by torch's memory tracker on the same trainer without data, which sees torch's tensors.
 
-A machine that shares its processors has fast and slow minutes; a plan of another model (`executor.pace.drift`) is run
-before and after each plan, and the prediction is for the pace between. Nothing is fitted to the rows; a plan whose run
-fails is told and has none. With more ranks than cores times depend on the scheduler of the operating system, so that
-only the order of plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
+A machine that shares its processors has fast and slow minutes; a plan of another model (`executor.pace.drift`)
+is run before and after each plan, and the prediction is for the pace between. Nothing is fitted to the rows; a plan
+whose run fails is told and has none. With more ranks than cores times depend on the scheduler of the operating system,
+so that only the order of plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
 """
 
 import argparse

@@ -27,9 +27,8 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
-from executor import attention_by_products
-from executor.measured_memory import Allocation
-from executor.trace import TraceEvent
+from executor.attention_by_products import attention_by_products, attention_gradients_by_products
+from executor.trace import Allocation, TraceEvent
 from strategies.schedule import Schedule
 
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -132,7 +131,7 @@ def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causa
     elif query.dtype.itemsize == 2:
         out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)
     else:  # FlashAttention is of 16 bits alone
-        out, logsumexp = attention_by_products.attended(query, key, value, causal=causal)
+        out, logsumexp = attention_by_products(query, key, value, causal=causal)
     return out, logsumexp
 
 
@@ -154,7 +153,7 @@ def attention_gradients(
             *(part.contiguous() for part in (gradient, query, key, value, out, logsumexp)), *lengths
         )
         return of_query, of_key, of_value
-    return attention_by_products.gradients(gradient, query, out, logsumexp, key, value, causal=causal)
+    return attention_gradients_by_products(gradient, query, out, logsumexp, key, value, causal=causal)
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:

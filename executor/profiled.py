@@ -18,10 +18,10 @@ from torch.profiler import record_function
 
 from executor import trace
 from executor.accelerator import Accelerator
-from executor.data_parallel import local
-from executor.measured_memory import Allocation, categories, turning_points
+from executor.measured_memory import categories, turning_points
 from executor.recorder import Record, Recorder
-from executor.trace import TraceEvent
+from executor.tensors import local
+from executor.trace import Allocation, TraceEvent
 
 STEPS = 3
 """Profiled steps of which the median one is kept."""

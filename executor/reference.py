@@ -12,18 +12,17 @@ from executor.model import Network, cross_entropy, initialize
 from executor.optimizer import kind_of, set_learning_rate
 from executor.text import text_of
 from executor.trainer import DTYPES
+from executor.unflushed_reference import train_unflushed
 
 
 def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the losses, and the last gradients and the parameters by name as arrays.
 
     Nothing of the plan is used but the names of its blocks: no microbatches, no groups, no recompute. Steps without a
-    flush are another computation, which `unflushed_reference` does.
+    flush are another computation, which `train_unflushed` does.
     """
     if job.plan.asynchronous:
-        from executor import unflushed_reference
-
-        return unflushed_reference.train(job)
+        return train_unflushed(job)
     blocks = [name for stage in job.plan.stages for name in stage.blocks]
     network = Network(job.spec, job.training.sequence, blocks).to(DTYPES[job.training.precision])
     initialize(network, job.seed)

@@ -34,8 +34,8 @@ def seen(rank: int, source: int, sequence: int) -> Seen:
     """Return what a rank's queries see of the keys of the rank ``source``.
 
     Each has ``sequence`` tokens: an early half and, of the ranks in the opposite order, a late half
-    (`executor.context_parallel.positions`). Of an earlier rank's keys all queries see the early half, of a later
-    one's the late half of queries sees all: half of the square, as of the rank's own.
+    (`executor.context_parallel.positions`). Of an earlier rank's keys all queries see the early half, of a
+    later one's the late half of queries sees all: half of the square, as of the rank's own.
 
     >>> seen(1, 1, 8), seen(1, 0, 8), seen(1, 2, 8)
     (Seen(query=0, end=8, causal=True), Seen(query=0, end=4, causal=False), Seen(query=4, end=8, causal=False))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.heartbeat import operation, read
+from executor.heartbeat import operation, read_beat
 from executor.hosts import first_failure
 from executor.job import Job, metrics_file, result_file
 from executor.launcher import ExecutionError, clear
@@ -95,7 +95,7 @@ def read_run(folder: Path) -> tuple[Job, Run]:
 
 
 def _require_begun(job: Job, folder: Path) -> None:
-    if not any(read(folder, rank) for rank in range(job.plan.mesh.num_ranks)):
+    if not any(read_beat(folder, rank) for rank in range(job.plan.mesh.num_ranks)):
         script = folder / SCRIPT
         how = f"run `sh {shlex.quote(str(script))} NUMBER` on each host" if script.exists() else "run it on each host"
         raise ExecutionError(f"{folder}: no rank has begun; {how}, then collect")
@@ -108,4 +108,4 @@ def _require_finished(job: Job, folder: Path, beats: Path) -> None:
     for rank in range(ranks):
         last = result_file(folder, rank) if job.profile else metrics_file(folder, rank)
         if not last.exists():
-            raise ExecutionError(f"rank {rank} has not finished; it is at {operation(read(beats, rank))}")
+            raise ExecutionError(f"rank {rank} has not finished; it is at {operation(read_beat(beats, rank))}")

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor.data_parallel import Finish, Unit, fill, flatten, local
+from executor.data_parallel import Finish, Unit
 from executor.private_torch import all_gather, reduce_scatter
 from executor.split_optimizer import Kind, Piece, SplitOptimizer, States
+from executor.tensors import fill, flatten, local
 from strategies.mesh import REPLICA
 
 

@@ -28,10 +28,10 @@ from executor.checkpoint import (
     write_file,
 )
 from executor.continuation import facts
-from executor.data_parallel import local
 from executor.optimizer import inner
 from executor.private_torch import chunks
 from executor.split_optimizer import SplitOptimizer, main_type
+from executor.tensors import local
 from executor.trainer import Trainer
 
 Key = tuple[str, Box]

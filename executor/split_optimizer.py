@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from executor.data_parallel import local
 from executor.host_memory import HostMemory
 from executor.private_torch import storage
-from strategies.lowering.offload import CHUNKS, STEPS
-from strategies.offloading import StepPlace, fraction_of
+from executor.tensors import local
+from strategies.offloading import CHUNKS, STEPS, StepPlace, fraction_of
 
 _NAMES = [step.name for step in STEPS]
 GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO_HOST = _NAMES

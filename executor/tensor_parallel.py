@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from executor.data_parallel import fill, flatten
 from executor.model import Network
+from executor.tensors import fill, flatten
 
 
 def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:

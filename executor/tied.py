@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 from torch import nn
 
-from executor.data_parallel import local
 from executor.model import Network
+from executor.tensors import local
 from strategies.mesh import PIPELINE
 from strategies.plan import Plan
 

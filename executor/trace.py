@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from executor.recorder import Record
 from simulator.program import StreamKind, TaskKind
-from strategies.lowering.step import COMMUNICATION
+from strategies.mesh import COMMUNICATION
 
 TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 GLOO = "gloo:"
@@ -70,6 +70,14 @@ class TraceEvent(NamedTuple):
     def later(self, offset: int) -> "TraceEvent":
         """Return the event on another clock."""
         return self._replace(start=self.start + offset, end=self.end + offset, launched=self.launched + offset)
+
+
+class Allocation(NamedTuple):
+    """Bytes taken (given back: below 0) at an address, in ns."""
+
+    time: int
+    address: int
+    size: int
 
 
 class Row(NamedTuple):

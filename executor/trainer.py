@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor import clipping, context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
+from executor import context_parallel, data, expert_parallel, fully_sharded, optimizer, tensor_parallel
 from executor.accelerator import CORE, Accelerator
 from executor.activation_offload import ActivationOffload, layers_away
-from executor.data_parallel import Finish, GradientReducer, Unit, average, average_on_server, local, reduces_itself
+from executor.clipping import Part, clip, whole_parts
+from executor.data_parallel import Finish, GradientReducer, Unit, average, average_on_server, reduces_itself
 from executor.expert_parallel import apart
 from executor.host_memory import HostMemory
 from executor.job import Job
@@ -26,13 +27,13 @@ from executor.recorder import Recorder
 from executor.sharded_states import ShardedOptimizer, average_own
 from executor.sharing import sharing
 from executor.split_optimizer import States, main_type
+from executor.tensors import local
 from executor.text import text_of
 from executor.tied import TiedTable
 from simulator.program import TaskKind
 from strategies.local_batches import data_ranks
-from strategies.lowering.on_host import blocks_on_host
 from strategies.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS
-from strategies.plan import Plan
+from strategies.plan import Plan, blocks_on_host
 from strategies.recomputation import of_stage
 from strategies.schedule import ActionKind
 
@@ -327,13 +328,13 @@ class Trainer:
 
     def _clip(self) -> None:
         """Scale all gradients by the norm of them together."""
-        parts = list(clipping.whole_parts(self.parameters))
+        parts = list(whole_parts(self.parameters))
         if isinstance(self.optimizer, ShardedOptimizer):
             cuts = {id(part.parameter): part.axes for part in parts}
-            parts = [clipping.Part(p, own, (*cuts[id(p)], axis)) for p, own, axis in self.optimizer.own]
+            parts = [Part(p, own, (*cuts[id(p)], axis)) for p, own, axis in self.optimizer.own]
         copies = self.table.copies if self.table is not None else ()
         cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
-        clipping.clip(parts, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
+        clip(parts, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
 
 
 def _device_mesh(plan: Plan, kind: str) -> DeviceMesh:

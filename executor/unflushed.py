@@ -23,12 +23,12 @@ from torch.profiler import record_function
 
 from executor import data
 from executor.accelerator import CORE, Accelerator
-from executor.data_parallel import local
 from executor.job import Job
 from executor.model import Network
 from executor.optimizer import set_learning_rate
 from executor.recorder import Recorder
 from executor.split_optimizer import SplitOptimizer
+from executor.tensors import local
 from executor.trainer import Trainer
 from simulator.program import TaskKind
 from strategies.mesh import PIPELINE

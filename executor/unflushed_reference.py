@@ -18,7 +18,7 @@ from executor.trainer import DTYPES
 from strategies.plan import Plan
 
 
-def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
+def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the losses, and the gradients of the last update and the parameters by name as arrays."""
     plan, training = job.plan, job.training
     blocks = [name for stage in plan.stages for name in stage.blocks]

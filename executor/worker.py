@@ -15,11 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from executor.hosts import first_failure, place_file, several_hosts
+from executor.hosts import WATCH_PARENT, first_failure, place_file, several_hosts
 from executor.rank_error import RankError, error_file
 
-WATCH_PARENT = "MESHWISE_WATCH_PARENT"
-"""Environment variable with the process id of the launcher of a rank."""
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun gives its ranks."""
 _PR_SET_PDEATHSIG = 1

@@ -1,6 +1,7 @@
 """A picture of a matrix of plans: techniques against techniques, how far each pair is from one process, or why not.
 
-``python -m reports.plan_matrix FOLDER`` draws the rows that ``python -m executor.plan_matrix`` left in a folder.
+``python -m reports.plan_matrix FOLDER`` draws the rows that ``python -m executor.plan_matrix`` left in
+a folder.
 """
 
 import argparse

@@ -115,8 +115,8 @@ def page(files: Sequence[tuple[Row, Sequence[Row]]]) -> str:
     lines = [
         "# Predicted and measured steps",
         "",
-        "`python -m executor.prediction_trials --ranks N --out predictions-N-ranks.jsonl` calibrates the machine with",
-        "N processes, then predicts and runs 24 plans of a model that no calibration saw; `python -m",
+        "`python -m executor.prediction_trials --ranks N --out predictions-N-ranks.jsonl` calibrates the",
+        "machine with N processes, then predicts and runs 24 plans of a model that no calibration saw; `python -m",
         "reports.predictions` wrote this page from the rows. Drift is how many times as long a step of another model",
         "took before and after the plan as when the machine was calibrated: the prediction is for that pace. Where",
         "there are more ranks than cores times depend on the scheduler of the operating system, and the order of plans",

@@ -132,7 +132,7 @@ PAGES = (
             ("executor.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
             ("executor.calibrate", ("calibrate",)),
             ("executor.capture.capture", ("capture",)),
-            ("executor.capture.captured", ALL),
+            ("executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
             ("executor.several_hosts", ("Hosts", "prepare", "read_run")),
         ),
     ),

@@ -38,6 +38,17 @@ class Pass(StrEnum):
     BACKWARD = "backward"
 
 
+def is_bias(operator: Operator, parameter: Tensor) -> bool:
+    """Return whether a product adds a parameter to what it has summed."""
+    return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
+
+
+def read_again(operator: Operator) -> tuple[str, ...]:
+    """Return the parameters that the backward of an operator reads: weights and scales, neither biases nor tables."""
+    scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
+    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
+
+
 def matmul_time(
     accelerator: Accelerator, dtype: str, product: Matmul, traffic: float | None = None, *, grouped: bool = False
 ) -> float:

@@ -10,9 +10,10 @@ from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import interconnect
 from simulator.units import to_ticks
 from strategies.lowering.loads import host_phases
-from strategies.lowering.offload import CHUNKS, STEPS, OnHost, host_elements, host_ticks, update, update_bytes
+from strategies.lowering.offload import OnHost, host_elements, host_ticks, update, update_bytes
 from strategies.lowering.parameters import Parameters
-from strategies.lowering.placed import HOST, HOST_KINDS
+from strategies.lowering.placed import HOST_KINDS
+from strategies.offloading import CHUNKS, HOST, STEPS
 from strategies.plan import Plan
 from strategies.training import Training
 

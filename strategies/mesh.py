@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.program import TaskKind
+
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
 TENSOR_ROWS = "tensor_rows"
 """The second axis of tensor parallelism: with `TENSOR`, along which lie the columns, it makes a grid."""
@@ -39,6 +41,15 @@ GROUPS = {
 """Kinds of groups, by the axes that they span: along ``data`` lie all ranks of a replica that hold the same part of
 what is no expert, for experts and context are further ways to divide a batch (Megatron-LM's data and expert data
 groups)."""
+
+COMMUNICATION = {
+    TENSOR: TaskKind.TENSOR_COMMUNICATION,
+    TENSOR_ROWS: TaskKind.TENSOR_COMMUNICATION,
+    TENSOR_DEPTH: TaskKind.TENSOR_COMMUNICATION,
+    EXPERT: TaskKind.EXPERT_COMMUNICATION,
+    CONTEXT: TaskKind.CONTEXT_COMMUNICATION,
+}
+"""What collectives inside passes are, by the axis along which they run."""
 
 
 class Axis(NamedTuple):

@@ -21,12 +21,20 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil
 from reprlib import Repr
-from typing import Any
+from typing import Any, NamedTuple
+
+from simulator.program import StreamKind, TaskKind
 
 OFFLOADS = ("optimizer", "parameters", "activations")
 """What may be kept in host memory."""
 
 WHOLE = (1.0,)
+
+TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
+"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
+
+CHUNKS = 8
+"""Pieces in which the update is pipelined."""
 
 
 class StepPlace(StrEnum):
@@ -34,6 +42,26 @@ class StepPlace(StrEnum):
 
     HOST = "host"
     DEVICE = "device"
+
+
+class UpdateStep(NamedTuple):
+    """One stage of the update of a chunk on a stream of its own; what computes on the device has no ``kind``."""
+
+    kind: str
+    task: TaskKind
+    stream: StreamKind
+    name: str
+
+
+STEPS = (
+    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "gradients to host"),
+    UpdateStep(HOST, TaskKind.HOST_COPY, StreamKind.HOST, "optimizer on host"),
+    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "parameters from host"),
+    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "optimizer states from host"),
+    UpdateStep("", TaskKind.OPTIMIZER, StreamKind.COMPUTE, "optimizer"),
+    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "optimizer states to host"),
+)
+STEPS_ON_HOST, STEPS_ON_DEVICE = (0, 1, 2), (3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)

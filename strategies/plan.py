@@ -21,7 +21,7 @@ from strategies.mesh import (
     Axis,
     Mesh,
 )
-from strategies.offloading import NOTHING, Offloading, offloading
+from strategies.offloading import NOTHING, Offloading, fraction_of, offloading
 from strategies.parallelism import Attention
 from strategies.recomputation import Recomputation, Recompute, recomputation
 from strategies.schedule import Schedule, rule_of, schedule
@@ -314,6 +314,11 @@ class Plan:
             raise ValueError(
                 f"a plan document states every field of a plan; {error} is missing or of a wrong kind"
             ) from error
+
+
+def blocks_on_host(plan: Plan, stage: int) -> int:
+    """Return of how many blocks of a stage, the first ones, the parameters are on the host."""
+    return fraction_of(len(plan.stages[stage].blocks), plan.offload.at("parameters", plan.positions[stage]))
 
 
 def _sizes(sizes: Microbatch) -> str:

@@ -32,7 +32,7 @@ def to_kubernetes(request: Request) -> str:
     """Return the manifest; `CannotSay` where Kubernetes lacks something or the worker cannot run the request."""
     if reasons := (*unlaunchable(request), *_lacking(request)):
         raise CannotSay("kubernetes", tuple(reasons))
-    name = job_name(request.name, request.nodes)
+    name = kubernetes_name(request.name, request.nodes)
     documents = [_config(name, request), _service(name), _job(name, request)]
     return f"# {request.title}\n" + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
@@ -52,12 +52,12 @@ def _met(text: str | None) -> str:
     return "none" if text is None else f"{text[:60]!a}"
 
 
-def job_name(text: str, nodes: int) -> str:
+def kubernetes_name(text: str, nodes: int) -> str:
     """Return a name of a job in lower-case letters, digits and hyphens, short enough for the host names of its pods.
 
     A Service of the same name begins with a letter (RFC 1035).
 
-    >>> job_name("GPT-3 175B; on A100", 128), job_name("7b", 1)
+    >>> kubernetes_name("GPT-3 175B; on A100", 128), kubernetes_name("7b", 1)
     ('gpt-3-175b-on-a100', 'run-7b')
     """
     room = MAX_LABEL - len(f"-{nodes - 1}")

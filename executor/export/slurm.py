@@ -19,7 +19,7 @@ def to_slurm(request: Request) -> str:
     """Return the script; `CannotSay` where the worker cannot run the request."""
     if reasons := tuple(unlaunchable(request)):
         raise CannotSay("slurm", reasons)
-    name = job_name(request.name)
+    name = slurm_name(request.name)
     jobs, node, first = [Expanded('"$2/job.json"')], Expanded('"$SLURM_NODEID"'), Expanded('"$1"')
     inner = f"exec {shell(torchrun(request.nodes, request.processes, node, first, request.port, jobs))}"
     gpus = [f"#SBATCH --gpus-per-node={request.processes}"] if request.gpus else []
@@ -54,10 +54,10 @@ def environment(request: Request) -> dict[str, str]:
     return ENVIRONMENT | ({"NCCL_DEBUG": "WARN"} if request.gpus else {})
 
 
-def job_name(text: str) -> str:
+def slurm_name(text: str) -> str:
     """Return a name of a job in letters, digits, points and hyphens: sbatch reads its options word by word.
 
-    >>> job_name("gpt3-175b on 1024 A100"), job_name("-- ")
+    >>> slurm_name("gpt3-175b on 1024 A100"), slurm_name("-- ")
     ('gpt3-175b-on-1024-A100', 'meshwise')
     """
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "meshwise"

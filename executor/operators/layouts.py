@@ -11,9 +11,8 @@ from typing import Any
 from torch.fx import Node
 
 from executor.capture.captured import Captured
+from simulator.compute import is_bias, read_again
 from simulator.operator_graph import BATCH, Block, Operator, Tensor
-from strategies.lowering.redistribution import read_again
-from strategies.lowering.replicated import is_bias
 from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]

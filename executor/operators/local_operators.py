@@ -33,7 +33,7 @@ class Part(NamedTuple):
     rows: tuple[str, ...]
 
 
-def run(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+def run_on_part(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     """Return what the operator of a node makes of a rank's part."""
     special = _SPECIAL.get(node.target) if part.summed else None
     if special is not None:
@@ -41,7 +41,7 @@ def run(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str
     return node.target(*arguments, **options)  # type: ignore[operator]
 
 
-def there(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the options of an operator that was captured on another device."""
     return {name: device if name == "device" else value for name, value in options.items()}
 

@@ -36,24 +36,6 @@ class Move(torch.autograd.Function):
         return ctx.ranks.redistribute(gradients[0], ctx.dims, ctx.back, ctx.have.complete), None, None, None, None, None
 
 
-class Share(torch.autograd.Function):
-    """A value for one of several readers whose gradients are added before they are summed over ``axes``.
-
-    Where the gradient of this reader is whole on every rank it must count once, not once a rank.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, ways: int) -> Tensor:
-        """Return the value."""
-        ctx.ways = ways
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the part of the gradient that a rank adds."""
-        return gradients[0] / ctx.ways, None
-
-
 class Once(torch.autograd.Function):
     """A bias of results that ranks sum, on one of them; its gradient is that of a bias of the sum, on every rank."""
 

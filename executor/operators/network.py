@@ -17,11 +17,12 @@ from torch.fx import Node
 
 from executor.capture.captured import Captured
 from executor.capture.source_lines import at, line_of_node
-from executor.operators import local_operators
+from executor.exchange import Share
 from executor.operators.buffers import Buffers
 from executor.operators.collectives import Ranks
 from executor.operators.layouts import Bringing, Layouts
-from executor.operators.movement import Move, Share
+from executor.operators.local_operators import Part, on_device, run_on_part
+from executor.operators.movement import Move
 from executor.operators.stages import StageProgram, stage_programs
 from executor.private_torch import to_keep
 from strategies.mesh import DATA, PIPELINE
@@ -84,7 +85,7 @@ class OperatorNetwork(nn.Module):
             if node.name in self.layouts.constants:
                 arguments = torch.fx.map_arg(node.args, lambda argument: known[argument.name])
                 options = torch.fx.map_arg(node.kwargs, lambda argument: known[argument.name])
-                known[node.name] = node.target(*arguments, **local_operators.there(options, self.device))
+                known[node.name] = node.target(*arguments, **on_device(options, self.device))
         self._fixed = {name: value for name, value in known.items() if name in self.layouts.root}
 
     def _part(self, root: str, whole: Tensor) -> Tensor:
@@ -207,11 +208,11 @@ class Pass:
         if operator is not None and sharding is not None:
             summed = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
             rows = self._rows(node, sharding)
-        part = local_operators.Part(self.ranks, summed, rows)
-        options = local_operators.there(options, self.network.device)
+        part = Part(self.ranks, summed, rows)
+        options = on_device(options, self.network.device)
         try:
             with saved_tensors_hooks(*self._gathering(node)):
-                result = local_operators.run(node, part, arguments, options)
+                result = run_on_part(node, part, arguments, options)
             self._keep(node, result)
         except RuntimeError as error:
             error.args = (at(line_of_node(node), f"{node.target} on parts of its operands: {error}"),)

@@ -28,8 +28,7 @@ from executor.profiled import profiled
 from executor.recorder import Record, Recorder
 from executor.trace import Row, TraceEvent, without
 from simulator.program import Category, StreamKind, TaskKind
-from strategies.lowering.step import COMMUNICATION
-from strategies.mesh import DATA
+from strategies.mesh import COMMUNICATION, DATA
 from strategies.plan import Plan
 
 

@@ -8,17 +8,9 @@ import numpy as np
 from simulator.collective_kinds import Collective
 from strategies.lowering.data import reduction
 from strategies.lowering.machine import INSIDE, Machine
-from strategies.lowering.placed import (
-    BACKWARD,
-    FORWARD,
-    FROM_HOST,
-    HOST_KINDS,
-    TO_HOST,
-    hop_kind,
-    tenant_kind,
-    tied_kind,
-)
+from strategies.lowering.placed import BACKWARD, FORWARD, HOST_KINDS, hop_kind, tenant_kind, tied_kind
 from strategies.mesh import DATA, EXPERT_DATA, REPLICA, TENSOR
+from strategies.offloading import FROM_HOST, TO_HOST
 from strategies.plan import Plan
 
 _Group = tuple[str, int]

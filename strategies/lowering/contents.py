@@ -10,22 +10,14 @@ from strategies.lowering.communicator import Communicator, Leg
 from strategies.lowering.cuts import Cuts
 from strategies.lowering.gradient_storage import begin_in_step
 from strategies.lowering.host_copies import host_copy
-from strategies.lowering.offload import (
-    CHUNKS,
-    STEPS,
-    STEPS_ON_DEVICE,
-    STEPS_ON_HOST,
-    chunk_buffer,
-    host_elements,
-    host_ticks,
-    update_bytes,
-)
+from strategies.lowering.offload import chunk_buffer, host_elements, host_ticks, update_bytes
 from strategies.lowering.optimizer import optimizer_ticks
-from strategies.lowering.placed import HOST, HOST_KINDS
+from strategies.lowering.placed import HOST_KINDS
 from strategies.lowering.residents import updates_parameters
 from strategies.lowering.skeleton import Slot
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import REPLICA, TENSOR
+from strategies.offloading import CHUNKS, HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST
 
 
 class Contents:

@@ -8,7 +8,7 @@ from strategies.lowering.data import Bucket, at_once, bucket_limit, buckets, fil
 from strategies.lowering.fully_sharded import Changes, changes, copy_ticks, sharing
 from strategies.lowering.machine import Machine, Rank
 from strategies.lowering.offload import OnHost
-from strategies.lowering.on_host import blocks_on_host, on_host
+from strategies.lowering.on_host import on_host
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.pieces import Cut, Granularity, Part, known_parts
 from strategies.lowering.stage import StageCost, StageCosts
@@ -26,7 +26,7 @@ from strategies.lowering.variant import (
 )
 from strategies.lowering.weights import Unit
 from strategies.mesh import OPERATOR_AXES, TENSOR
-from strategies.plan import Plan
+from strategies.plan import Plan, blocks_on_host
 from strategies.schedule import MAKES_GRADIENTS, ActionKind
 
 

@@ -32,6 +32,7 @@ from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.placed import TO_HOST
 from strategies.lowering.skeleton import Slot
 from strategies.mesh import EXPERT_DATA
+from strategies.offloading import TO_HOST
 
 
 class HostCopy(NamedTuple):

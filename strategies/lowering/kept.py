@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from strategies.lowering.offload import ACTIVATIONS
-from strategies.lowering.placed import FROM_HOST, TO_HOST
 from strategies.lowering.task_list import Waits
+from strategies.offloading import FROM_HOST, TO_HOST
 from strategies.schedule import Action, ActionKind, Schedule
 
 Copy = Callable[[str, int, str, tuple[int, ...], int, Waits], int]

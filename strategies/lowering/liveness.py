@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from simulator.accelerator import RMS_NORM
 from simulator.collective_kinds import Collective
-from simulator.compute import PRODUCTS, streaming_kind
+from simulator.compute import PRODUCTS, read_again, streaming_kind
 from simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
-from strategies.lowering.redistribution import read_again
 from strategies.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"

@@ -20,7 +20,6 @@ from simulator.program import IntArray
 from strategies.lowering.placed import (
     BACKWARD,
     FORWARD,
-    FROM_HOST,
     HOST_KINDS,
     NORM,
     TO_HOST,
@@ -32,6 +31,7 @@ from strategies.lowering.placed import (
 )
 from strategies.lowering.refinement import Colours, FloatArray, Groups, combine, joined, quantised
 from strategies.mesh import DATA, EXPERT_DATA
+from strategies.offloading import FROM_HOST, TO_HOST
 
 BoolArray = NDArray[np.bool_]
 

@@ -17,12 +17,17 @@ section 5.2 (states are brought in, updated and written back chunk by chunk).
 from math import ceil
 from typing import NamedTuple
 
-from simulator.program import StreamKind, TaskKind
 from simulator.units import to_ticks
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.parameters import Parameters
-from strategies.lowering.placed import FROM_HOST, HOST, TO_HOST
-from strategies.offloading import StepPlace, fraction_of
+from strategies.offloading import (
+    CHUNKS,
+    STEPS,
+    STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
+    StepPlace,
+    fraction_of,
+)
 from strategies.plan import Plan
 from strategies.training import Training
 
@@ -31,9 +36,6 @@ ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "hos
 
 SUM, SQUARES_ON_HOST = "host sum", "host squares"
 """When a host adds gradients, and reads them for their norm."""
-
-CHUNKS = 8
-"""Pieces in which the update is pipelined."""
 
 
 class OnHost(NamedTuple):
@@ -52,26 +54,6 @@ class OnHost(NamedTuple):
 
 
 ALL_ON_DEVICES = OnHost()
-
-
-class UpdateStep(NamedTuple):
-    """One stage of the update of a chunk on a stream of its own; what computes on the device has no ``kind``."""
-
-    kind: str
-    task: TaskKind
-    stream: StreamKind
-    name: str
-
-
-STEPS = (
-    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "gradients to host"),
-    UpdateStep(HOST, TaskKind.HOST_COPY, StreamKind.HOST, "optimizer on host"),
-    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "parameters from host"),
-    UpdateStep(FROM_HOST, TaskKind.HOST_COPY, StreamKind.FROM_HOST, "optimizer states from host"),
-    UpdateStep("", TaskKind.OPTIMIZER, StreamKind.COMPUTE, "optimizer"),
-    UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "optimizer states to host"),
-)
-STEPS_ON_HOST, STEPS_ON_DEVICE = (0, 1, 2), (3, 4, 5)
 
 
 class Update(NamedTuple):

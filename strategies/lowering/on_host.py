@@ -4,13 +4,7 @@ from strategies.lowering.machine import Rank
 from strategies.lowering.offload import OnHost
 from strategies.lowering.optimizer import updated_parameters
 from strategies.lowering.stage import StageCosts
-from strategies.offloading import fraction_of
-from strategies.plan import Plan
-
-
-def blocks_on_host(plan: Plan, stage: int) -> int:
-    """Return of how many blocks of a stage, the first ones, the parameters are on the host."""
-    return fraction_of(len(plan.stages[stage].blocks), plan.offload.at("parameters", plan.positions[stage]))
+from strategies.plan import Plan, blocks_on_host
 
 
 def on_host(costs: StageCosts, plan: Plan) -> tuple[OnHost, ...]:

@@ -12,12 +12,13 @@ from simulator.deadline import check_deadline
 from simulator.program import IntArray, StreamKind
 from strategies.lowering.kept import Activations
 from strategies.lowering.offload import GRADIENTS, PARAMETERS, SUM
-from strategies.lowering.placed import BACKWARD, FORWARD, FROM_HOST, HOST, TO_HOST, hop_kind
+from strategies.lowering.placed import BACKWARD, FORWARD, hop_kind
 from strategies.lowering.skeleton import RANK, Site
 from strategies.lowering.step_shape import Leaving, PartShape, StepShape
 from strategies.lowering.task_list import TaskList, Waits
 from strategies.lowering.variant import FIRST, JOINED, variant_of
 from strategies.mesh import REPLICA
+from strategies.offloading import FROM_HOST, HOST, TO_HOST
 from strategies.orders import actions
 from strategies.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
 from strategies.schedules.rule import Placement

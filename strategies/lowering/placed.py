@@ -22,13 +22,11 @@ from strategies.mesh import (
     TENSOR_ROWS,
     Mesh,
 )
+from strategies.offloading import FROM_HOST, HOST, TO_HOST
 from strategies.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
-
-TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
-"""Kinds of transfers of one rank: what it sends to its host, what the host reads and writes, what comes back."""
 
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 

@@ -32,15 +32,11 @@ from strategies.lowering.operator import BlockSteps
 from strategies.lowering.redistribution import defers
 from strategies.lowering.step import Step
 from strategies.mesh import OPERATOR_AXES
-from strategies.recomputation import OfLayer, Recompute, SomeOperators
+from strategies.recomputation import HOOKS, OfLayer, Recompute, SomeOperators
 from strategies.schedule import ActionKind
 
 _HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
 """Operators whose results stay for those that are not recomputed."""
-
-HOOKS = 2
-"""Launches whose time goes by where the framework handles in Python what an operator keeps that is run again: torch's
-checkpoint hooks it forward and backward, 28 us an operator where a launch takes 14 (core, torch 2.13)."""
 
 
 class BlockMemory(NamedTuple):

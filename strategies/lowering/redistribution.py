@@ -5,7 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.collective_kinds import Collective
-from simulator.compute import PRODUCTS
+from simulator.compute import PRODUCTS, read_again
 from simulator.operator_graph import Operator, OperatorKind
 from strategies.lowering.communicator import Communicator
 from strategies.lowering.step import Step, communication
@@ -69,12 +69,6 @@ class Around(NamedTuple):
 def defers(operator: Operator) -> bool:
     """Return whether an operator's gradients of weights are computed apart: products, and tables without a gradient."""
     return bool(operator.parameters) and operator.kind in _DEFERRED
-
-
-def read_again(operator: Operator) -> tuple[str, ...]:
-    """Return the parameters that the backward of an operator reads: weights and scales, neither biases nor tables."""
-    scales = operator.kind is OperatorKind.ELEMENTWISE and bool(operator.saved)
-    return operator.parameters[:1] if operator.kind in PRODUCTS or operator.kind is OperatorKind.NORM or scales else ()
 
 
 def kept_cut(layout: "BlockLayout", groups: Groups, operator: Operator, inputs: tuple[str, ...]) -> Around:

@@ -16,7 +16,7 @@ back partial, and are summed before the optimizer reads them.
 
 from math import ceil
 
-from simulator.compute import PRODUCTS
+from simulator.compute import is_bias
 from simulator.operator_graph import SEQUENCE, Operator, Tensor
 from strategies.framework import Framework
 from strategies.lowering.operator import BlockLayout
@@ -48,11 +48,6 @@ def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, para
     if is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
         return framework.late_biases and _scattered(layout, operator, axis)
     return any(axis in axes for _, axes in sharding.cuts)
-
-
-def is_bias(operator: Operator, parameter: Tensor) -> bool:
-    """Return whether a product adds a parameter to what it has summed."""
-    return operator.kind in PRODUCTS and set(operator.reduced).isdisjoint(parameter.dims)
 
 
 def _scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:

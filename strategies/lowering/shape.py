@@ -8,13 +8,14 @@ from strategies.lowering.cuts import Cuts
 from strategies.lowering.data import SHARED
 from strategies.lowering.kept import KeptShape
 from strategies.lowering.offload import Update, update
-from strategies.lowering.on_host import blocks_on_host
 from strategies.lowering.pieces import Part
 from strategies.lowering.placed import FROM_HOST, NORM, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StageShape, StepShape, UnitShape
 from strategies.lowering.variant import FORWARD_PASS, INPUTS, LAST_BACKWARD, LAST_WEIGHTS, SPLIT, WHOLE
 from strategies.lowering.volumes import Volume, Volumes
 from strategies.mesh import OPERATOR_AXES, REPLICA, TENSOR
+from strategies.offloading import FROM_HOST
+from strategies.plan import blocks_on_host
 
 
 def step_shape(cuts: Cuts, volumes: Volumes) -> StepShape:

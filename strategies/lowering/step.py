@@ -6,16 +6,7 @@ from typing import NamedTuple
 from simulator.collective_kinds import Collective
 from simulator.program import TaskKind
 from strategies.lowering.communicator import Communicator
-from strategies.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-
-COMMUNICATION = {
-    TENSOR: TaskKind.TENSOR_COMMUNICATION,
-    TENSOR_ROWS: TaskKind.TENSOR_COMMUNICATION,
-    TENSOR_DEPTH: TaskKind.TENSOR_COMMUNICATION,
-    EXPERT: TaskKind.EXPERT_COMMUNICATION,
-    CONTEXT: TaskKind.CONTEXT_COMMUNICATION,
-}
-"""What collectives inside passes are, by the axis along which they run."""
+from strategies.mesh import COMMUNICATION, TENSOR
 
 
 class Step(NamedTuple):

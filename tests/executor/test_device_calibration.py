@@ -182,8 +182,12 @@ def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_workers_need_torch_and_nothing_that_simulates() -> None:
     absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib")
-    modules = ("calibration", "worker", "measures", "training", "collectives")
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); " + "; ".join(
-        f"import executor.device_{module}" for module in modules
+    modules = (
+        "executor.device_calibration",
+        "executor.device_worker",
+        "executor.device_measures",
+        "executor.device_training",
+        "executor.device_collectives",
     )
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

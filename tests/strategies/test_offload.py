@@ -23,8 +23,7 @@ from strategies.cost_model import SimulatedCost
 from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
 from strategies.lowering.gradient_storage import begin_in_step
-from strategies.lowering.offload import CHUNKS
-from strategies.offloading import NOTHING, Offloading, StepPlace
+from strategies.offloading import CHUNKS, NOTHING, Offloading, StepPlace
 from strategies.path_times import path_times
 from strategies.plan import Plan, Recompute
 from strategies.problem import Problem

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from simulator.collective_kinds import Collective
+from simulator.compute import read_again
 from simulator.models.builder import BlockBuilder
 from simulator.models.layers import linear, norm
 from simulator.operator_graph import Block, Operator, OperatorKind
@@ -19,7 +20,6 @@ from strategies.lowering.redistribution import (
     exchanged_axes,
     gathered_again,
     kept_cut,
-    read_again,
     transfers,
 )
 from strategies.lowering.step import Step

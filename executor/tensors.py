@@ -1,0 +1,25 @@
+"""Tensors as ranks have them: the part of one that lives here, and several as one vector."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of ``tensor`` that lives on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all elements of ``tensors`` as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy a vector that `flatten` made back into ``tensors``."""
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()
