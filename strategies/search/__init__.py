@@ -4,10 +4,16 @@ What is named here is imported when it is asked for: names of algorithms alone n
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from strategies.search.registry import Registry
+from strategies.search.algorithms import (
+    ALGORITHMS,
+    LAYOUT_ALGORITHMS,
+    OPERATOR_ALGORITHMS,
+    PINNED_ALGORITHMS,
+    STAGE_ALGORITHMS,
+    installed,
+)
 
 if TYPE_CHECKING:
     from strategies.search.auto import Auto
@@ -44,68 +50,21 @@ if TYPE_CHECKING:
     from strategies.search.sharding_propagation import ShardingPropagation
     from strategies.search.space import Space, layouts, neighbours
 
-STAGE_ALGORITHMS = Registry(
-    {"pipeline_dp": "PipelineDP", "layer_dp": "LayerDP", "inter_stage_milp": "InterStageMILP", "auto": "Auto"}
-)
-"""Algorithms that choose a layout whose stages may differ in their layers and in what they recompute."""
-
-LAYOUT_ALGORITHMS = (
-    Registry(
-        {
-            "best_first": "BestFirst",
-            "exhaustive": "Exhaustive",
-            "breadth_first": "BreadthFirst",
-            "beam": "Beam",
-            "mcmc": "MCMC",
-            "mcts": "MCTS",
-            "reinforcement": "Reinforcement",
-            "random": "RandomSearch",
-            "expert": "Expert",
-            "bottleneck": "Bottleneck",
-        }
-    )
-    | STAGE_ALGORITHMS
-)
-"""Algorithms that choose a layout of the whole network."""
-
-OPERATOR_ALGORITHMS = Registry(
-    {
-        "frontier": "Frontier",
-        "integer_programming": "IntegerProgramming",
-        "dynamic_programming": "DynamicProgramming",
-        "recursive_programming": "RecursiveProgramming",
-        "sharding_propagation": "ShardingPropagation",
-    }
-)
-"""Algorithms that choose a sharding for every operator."""
-
-PINNED_ALGORITHMS = tuple(name for name in OPERATOR_ALGORITHMS if name != "recursive_programming")
-"""Those that heed what the user has decided of single operators."""
-
-ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
-"""Every algorithm by name; the fields of each are its hyper-parameters."""
-
-
-def installed() -> tuple[str, ...]:
-    """Return the names of the algorithms whose packages are installed: ``reinforcement`` needs torch."""
-    return tuple(name for name in ALGORITHMS if name != "reinforcement" or find_spec("torch") is not None)
-
-
 _HOMES = {
-    **{ALGORITHMS.class_name(name): name for name in ALGORITHMS},
-    "Certificate": "certificate",
-    "processes": "fan_out",
-    **dict.fromkeys(("Space", "layouts", "neighbours"), "space"),
-    **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals", "SearchAlgorithm"), "driver"),
-    **dict.fromkeys(("SearchResult", "Upcoming", "search"), "driver"),
+    **{kind: module for module, _, kind in (ALGORITHMS.place(name).rpartition(".") for name in ALGORITHMS)},
+    "Certificate": "strategies.search.certificate",
+    "processes": "strategies.search.fan_out",
+    **dict.fromkeys(("Space", "layouts", "neighbours"), "strategies.search.space"),
+    **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals"), "strategies.search.driver"),
+    **dict.fromkeys(("SearchAlgorithm", "SearchResult", "Upcoming", "search"), "strategies.search.driver"),
 }
-"""The module of every name; an algorithm's has its name."""
+"""The module of every name that is imported when it is asked for."""
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"strategies.search.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 __all__ = [

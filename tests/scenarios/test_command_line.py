@@ -429,4 +429,4 @@ def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     loaded, searches = lines(done.stdout)[-2:]
     assert loaded == "[] 0", done.stderr
-    assert searches == str([f"strategies.search.{name}" for name in ("acceptance", "choices", "registry", "space")])
+    assert searches == str([f"strategies.search.{name}" for name in ("acceptance", "algorithms", "choices", "space")])

@@ -129,7 +129,7 @@ def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
 
 def test_without_torch_a_comparison_of_all_leaves_it_out(monkeypatch) -> None:
     assert installed() == tuple(ALGORITHMS)
-    monkeypatch.setattr("strategies.search.find_spec", lambda name: None)
+    monkeypatch.setattr("strategies.search.algorithms.find_spec", lambda name: None)
     assert installed() == tuple(name for name in ALGORITHMS if name != "reinforcement")
 
 
