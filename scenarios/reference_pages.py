@@ -45,7 +45,7 @@ PAGES = (
         (
             ("strategies.search.driver", ("search", "SearchResult", "Progress", "Proof", "SearchAlgorithm", "Journal")),
             ("strategies.search.space", ("Space", "layouts", "neighbours")),
-            ("strategies.search.certificate", ALL),
+            ("strategies.search.certificate", ("Certificate",)),
             ("strategies.search.fan_out", ("processes",)),
             ("strategies.search.auto", ("Auto",)),
             ("strategies.search.best_first", ("BestFirst",)),
