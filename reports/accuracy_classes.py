@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from reports.accuracy import _BANDS, _CLIP
 from reports.class_rows import MOST_CLASSES, class_axes, name_rows, write_columns
 from reports.figure import INK, header, sheet
 from reports.palette import SERIES
 
-_BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))
-_CLIP = 1.0  # errors beyond this are drawn as this
 _LEAST = 0.4  # to which errors the axis reaches at least
 _SPREAD = 0.32  # of a class's height, over which its points lie
 _COLUMNS = ((0.06, "rows"), (0.22, "mean |error|"), (0.56, "median"), (0.79, "bias"))  # of the room on the right

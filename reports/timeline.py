@@ -13,8 +13,7 @@ from reports.difference import difference
 from reports.figure import HEIGHT, INK, QUIET, WIDTH, header, pixel_height, sheet
 from reports.palette import CHUNKED, IDLE, shade
 from reports.panel import Box, Panel, Window, draw_panel, typical
-from reports.waterfall import draw_waterfall
-from reports.waterfall import pixels as waterfall_pixels
+from reports.waterfall import draw_waterfall, waterfall_pixels
 from simulator.program import TaskKind
 from simulator.timeline import Timeline
 from simulator.units import format_time

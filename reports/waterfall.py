@@ -18,15 +18,15 @@ _ROOM = 0.03  # of the axis beyond the bars
 _AXIS = 50  # pixels below the bars
 
 
-def pixels(found: Difference) -> int:
+def waterfall_pixels(found: Difference) -> int:
     """Return how high a waterfall is."""
-    return 30 * (len(bars(found)) + 2) + _AXIS
+    return 30 * (len(waterfall_bars(found)) + 2) + _AXIS
 
 
-def bars(found: Difference) -> list[tuple[str, str, str, float]]:
+def waterfall_bars(found: Difference) -> list[tuple[str, str, str, float]]:
     """Return (kind, operation, verdict, cost) of what has a bar, from the top; the costs add up to the error.
 
-    >>> bars(Difference(1.0, 1.0, ()))
+    >>> waterfall_bars(Difference(1.0, 1.0, ()))
     []
     """
     rows = [row for row in found.operations() if row.cost]
@@ -43,7 +43,7 @@ def _words(row: DifferenceRow) -> str:
 
 def draw_waterfall(figure: Figure, found: Difference, box: Box) -> None:
     """Draw into ``box`` how the operations that were mispredicted add up to the error of the step."""
-    shown = bars(found)
+    shown = waterfall_bars(found)
     levels = [found.predicted]
     for *_, cost in shown:
         levels.append(levels[-1] + cost)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from reports.difference import difference
 from reports.timeline import draw_comparison
-from reports.waterfall import MOST, bars
+from reports.waterfall import MOST, waterfall_bars
 from simulator.program import RankClass, StreamKind, TaskKind
 from simulator.timeline import Span, Timeline
 
@@ -22,13 +22,13 @@ def stages(seconds: int) -> Timeline:
 
 def test_bars_add_up_to_the_error_and_the_small_ones_share_one() -> None:
     found = difference(stages(1), stages(3))  # 2 s more for each of ten stages
-    *shown, rest = bars(found)
+    *shown, rest = waterfall_bars(found)
     assert found.error == 20
     assert [cost for *_, cost in shown] == [2] * MOST
     assert rest == ("", "3 others", "", 6)
 
 
 def test_equal_steps_have_no_bars_and_are_drawn(step: Callable[..., Timeline], tmp_path: Path) -> None:
-    assert bars(difference(step(), step())) == []
+    assert waterfall_bars(difference(step(), step())) == []
     draw_comparison(step(), step(source="measured"), tmp_path / "same.png")
     assert (tmp_path / "same.png").stat().st_size > 5000
