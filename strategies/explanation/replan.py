@@ -144,7 +144,9 @@ def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: La
     sized = {part.cluster.num_devices: part for part in parts}
     for data in range(left // group, 0, -1):
         part = sized.get(data * group)
-        for size in _smaller_microbatches(layout) if part is not None else ():
+        if part is None:
+            continue
+        for size in _smaller_microbatches(layout):
             fewer = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
             if next(violations(part, fewer), None) is not None:
                 continue

@@ -29,7 +29,6 @@ from strategies.lowering.data import Bucket
 from strategies.lowering.machine import Rank
 from strategies.lowering.offload import ACTIVATIONS, GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM
 from strategies.lowering.optimizer import updated_parameters
-from strategies.lowering.placed import TO_HOST
 from strategies.lowering.skeleton import Slot
 from strategies.mesh import EXPERT_DATA
 from strategies.offloading import TO_HOST

@@ -22,7 +22,6 @@ from strategies.lowering.placed import (
     FORWARD,
     HOST_KINDS,
     NORM,
-    TO_HOST,
     USUAL,
     Placed,
     hop_kind,

@@ -9,7 +9,7 @@ from simulator.program import StreamKind
 from strategies.in_order import in_order
 from strategies.lowering.offload import SQUARES_ON_HOST
 from strategies.lowering.passes import Passes
-from strategies.lowering.placed import HOST, NORM, tied_kind
+from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.skeleton import RANK, Site, Skeleton
 from strategies.lowering.step_shape import StepShape
 from strategies.lowering.task_list import Streams

@@ -9,7 +9,7 @@ from strategies.lowering.data import SHARED
 from strategies.lowering.kept import KeptShape
 from strategies.lowering.offload import Update, update
 from strategies.lowering.pieces import Part
-from strategies.lowering.placed import FROM_HOST, NORM, tied_kind
+from strategies.lowering.placed import NORM, tied_kind
 from strategies.lowering.step_shape import Leaving, PartShape, StageShape, StepShape, UnitShape
 from strategies.lowering.variant import FORWARD_PASS, INPUTS, LAST_BACKWARD, LAST_WEIGHTS, SPLIT, WHOLE
 from strategies.lowering.volumes import Volume, Volumes
