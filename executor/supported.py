@@ -1,22 +1,33 @@
-"""What the executor cannot run, said before anything starts."""
+"""What the executor cannot run, said before anything starts.
+
+Among it are operators of a layer that it does not compute again one by one.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from executor.recomputable import UNFUSED_CORE, recomputable
 from simulator.models.attention import UNFUSED
-from simulator.models.transformer import Transformer, build
-from strategies.completion import mesh_of
-from strategies.divisors import nearest_divisor
-from strategies.layout import Layout
-from strategies.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS
-from strategies.parallelism import Attention, Parallelism, shardings
-from strategies.plan import Plan
-from strategies.plan_layout import layout_without_stages
-from strategies.recomputation import PerStage, SomeOperators
-from strategies.schedule import rule_of
-from strategies.training import Training
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.completion import layout_without_stages, mesh_of
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS, nearest_divisor
+from strategies.plan.parallelism import Attention, Parallelism, shardings
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
+from strategies.plan.recomputation import PerStage, SomeOperators
+from strategies.schedules.schedule import rule_of
+
+UNFUSED_CORE = ("scores", "softmax", "context")
+"""The operators of unfused attention, which run as one here."""
+
+
+def recomputable(spec: Transformer) -> tuple[str, ...]:
+    """Return the operators of a layer that the executor computes again one by one."""
+    core = UNFUSED_CORE if spec.attention == UNFUSED else ("attention",)
+    return ("input_norm", "qkv", *core, "projection", "feed_forward_norm", "up", "activation", "down")
+
 
 PRECISIONS = ("fp32", "fp64", "bf16")
 OPTIMIZERS = ("adamw", "sgd")

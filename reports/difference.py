@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from reports.lanes import labels
 from simulator.brief import brief
 from simulator.program import StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
+from simulator.spans import Span
+from simulator.timeline import Timeline
 from simulator.units import format_time
 
 WAITING = "waiting"

@@ -1,4 +1,4 @@
-"""A report in Markdown, with pictures beside it and nothing from outside."""
+"""Text of reports: a report in Markdown, and text from users made fit to be shown."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -63,3 +63,13 @@ def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
 def _md(text: str) -> str:
     """Return ``text`` on one line with everything escaped that Markdown or HTML would read."""
     return _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", " ".join(text.split())))
+
+
+def plain(text: str, length: int = 120) -> str:
+    """Return ``text`` on one line, without control characters, cut to ``length`` characters.
+
+    >>> plain("a very long name", 8)
+    'a very …'
+    """
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= length else words[: length - 1] + "…"

@@ -9,7 +9,7 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from simulator.plain_text import escaped
+from simulator.files import escaped
 from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
 
 Formatter = Callable[[Any], str]

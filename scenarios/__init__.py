@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scenarios.errors import Fault, ScenarioError
+    from scenarios.files.errors import Fault, ScenarioError
     from scenarios.loader import load
     from scenarios.scenario import Scenario
 
 __all__ = ["Fault", "Scenario", "ScenarioError", "load"]
 
 _HOMES = {
-    "Fault": "scenarios.errors",
+    "Fault": "scenarios.files.errors",
     "Scenario": "scenarios.scenario",
-    "ScenarioError": "scenarios.errors",
+    "ScenarioError": "scenarios.files.errors",
     "load": "scenarios.loader",
 }
 

@@ -1,6 +1,6 @@
 """``python -m scenarios`` is the same as ``meshwise``."""
 
-from scenarios.command_line import main
+from scenarios.commands.main import main
 
 if __name__ == "__main__":
     main()

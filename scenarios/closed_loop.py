@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.brief import brief
 from simulator.rank_correlation import kendall_tau
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 from strategies.search import SearchResult
 
 if TYPE_CHECKING:
-    from executor.recalibration import PlanRun, Refit
-    from executor.run import Run
+    from executor.calibration.recalibration import PlanRun, Refit
+    from executor.launch.run import Run
     from scenarios.scenario import Scenario
 
 TOP_UP = 500
@@ -148,7 +148,7 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from executor.recalibration import PlanRun
+    from executor.calibration.recalibration import PlanRun
 
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
@@ -173,7 +173,7 @@ def close_loop(
 
 
 def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from executor.recalibration import predicted_step, refitted
+    from executor.calibration.recalibration import predicted_step, refitted
 
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.plain_text import escaped
+from simulator.files import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,39 +1,117 @@
-"""Why a plan: what `meshwise explain` says, section by section, as JSON-ready data."""
+"""Why a plan: what `meshwise explain` says, section by section, as JSON-ready data, and what it is asked.
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+It is asked why not another plan, what now when devices are lost, and at what price.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from time import process_time
 from typing import Any
 
-from scenarios.interchange.acceptance import Acceptance
-from scenarios.nothing_fits import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
-from scenarios.prediction_interval import out_of_memory_of, risk_limit, uncertainty_of
-from scenarios.question import Question
+from scenarios.files.checking import check
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.reader import parse
+from scenarios.fitting import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
+from scenarios.interchange.targets import Acceptance
+from scenarios.intervals import out_of_memory_of, risk_limit, uncertainty_of
 from scenarios.scenario import Scenario
+from scenarios.schema.scenario import PlanTable
 from simulator.engine import simulate
 from simulator.units import format_size
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Trial
-from strategies.explanation.critical_path import critical_path
-from strategies.explanation.device_time import device_time, difference
+from strategies.explanation.alternatives import (
+    Alternative,
+    Tradeoff,
+    alternatives,
+    device_front,
+    memory_front,
+    prospect,
+    runner_up,
+)
+from strategies.explanation.critical_path import critical_path, device_time, difference
 from strategies.explanation.guidelines import recommendations
-from strategies.explanation.machine_part import MachinePart, machine_parts
-from strategies.explanation.pareto_front import Tradeoff, device_front, memory_front
+from strategies.explanation.lost_devices import Change, replan
+from strategies.explanation.machine_parts import MachinePart, machine_parts
 from strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking, search_best
-from strategies.explanation.replan import Change, replan
-from strategies.explanation.robust import prospect
-from strategies.explanation.runner_up import Alternative, alternatives, runner_up
-from strategies.explanation.sensitivity import Outcome, Sensitivity, memory_sensitivity, sensitivity
-from strategies.explanation.shadow_price import ShadowPrice, next_larger_memory, price_of_memory, prices_of_rates
+from strategies.explanation.sensitivity import (
+    Outcome,
+    Sensitivity,
+    ShadowPrice,
+    memory_sensitivity,
+    next_larger_memory,
+    price_of_memory,
+    prices_of_rates,
+    sensitivity,
+)
 from strategies.explanation.uncertainty import Uncertainty
 from strategies.explanation.why_not import WhyNot, why_not
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
-from strategies.search.best_first import BestFirst
+from strategies.plan.completion import layout_of
+from strategies.plan.layout import Layout, Violation
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import recomputation
+from strategies.search.algorithms.best_first import BestFirst
 from strategies.search.driver import OutOfTime, search
-from strategies.violation import Violation
+
+MAX_QUESTION = 2000
+"""Characters of what is asked for with ``--why-not``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Parameters
+    ----------
+    asked
+        What another plan is to have, by field: why not that one? Empty for no such question.
+    lost
+        Devices that are lost: what now? 0 for no such question.
+    price
+        Of a device for an hour.
+    """
+
+    asked: Mapping[str, Any]
+    lost: int = 0
+    price: float = 1.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is explained that there is."""
+        return not self.asked and not self.lost
+
+
+def plan_fields(text: str) -> dict[str, Any]:
+    """Return what a text such as ``tensor=8,pipeline=2`` asks of a layout, by field.
+
+    Raises
+    ------
+    ScenarioError
+        Where a field or a value is none of a plan's.
+
+    >>> plan_fields("tensor=8, recompute=full")
+    {'tensor': 8, 'recompute': <Recompute.FULL: 'full'>}
+    """
+    if len(text) > MAX_QUESTION:
+        message = f"a question has at most {MAX_QUESTION} characters, met {len(text)}"
+        raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
+    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
+    broken = next((part for part in parts if not re.fullmatch(r"\w+\s*=\s*.+", part)), None)
+    if broken is not None:
+        message = f"fields of a plan with values, as tensor=8,pipeline=2; met {broken!r}"
+        raise ScenarioError((Fault("--why-not", 0, 0, "", message),))
+    lines = (re.sub(r"\s*=\s*", ": ", part, count=1) for part in parts)
+    document = parse("\n".join(lines).encode("utf-8", "surrogatepass"), "--why-not")
+    table, faults = check(PlanTable, document)
+    if faults or table is None:
+        raise ScenarioError(tuple(faults))
+    made = {"attention": Attention, "recompute": recomputation}
+    given = [name for name in document.data if name in table.model_fields_set]
+    return {name: made.get(name, lambda value: value)(getattr(table, name)) for name in given}
+
 
 Section = tuple[str, Any]
 """A name, and JSON-ready data."""

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scenarios.assumptions import assumptions
-from scenarios.checking import check, sound_sections
-from scenarios.cluster_file import (
+from scenarios.files.checking import check, sound_sections
+from scenarios.files.errors import Fault, ScenarioError, shown
+from scenarios.files.fields import Table
+from scenarios.files.library import find
+from scenarios.files.reader import Document, FieldPath, content_of, read
+from scenarios.inputs.cluster_file import (
     FieldError,
     cluster_in,
     cluster_table,
@@ -17,40 +20,32 @@ from scenarios.cluster_file import (
     to_cluster,
     with_conditions,
 )
-from scenarios.errors import Fault, ScenarioError, shown
-from scenarios.fields import Table
-from scenarios.library import find
-from scenarios.long_run_schema import RunTable
-from scenarios.magnitudes import unusual
-from scenarios.model_schema import ModelTable, TransformerTable
-from scenarios.named_file import referenced
-from scenarios.pins import to_pins
-from scenarios.plan_table import layout_in, rule_violations
-from scenarios.prediction_interval import with_margin
-from scenarios.reader import Document, FieldPath, content_of, read
+from scenarios.inputs.named_files import referenced, with_schedule
+from scenarios.inputs.plan_table import layout_in, rule_violations, to_pins
+from scenarios.inputs.remarks import assumptions, unusual
+from scenarios.intervals import with_margin
 from scenarios.scenario import Measured, Scenario, SearchSettings
-from scenarios.schedule_file import with_schedule
-from scenarios.schema import (
+from scenarios.schema.model import ModelTable, TransformerTable
+from scenarios.schema.scenario import (
     FileCluster,
     PlanDocument,
     PlanTable,
     PresetCluster,
+    RunTable,
     ScenarioTable,
     SearchTable,
     TrainingTable,
 )
-from simulator.cluster import Cluster
+from simulator.machine.cluster import Cluster
+from simulator.models.attention import LatentAttention
 from simulator.models.experts import Experts
-from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model, build
 from simulator.models.transformer import Transformer
-from strategies.completion import complete
-from strategies.operators.rules import cuts_operators, operator_violations
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
-from strategies.problem import Problem
-from strategies.training import Training
-from strategies.violation import Violation
+from strategies.operators.operator_plan import cuts_operators, operator_violations
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.layout import Violation
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
 
 if TYPE_CHECKING:
     from scenarios.interchange.target import Target
@@ -185,11 +180,11 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
         return _transformer(table.transformer, document, faults)
     try:
         if table.graph is not None:
-            from scenarios.graph_file import load_graph
+            from scenarios.inputs.graph_file import load_graph
 
             return load_graph(referenced(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
-        from scenarios.model_file import load_model
+        from scenarios.inputs.named_files import load_model
 
         return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
@@ -368,8 +363,8 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
     """Add the fault of the first pin that names what the model does not have, or of all where no mesh keeps them."""
-    from strategies.operators.pins import resolved
-    from strategies.search.operators import check_pins
+    from strategies.operators.choices import resolved
+    from strategies.search.operator_search import check_pins
 
     for pin in settings.pin:
         try:

@@ -4,15 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from scenarios.long_run_schema import FailuresTable, RunTable
-from simulator.cluster import Cluster
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import Goodput, goodput
-from simulator.reliability.interval import best_interval
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.published import failure_model, source
-from simulator.reliability.recovery import Recovery
+from scenarios.schema.scenario import FailuresTable, RunTable
+from simulator.machine.cluster import Cluster
+from simulator.reliability.failures import (
+    Component,
+    FailureKind,
+    FailureModel,
+    FailureRate,
+    Restart,
+    failure_model,
+    source,
+)
+from simulator.reliability.goodput import Goodput, best_interval, goodput
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 if TYPE_CHECKING:
     from scenarios.simulation import Simulation

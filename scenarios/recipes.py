@@ -13,23 +13,23 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from scenarios.checking import check
-from scenarios.errors import Fault, ScenarioError
-from scenarios.fields import Size, Table, Text, Time
-from scenarios.library import root
-from scenarios.model_schema import ModelTable
-from scenarios.plan_table import layout_in, rule_violations
-from scenarios.reader import Data, Document, parse
-from scenarios.schema import AnyCluster, PlanTable, TrainingTable
-from simulator import strict_json
+from scenarios.files.checking import check
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.fields import Size, Table, Text, Time
+from scenarios.files.library import root
+from scenarios.files.reader import Data, Document, parse
+from scenarios.inputs.plan_table import layout_in, rule_violations
+from scenarios.schema.model import ModelTable
+from scenarios.schema.scenario import AnyCluster, PlanTable, TrainingTable
+from simulator.files import parse_json
 from simulator.operator_graph import OperatorKind
-from strategies.layout import Layout
-from strategies.mesh import AXES
-from strategies.parallelism import EXPERTS, Attention
-from strategies.partition import num_layers
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
-from strategies.schedule import SCHEDULES
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES
+from strategies.plan.parallelism import EXPERTS, Attention
+from strategies.plan.partition import num_layers
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from strategies.schedules.schedule import SCHEDULES
 
 FILE = "recipes.json"
 
@@ -203,7 +203,7 @@ def _content() -> bytes:
 @lru_cache(maxsize=1)
 def _records() -> Data:
     """Return the records of the table, read as plain JSON: places are looked up only where something is wrong."""
-    return strict_json.parse(_content())
+    return parse_json(_content())
 
 
 def _placed() -> Document:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.prediction_interval import uncertainty_of, with_margin
+from scenarios.intervals import uncertainty_of, with_margin
 from scenarios.scenario import Scenario
 from simulator.brief import brief
+from strategies.explanation.alternatives import Prospect, prospects
 from strategies.explanation.ranking import Among, ranking, unlimited
-from strategies.explanation.robust import Prospect, prospects
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
+from strategies.plan.completion import layout_of
+from strategies.plan.plan import Plan
 from strategies.search.driver import OutOfTime
 
 

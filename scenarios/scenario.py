@@ -7,30 +7,29 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from scenarios.prediction_interval import with_margin
+from scenarios.intervals import with_margin
 from simulator.brief import brief
-from simulator.cluster import Cluster
+from simulator.machine.cluster import Cluster
 from simulator.models.model import Model
 from simulator.models.transformer import Transformer
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
-from strategies.problem import Problem
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from executor.continuation import RunOptions
+    from executor.check.oracle_check import Check
     from executor.job import Job
-    from executor.oracle_check import Check
-    from executor.run import Run
-    from scenarios.errors import Fault
+    from executor.launch.run import Run
+    from executor.training.continuation import RunOptions
+    from scenarios.files.errors import Fault
     from scenarios.long_run import RunSettings
     from scenarios.simulation import Simulation
-    from strategies.operators.pins import Pin
+    from strategies.operators.choices import Pin
     from strategies.search import Progress, SearchResult, Space
     from strategies.search.driver import SearchResults
 
@@ -110,7 +109,7 @@ class SearchSettings:
 
     def make_space(self) -> "Space":
         """Return the limits as the search's own value."""
-        from strategies.recomputation import recomputation
+        from strategies.plan.recomputation import recomputation
         from strategies.search import Space
 
         limits = dict(self.space)
@@ -173,7 +172,7 @@ class Scenario:
         ValueError
             Where there is no such target, or it can say no plan of the model or the training step.
         """
-        from scenarios.interchange.acceptance import Acceptance
+        from scenarios.interchange.targets import Acceptance
 
         accepts = Acceptance(target, self.spec)
         if never := accepts.never(self.problem):
@@ -200,7 +199,7 @@ class Scenario:
         space = self.search_settings.make_space()
         if self.target is None:
             return space
-        from scenarios.interchange.acceptance import Acceptance
+        from scenarios.interchange.targets import Acceptance
 
         return Acceptance(self.target, self.spec).space(self.problem, space)
 
@@ -242,7 +241,7 @@ class Scenario:
         return fault.file != self.file or fault.field.split(".")[0] == "cluster"
 
     def _machine_assumptions(self) -> tuple[str, ...]:
-        from scenarios.assumptions import machine_assumptions
+        from scenarios.inputs.remarks import machine_assumptions
 
         offloads = self.plan is not None and bool(self.plan.offload)
         return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
@@ -405,10 +404,10 @@ class Scenario:
         """
         import tempfile
 
-        from executor.continuation import RunOptions
-        from executor.folder_lock import locked
+        from executor.launch.processes import locked
+        from executor.launch.run import UNVERIFIED_STEPS, execute
         from executor.operators.run import execute_module
-        from executor.run import UNVERIFIED_STEPS, execute
+        from executor.training.continuation import RunOptions
 
         chosen = self.chosen(plan)
         verify = steps > UNVERIFIED_STEPS if verify is None else verify
@@ -462,7 +461,7 @@ class Scenario:
         ValueError
             Where the executor cannot build the plan, or torch is missing.
         """
-        from executor.oracle_check import check
+        from executor.check.oracle_check import check
 
         return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
 
@@ -486,7 +485,7 @@ class Scenario:
         ValueError
             Where the executor cannot run the plan, or data or checkpoint do not fit.
         """
-        from executor.run import jobs_of
+        from executor.launch.run import jobs_of
 
         return jobs_of(
             self.executable_spec(),
@@ -504,7 +503,7 @@ class Scenario:
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
-        from executor.run import refuse
+        from executor.launch.run import refuse
 
         chosen = self.chosen(plan)
         self._check_processes(chosen)
@@ -517,7 +516,7 @@ class Scenario:
 
     def executable_spec(self) -> Transformer:
         """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
-        from scenarios.graph_file import GraphModel
+        from scenarios.inputs.graph_file import GraphModel
 
         if isinstance(self.spec, GraphModel):
             nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"

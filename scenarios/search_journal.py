@@ -23,13 +23,13 @@ from typing import Any
 
 import simulator
 import strategies
-from scenarios.errors import Fault, ScenarioError, shown
-from scenarios.files import write
-from simulator import strict_json
+from scenarios.files.errors import Fault, ScenarioError, shown
+from scenarios.files.results import write
 from simulator.brief import in_full
+from simulator.files import JsonError, parse_json
 from strategies.evaluation import Evaluation, Trial
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 from strategies.search.driver import SearchAlgorithm
 from strategies.search.space import Space
 
@@ -177,8 +177,8 @@ def _faults(file: str, number: int, line: bytes, head: Mapping[str, Any]) -> Ite
         yield Fault(file, number, 1, "", message)
         return
     try:
-        met = strict_json.parse(line)
-    except strict_json.JsonError:
+        met = parse_json(line)
+    except JsonError:
         met = None
     if number == 1:
         yield from _faults_of_head(file, met if line.endswith(b"\n") else None, head)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.prediction_interval import (
+from scenarios.intervals import (
     Interval,
     category,
     describe_peak_runs,
@@ -17,9 +17,10 @@ from simulator.brief import brief
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program
 from simulator.reliability.goodput import Goodput
-from simulator.timeline import LinkUse, Span, Timeline
-from strategies.plan import Plan
-from strategies.problem import Problem
+from simulator.spans import Span
+from simulator.timeline import LinkUse, Timeline
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
@@ -51,7 +52,7 @@ class StageMemory:
 class Simulation:
     """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
 
-    Intervals hold 90 % of the measured runs that they are fitted to (`scenarios.prediction_interval`). ``fits`` says
+    Intervals hold 90 % of the measured runs that they are fitted to (`scenarios.intervals`). ``fits`` says
     whether every host has room, and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the
     probability that one has not. ``peak_reserved`` is what the allocator takes for the tensors of the peak,
     ``peak_device`` that with what the framework takes before the first tensor, ``memory_capacity`` what the framework

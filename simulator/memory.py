@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.brief import brief
-from simulator.deferred import Deferred
-from simulator.piece_times import piece_times
-from simulator.program import Category, Change, IntArray, MemoryChange, Program
-from simulator.ragged import expand
+from simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand
+from simulator.spans import piece_times
 from simulator.units import TICKS_PER_SECOND
 
 CATEGORIES = tuple(Category)

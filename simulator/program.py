@@ -5,19 +5,26 @@ simulated. Tasks that name several streams are a rendezvous: they start when all
 those streams reach them, and hold all of them.
 
 A program is columns, not objects: what tasks do is said once in `Work`, what they move
-once in a `Flow`, and each task points at both. `Task` and `program_of` are for programs
+once in a `Flow`, and each task points at both. Rows of different lengths are one column of
+where each starts and one of all their values. `Task` and `program_of` are for programs
 written by hand.
+
+Two things make programs quickly: sequences that are made when they are first asked for, and the
+cyclic garbage collector kept out of work that makes many objects and no cycles.
 """
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief, in_brief
+from simulator.brief import brief, in_brief, items
 
 IntArray = NDArray[np.int64]
 
@@ -369,3 +376,68 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=start[1:])
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
+
+
+def expand(start: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
+    """Return for the rows ``chosen`` the place in ``chosen`` and the index of each of their values.
+
+    >>> [column.tolist() for column in expand(np.array([0, 2, 2, 3]), np.array([2, 0]))]
+    [[0, 1, 1], [2, 0, 1]]
+    """
+    first = start[chosen]
+    length = start[chosen + 1] - first
+    place = np.repeat(np.arange(len(chosen)), length)
+    return place, np.arange(len(place)) + np.repeat(first - np.cumsum(length) + length, length)
+
+
+T = TypeVar("T")
+
+
+class Deferred(Sequence[T], Generic[T]):
+    """The values that ``make`` returns, when they are first asked for; equal to any sequence of the same.
+
+    >>> from functools import partial
+    >>> Deferred(partial(range, 3)) == (0, 1, 2)
+    True
+    """
+
+    def __init__(self, make: Callable[[], Iterable[T]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _values(self) -> tuple[T, ...]:
+        return tuple(self._make())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self._values[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._values == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return items(self)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the cyclic garbage collector out: it walks all objects again and again, and finds nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,18 +1,20 @@
-"""What happened in a step, simulated or measured: spans on streams, memory over time, bytes on links."""
+"""What happened in a step, simulated or measured: spans on streams, memory over time, bytes on links.
+
+A `Window` is the part of a run that stands for one step.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.brief import brief
-from simulator.deferred import Deferred
 from simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
 from simulator.memory import cut as cut_memory
-from simulator.program import HostClass, IntArray, Program, RankClass, TaskKind
+from simulator.program import Deferred, HostClass, IntArray, Program, RankClass, TaskKind
 from simulator.spans import (
     STREAM_KINDS,
     TASK_KINDS,
@@ -24,13 +26,36 @@ from simulator.spans import (
     cut,
     program_columns,
 )
-from simulator.units import to_seconds
-from simulator.window import Window
+from simulator.units import TICKS_PER_SECOND, to_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LinkUse", "Span", "Timeline", "simulated"]
+
+class Window(NamedTuple):
+    """The ticks from ``begin`` to ``end``, in which ``steps`` whole steps go by.
+
+    Parameters
+    ----------
+    repeats
+        Whether the run repeats itself from then on, so that all later steps take just as long; else ``steps`` are
+        so many that their mean is near that of all.
+    """
+
+    begin: int
+    end: int
+    steps: int = 1
+    repeats: bool = True
+
+    @property
+    def ticks(self) -> int:
+        """Whole ticks of one step, the mean of ``steps``."""
+        return (self.end - self.begin) // self.steps
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of one step, the mean of ``steps``."""
+        return (self.end - self.begin) / self.steps / TICKS_PER_SECOND
 
 
 _SOMETIMES = (TaskKind.EXPERT_COMMUNICATION, TaskKind.CONTEXT_COMMUNICATION)

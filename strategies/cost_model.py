@@ -11,17 +11,16 @@ from typing import Protocol
 
 from simulator.engine import simulate, step_time
 from simulator.units import to_seconds
-from strategies.bound import Bounds
-from strategies.evaluation import Evaluation
-from strategies.group import Group
-from strategies.group_bounds import FloatArray, GroupBounds
-from strategies.layout import Layout
+from strategies.bounds.group_bounds import FloatArray, GroupBounds
+from strategies.bounds.memory import Needs
+from strategies.bounds.path_times import path_times
+from strategies.bounds.step_time import Bounds
+from strategies.evaluation import Evaluation, Resource, spent
 from strategies.lowering import StageCosts, lower
-from strategies.needs import Needs
-from strategies.path_times import path_times
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.resources import Resource, spent
+from strategies.plan.group import Group
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 
 class CostModel(Protocol):

@@ -1,9 +1,13 @@
-"""Evaluations and trials: what the search learns about a plan."""
+"""Evaluations and trials: what the search learns about a plan, and what a step spends its time on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from simulator.brief import brief
-from strategies.plan import Plan
+from simulator.program import TaskKind
+from simulator.timeline import Timeline
+from strategies.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,30 @@ class Trial:
     elapsed: float
 
     __repr__ = brief()
+
+
+class Resource(StrEnum):
+    """What may hold a plan up."""
+
+    COMPUTE = "compute"
+    RECOMPUTE = "recompute"
+    BUBBLE = "bubble"
+    TENSOR = "tensor communication"
+    DATA = "data communication"
+
+
+def spent(timeline: Timeline) -> dict[Resource, float]:
+    """Return the seconds of a step that every resource takes, averaged over rank classes and communication exposed."""
+    exposed, classes = timeline.exposed_communication(), range(len(timeline.rank_classes))
+    computing = [kind for kind in TaskKind if kind.computes and kind is not TaskKind.RECOMPUTE]
+
+    def busy(kinds: Sequence[TaskKind]) -> float:
+        return sum(timeline.busy(each, kinds) for each in classes) / (len(classes) * timeline.steps)
+
+    return {
+        Resource.COMPUTE: busy(computing),
+        Resource.RECOMPUTE: busy([TaskKind.RECOMPUTE]),
+        Resource.BUBBLE: timeline.bubble * timeline.step_time,
+        Resource.TENSOR: exposed[TaskKind.TENSOR_COMMUNICATION],
+        Resource.DATA: exposed[TaskKind.DATA_COMMUNICATION],
+    }

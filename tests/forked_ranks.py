@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-PRELOADED = ("executor.measure", "executor.operators.trainer", "executor.process_group")
+PRELOADED = ("executor.training.measure", "executor.operators.trainer", "executor.launch.process_group")
 _LIMIT = 2**20
 """Bytes of a request."""
 

@@ -17,9 +17,9 @@ import pytest
 import typer
 import yaml
 
-from scenarios.command_line import application, run
-from scenarios.library import root
-from scenarios.reference import pages as reference_pages
+from scenarios.commands.main import application, run
+from scenarios.files.library import root
+from scenarios.studies.reference import pages as reference_pages
 
 from .pages import LANGUAGES, PAGES, ROOT, SHELL, Block, anchors, blocks, links, marks
 
@@ -230,7 +230,7 @@ def test_the_index_names_every_page() -> None:
 
 def test_the_reference_is_what_the_docstrings_say() -> None:
     kept = {path.name: path.read_text("utf-8") for path in GENERATED.glob("*.md")}
-    assert kept == reference_pages(), "run `python -m scenarios.reference docs/reference`"
+    assert kept == reference_pages(), "run `python -m scenarios.studies.reference docs/reference`"
 
 
 def test_an_output_is_found_by_its_lines_in_order() -> None:

@@ -62,13 +62,13 @@ def test_only_the_executor_and_the_policy_import_torch(path: Path) -> None:
     # and modules of users, as those of scenarios/operators, which no package imports; a policy only where it runs
     names = imported(path, top_level_only=path.name == "reinforcement.py") if path.name != "policy.py" else set()
     assert "torch" not in {name.split(".")[0] for name in names}
-    assert "strategies.search.policy" not in imported(path, top_level_only=True)
+    assert "strategies.search.algorithms.policy" not in imported(path, top_level_only=True)
 
 
 def test_the_core_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import scenarios, simulator.engine, strategies.lowering, strategies.cost_model, strategies.search\n"
-        "import reports.timeline, reports.traces.chrome\n"
+        "import reports.pictures.timeline, reports.traces.chrome\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,25 +1,34 @@
-"""Collectives on one rank's part of a tensor, along one axis of a mesh."""
+"""Collectives on one rank's part of a tensor, along one axis of a mesh, and operators on such parts.
 
-from collections.abc import Callable, Iterator
+Values and their gradients move between layouts by autograd functions.
+
+ATen operators on the parts that a rank has, where that is not the same call.
+
+Most operators do on parts what they do on wholes. Here are those that must know which part they have: a table of
+which a rank has some rows, a bias that must be added once, a mean over more than a rank has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import Node
 
-from executor.private_torch import all_gather, reduce_scatter
-from simulator.collective_kinds import Collective
-from strategies.sharding import Redistribution, ShardingSpec, after, redistribute
+from executor.recording.private_torch import all_gather, reduce_scatter
+from simulator.collective import Collective
+from strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
 
 Dims = tuple[str, ...]
 """The named dims of a tensor, one for each of its torch dims."""
 
 
 class Ran(NamedTuple):
-    """A collective that ran: ``size`` as `simulator.collective` counts it, in bytes; ns of the host's clock."""
+    """A collective that ran: ``size`` as `simulator.collectives.choose` counts it, in bytes; ns of the host's clock."""
 
     collective: Collective
     axis: str
@@ -126,3 +135,135 @@ class Ranks:
         yield
         size = largest.numel() * largest.element_size()
         self.ran.append(Ran(collective, axis, size, start, self.now()))
+
+
+class Move(torch.autograd.Function):
+    """A value to the layout in which it is read; its gradient back to the layout of the value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, ranks: Ranks, dims: Dims, have: ShardingSpec, wanted: ShardingSpec, back: ShardingSpec
+    ) -> Tensor:
+        """Return the part of a rank in the layout ``wanted``.
+
+        Parameters
+        ----------
+        have
+            The layout of ``local``.
+        back
+            The layout in which the gradient comes back. It is given on as the value is, ``have`` with nothing left
+            to sum.
+        """
+        ctx.ranks, ctx.dims, ctx.have, ctx.back = ranks, dims, have, back
+        result = ranks.redistribute(local, dims, have, wanted)
+        return result.view_as(result) if result is local else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the gradient of the value as it was."""
+        return ctx.ranks.redistribute(gradients[0], ctx.dims, ctx.back, ctx.have.complete), None, None, None, None, None
+
+
+class Once(torch.autograd.Function):
+    """A bias of results that ranks sum, on one of them; its gradient is that of a bias of the sum, on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, counts: bool) -> Tensor:
+        """Return the bias, or zeros."""
+        return bias.view_as(bias) if counts else torch.zeros_like(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Return the gradient."""
+        return gradients[0], None
+
+
+aten = torch.ops.aten
+
+
+class Part(NamedTuple):
+    """What a rank has of an operator.
+
+    Parameters
+    ----------
+    summed
+        Axes over which its result is partial.
+    rows
+        Axes that cut the first dim of its first argument.
+    """
+
+    ranks: Ranks
+    summed: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+def run_on_part(node: Node, part: Part, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Return what the operator of a node makes of a rank's part."""
+    special = _SPECIAL.get(node.target) if part.summed else None
+    if special is not None:
+        return special(part, *arguments, **options)
+    return node.target(*arguments, **options)  # type: ignore[operator]
+
+
+def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the options of an operator that was captured on another device."""
+    return {name: device if name == "device" else value for name, value in options.items()}
+
+
+def _embedding(
+    part: Part, table: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+) -> Tensor:
+    """Return the rows that a rank has, and zeros for those that others have."""
+    start = part.ranks.part(part.rows) * table.shape[0]
+    own = indices - start
+    held = (own >= 0) & (own < table.shape[0])
+    padding = padding - start if start <= padding < start + table.shape[0] else -1
+    found = aten.embedding.default(table, own.where(held, 0), padding, by_frequency, sparse)
+    rows: Tensor = found.where(held[..., None], 0)
+    return rows
+
+
+def _once(part: Part, bias: Tensor | None) -> Tensor | None:
+    """Return a bias that counts on the first of the ranks whose results are summed."""
+    if bias is None:
+        return None
+    once: Tensor = Once.apply(bias, part.ranks.part(part.summed) == 0)  # type: ignore[no-untyped-call]
+    return once
+
+
+def _linear(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return aten.linear.default(inputs, weight, _once(part, bias))  # type: ignore[no-any-return]
+
+
+def _addmm(part: Part, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return aten.addmm.default(_once(part, bias), first, second)  # type: ignore[no-any-return]
+
+
+def _convolution(kind: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a convolution whose bias, its third argument, counts once."""
+
+    def run(part: Part, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
+        return kind(inputs, weight, _once(part, bias), *rest)
+
+    return run
+
+
+_CONVOLUTIONS = (
+    *(aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+)
+
+
+def _mean(part: Part, *arguments: Any, **options: Any) -> Tensor:
+    kind = aten.mean.default if len(arguments) == 1 else aten.mean.dim
+    return kind(*arguments, **options) / part.ranks.ways(part.summed)  # type: ignore[no-any-return]
+
+
+_SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
+    aten.embedding.default: _embedding,
+    aten.linear.default: _linear,
+    aten.addmm.default: _addmm,
+    **{kind: _convolution(kind) for kind in _CONVOLUTIONS},
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+}

@@ -1,13 +1,21 @@
-"""What the workers of a captured module are told: one JSON document in the job folder."""
+"""What the workers of a captured module are told: one JSON document in the job folder.
+
+The first step of every run is in fp64, on the ranks, beside the module itself on the whole batch in one process.
+"""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from executor.check.verification import Verification, distance
 from executor.device import CPU
+from executor.launch.launcher import clear
+from executor.launch.run import losses
 from simulator.brief import brief
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 JOB_VERSION = 1
 
@@ -21,7 +29,7 @@ class OperatorJob:
     module
         ``FILE.py:FACTORY``.
     optimizer
-        A name of `executor.optimizer.OPTIMIZERS`.
+        A name of `executor.training.optimizer.OPTIMIZERS`.
     double
         Whether parameters and inputs are turned to fp64, to compare with one process.
     dump
@@ -70,3 +78,32 @@ class OperatorJob:
 def collectives_file(folder: Path, rank: int) -> Path:
     """Return where ``rank`` writes the collectives of its last step as JSON."""
     return folder / f"rank-{rank}.collectives.json"
+
+
+_EXPECTED, _DONE = "expected.npz", "done"
+_LOSSES, _TOLERANCE = "losses", "tolerance"
+
+
+def expect(folder: Path, expected_losses: tuple[float, ...], arrays: dict[str, Any], tolerance: float) -> None:
+    """Write what one process computes into the folder of a verification, of which nothing older stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clear(folder)
+    (folder / _DONE).unlink(missing_ok=True)
+    stored: dict[str, Any] = {_LOSSES: np.array(expected_losses), _TOLERANCE: np.array(tolerance)} | arrays
+    np.savez(folder / _EXPECTED, **stored)
+
+
+def verdict(job: OperatorJob, folder: Path) -> Verification:
+    """Return how far what the ranks of a dumped job left is from what was expected; ``is_done`` says so then."""
+    with np.load(folder / _EXPECTED, allow_pickle=False) as stored:
+        expected = {name: stored[name] for name in stored.files}
+    wanted, tolerance = expected.pop(_LOSSES), expected.pop(_TOLERANCE)
+    met = losses(job.plan, job.steps, folder)
+    found = distance(job.plan.mesh.num_ranks, folder, met, tuple(wanted.tolist()), expected, float(tolerance))
+    (folder / _DONE).touch()
+    return found
+
+
+def is_done(folder: Path) -> bool:
+    """Return whether all ranks came to the end of a verification."""
+    return (folder / _DONE).exists()

@@ -8,21 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from executor.check.verification import Verification, require_equal
 from executor.device import CPU, require_device
-from executor.launcher import ExecutionError, launch, require_torch
-from executor.measured_timeline import read_timeline
-from executor.metrics_log import Progress
-from executor.operators.job import OperatorJob
-from executor.operators.verification import expect, is_done, verdict
-from executor.rank_error import read_errors
-from executor.run import VERIFIED_STEPS, VERIFY, WARM_UP, Run, held, losses, progress_of, step_times
+from executor.launch.launcher import ExecutionError, launch, require_torch
+from executor.launch.run import VERIFIED_STEPS, VERIFY, WARM_UP, Progress, Run, held, losses, progress_of, step_times
+from executor.operators.job import OperatorJob, expect, is_done, verdict
+from executor.recording.rank_files import read_errors
+from executor.recording.timeline import read_timeline
 from executor.supported import OPTIMIZERS
-from executor.verification import Verification, require_equal
 from simulator.operator_graph import OperatorGraph
-from strategies.plan import Plan
-from strategies.recomputation import Recompute
-from strategies.schedule import ActionKind
-from strategies.training import Training
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
+from strategies.plan.recomputation import Recompute
+from strategies.schedules.schedule import ActionKind
 
 WORKER = "executor.operators.worker"
 
@@ -51,7 +49,7 @@ def execute_module(
         That of which ``plan`` is.
     verify
         How many steps first run in fp64 on the ranks and, on the whole batch, in one process: all of
-        `executor.run.VERIFIED_STEPS`, or one, which no run goes without.
+        `executor.launch.run.VERIFIED_STEPS`, or one, which no run goes without.
     training
         Precision, optimizer and clipping, which must be those that the back end has.
     device
@@ -110,7 +108,7 @@ def run_verified(
         Where the check differs: nor was it then.
     """
     from executor.capture.captured import CaptureError
-    from executor.operators.reference import train
+    from executor.operators.trainer import train
 
     checked = folder / VERIFY
     with redirect_stdout(sys.stderr):  # forward may print
@@ -146,9 +144,8 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
 
     if reasons := (*unsupported(job.plan), *unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    from executor.capture.capture import capture
+    from executor.capture.capture import capture, naming
     from executor.capture.captured import CaptureError
-    from executor.capture.factory import naming
     from executor.capture.program import export
     from executor.capture.source_lines import line_of_forward, line_of_node
     from executor.operators.layouts import Layouts

@@ -1,4 +1,8 @@
-"""One rank's share of a captured module under a plan, stepped."""
+"""One rank's share of a captured module under a plan, stepped.
+
+The passes of a step run in the order of its schedule, and stages send each other what crosses their boundaries. The
+same training run by one process is of the module itself, on the whole batch at once.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,24 +16,133 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from executor.accelerator import Accelerator
-from executor.capture.capture import capture, num_samples
-from executor.capture.factory import made, naming
-from executor.heartbeat import Heartbeat
+from executor.capture.capture import capture, made, naming, num_samples
 from executor.job import metrics_file, result_file, tensors_file
-from executor.measure import described, nbytes, timed
 from executor.operators.collectives import Ran, Ranks
-from executor.operators.job import OperatorJob, collectives_file
-from executor.operators.network import OperatorNetwork
-from executor.operators.pipeline import Pipeline
-from executor.operators.verification import verdict
-from executor.optimizer import kind_of
-from executor.profiled import profiled
-from executor.recorder import Record, Recorder
-from executor.trace import Row, TraceEvent, without
+from executor.operators.job import OperatorJob, collectives_file, verdict
+from executor.operators.network import OperatorNetwork, Pass
+from executor.recording.accelerator import Accelerator
+from executor.recording.profiled import profiled
+from executor.recording.rank_files import Heartbeat
+from executor.recording.recorder import Record, Recorder
+from executor.recording.trace import Row, TraceEvent, without
+from executor.training.measure import described, nbytes, timed
+from executor.training.optimizer import kind_of
 from simulator.program import Category, StreamKind, TaskKind
-from strategies.mesh import COMMUNICATION, DATA
-from strategies.plan import Plan
+from strategies.plan.mesh import COMMUNICATION, DATA, PIPELINE
+from strategies.plan.plan import Plan
+from strategies.schedules.schedule import ActionKind
+
+
+class Pipeline:
+    """Runs the schedule of a plan on one rank.
+
+    Parameters
+    ----------
+    network
+        The stages of this rank.
+    recorder
+        Notes every pass, and tells the launcher of it.
+    """
+
+    def __init__(self, network: OperatorNetwork, plan: Plan, recorder: Recorder) -> None:
+        self.network, self.plan, self.recorder = network, plan, recorder
+        self.actions = plan.schedule.orders[network.ranks.coordinate.get(PIPELINE, 0)]
+        self.final = len(plan.stages) - 1
+        self.groups = self._boundaries()
+        self._sends: list[tuple[dist.Work | None, Tensor]] = []
+        self.transfers: list[Row] = []
+        self._handed: dict[tuple[int, int, int], list[Tensor]] = {}
+
+    def _boundaries(self) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """Return a group for the messages of each stage to the next or the one before, of this rank's line of ranks.
+
+        NCCL runs what two ranks send each other in a group in one order, which theirs is not.
+        """
+        if self.plan.pipeline == 1:
+            return {}
+        lines = self.plan.mesh.rows(PIPELINE).tolist()
+        ends = [(a, b) for a in range(self.final + 1) for b in (a - 1, a + 1) if 0 <= b <= self.final]
+        apart = [(a, b) for a, b in ends if self.plan.positions[a] != self.plan.positions[b]]
+        groups = {}
+        for boundary in apart:
+            groups[boundary], _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
+        return groups
+
+    def step(self, microbatches: Sequence[tuple[Tensor, ...]]) -> float | None:
+        """Run all passes of a step and return the mean loss; ``None`` where this rank has not the last stage.
+
+        ``microbatches`` has the inputs of every microbatch, whole.
+        """
+        passes: dict[tuple[int, int], tuple[Pass, Tensor | None]] = {}
+        total: float | None = None
+        for action in self.actions:
+            stage, microbatch = action.stage, action.microbatch
+            if action.kind is ActionKind.FORWARD:
+                begun = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
+                received = self._receive(stage - 1, stage, microbatch, begun.empty_received())
+                with self.recorder.span(TaskKind.FORWARD, stage, microbatch):
+                    sent = begun.forward(received)
+                    loss = begun.loss() / len(microbatches) if stage == self.final else None
+                self._send(stage, stage + 1, microbatch, sent)
+                passes[stage, microbatch] = begun, loss
+                total = total if loss is None else (total or 0.0) + float(loss.detach())
+            else:
+                ended, loss = passes.pop((stage, microbatch))
+                received = self._receive(stage + 1, stage, microbatch, ended.empty_gradients())
+                with self.recorder.span(TaskKind.BACKWARD, stage, microbatch):
+                    gradients = ended.backward(received, loss)
+                self._send(stage, stage - 1, microbatch, gradients)
+        for work, _ in self._sends:
+            if work is not None:
+                work.wait()
+        self._sends.clear()
+        return total
+
+    def _send(self, stage: int, to: int, microbatch: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors to another stage; one on the same rank gets them as they are."""
+        if tensors and self.plan.positions[stage] == self.plan.positions[to]:
+            self._handed[stage, to, microbatch] = list(tensors)
+            return
+        start, group = self.recorder.now(), self.groups.get((stage, to))
+        for tensor, tag in zip(tensors, self._tags(stage, to, microbatch), strict=False):
+            whole = tensor.contiguous()
+            self._sends.append((dist.isend(whole, self._rank(to), group=group, tag=tag), whole))
+        if tensors:
+            stream = StreamKind.SEND_FORWARD if to > stage else StreamKind.SEND_BACKWARD
+            self._note(stream, stage, microbatch, tensors, start)
+
+    def _receive(self, source: int, stage: int, microbatch: int, empty: Sequence[Tensor]) -> list[Tensor]:
+        """Return what another stage sends, received into ``empty`` tensors."""
+        if empty and self.plan.positions[source] == self.plan.positions[stage]:
+            return self._handed.pop((source, stage, microbatch))
+        start, group = self.recorder.now(), self.groups.get((source, stage))
+        for tensor, tag in zip(empty, self._tags(source, stage, microbatch), strict=False):
+            dist.recv(tensor, self._rank(source), group=group, tag=tag)
+        if empty:
+            stream = StreamKind.RECEIVE_FORWARD if source < stage else StreamKind.RECEIVE_BACKWARD
+            self._note(stream, source, microbatch, empty, start)
+        return list(empty)
+
+    def _note(self, stream: StreamKind, sender: int, microbatch: int, tensors: Sequence[Tensor], start: int) -> None:
+        forward = stream in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
+        kind, name = TaskKind.PIPELINE_COMMUNICATION, "send activations" if forward else "send gradients"
+        size = sum(tensor.nbytes for tensor in tensors)
+        self.transfers.append(Row(stream, kind, sender, microbatch, name, start, self.recorder.now(), size))
+
+    def _rank(self, stage: int) -> int:
+        """Return the rank that runs another stage at the same place of the other axes."""
+        return dist.get_global_rank(self.network.ranks.mesh.get_group(PIPELINE), self.plan.positions[stage])
+
+    def _tags(self, source: int, to: int, microbatch: int) -> Iterator[int]:
+        """Yield tags that no other message between two ranks has."""
+        stages, direction = len(self.plan.stages), int(to > source)
+        first = ((microbatch * stages + source) * 2 + direction) * _MOST
+        return iter(range(first, first + _MOST))
+
+
+_MOST = 1 << 10
+"""Tensors that cross a boundary at most."""
 
 
 @dataclass(frozen=True)
@@ -186,3 +299,29 @@ def device_mesh(plan: Plan, kind: str) -> dist.device_mesh.DeviceMesh:
     """Return the mesh of a plan without axes of one rank, of processes that have joined."""
     axes = [axis for axis in plan.mesh.axes if axis.size > 1] or list(plan.mesh.axes[:1])
     return init_device_mesh(kind, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
+
+
+def train(job: OperatorJob) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the losses, and the last gradients, the parameters and the buffers that changed by name as arrays.
+
+    Nothing of the plan is used: no microbatch, no captured program.
+    """
+    made = make(job)
+    kind, options = kind_of(job.optimizer)
+    module = made.module.train()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    optimizer = kind(module.parameters(), **options)
+    losses = []
+    for _ in range(job.steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = module(*(tensor.clone() for tensor in made.inputs)).reshape(())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    arrays: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        arrays[f"parameter {name}"] = parameter.detach().numpy()
+        arrays[f"gradient {name}"] = (parameter.grad if parameter.grad is not None else parameter * 0).detach().numpy()
+    changed = {name: each for name, each in module.named_buffers() if not torch.equal(each, before[name])}
+    arrays |= {f"buffer {name}": each.numpy() for name, each in changed.items()}
+    return tuple(losses), arrays

@@ -15,8 +15,8 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from executor.capture.captured import CaptureError
-from executor.capture.mixing import mixing_node, summing_node
 from executor.capture.program import Program
+from executor.capture.reading import mixing_node, summing_node
 from executor.capture.source_lines import (
     line_of_assignment,
     line_of_caller,
@@ -24,7 +24,7 @@ from executor.capture.source_lines import (
     line_of_forward,
     line_of_node,
 )
-from executor.verification import SINGLE, TOLERANCE, gradient_scale
+from executor.check.verification import SINGLE, TOLERANCE, gradient_scale
 
 Inputs = tuple[Tensor, ...]
 _WRITTEN = "the same written with torch's own operators, as x + (y - x).detach()"

@@ -7,16 +7,18 @@ import os
 import sys
 from pathlib import Path
 
-from executor.worker import leave, run_rank
+from executor.launch.worker import leave, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from executor.accelerator import accelerator_of  # after the watch has begun: torch takes seconds to import
     from executor.device import require_device
-    from executor.heartbeat import Heartbeat
+    from executor.launch.process_group import joined
     from executor.operators.job import OperatorJob
     from executor.operators.trainer import OperatorTrainer, agrees
-    from executor.process_group import joined
+    from executor.recording.accelerator import (
+        accelerator_of,  # after the watch has begun: torch takes seconds to import
+    )
+    from executor.recording.rank_files import Heartbeat
 
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")

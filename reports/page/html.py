@@ -10,10 +10,10 @@ from math import isfinite
 from string import Template
 from typing import Any
 
+from reports.document import plain
 from reports.page.columns import Columns
 from reports.page.payload import payload
 from reports.page.report import Report
-from reports.text import plain
 
 _SCRIPTS = (
     "text", "data", "state", "lanes", "paint", "path", "axis", "memory", "hover", "inspector", "charts", "tables",

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.brief import brief
-from simulator.cluster import Cluster
+from simulator.machine.cluster import Cluster
 from simulator.timeline import Timeline
 from strategies.explanation.critical_path import CriticalPath
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 Data = Mapping[str, Any]
 """What a command prints with ``--json``."""

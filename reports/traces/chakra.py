@@ -17,11 +17,11 @@ import numpy as np
 
 from reports.traces.execution import Communication, Execution, Node
 from reports.traces.protobuf import message, number, packed, tag, text, varint
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
+from simulator.files import whole_file
 from simulator.program import IntArray, StreamKind, TaskKind
 from simulator.units import TICKS_PER_SECOND
-from simulator.whole_file import whole_file
-from strategies.mesh import GROUPS
+from strategies.plan.mesh import GROUPS
 
 VERSION = "0.0.4"
 GROUPS_FILE = "comm_group.json"

@@ -8,21 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.hosts import used_hosts
-from reports.traces.processes import (
-    Process,
-    Row,
-    lane_name,
-    nanoseconds,
-    processes,
-    rows,
-    span_name,
-    spans_by_class,
-)
+from reports.lanes import used_hosts
+from reports.traces.processes import Process, Row, lane_name, nanoseconds, processes, rows, span_name, spans_by_class
+from simulator.files import whole_file
 from simulator.memory import CATEGORIES, MemoryProfile
 from simulator.program import StreamKind
-from simulator.timeline import Span, Timeline
-from simulator.whole_file import whole_file
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 _STREAMS = tuple(StreamKind)
 _THREADS = 1000  # thread numbers of one stream: more than one is used where measured spans overlap

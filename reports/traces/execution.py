@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.brief import brief
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import ENGINES
 from simulator.program import IntArray, Piece, StreamKind, TaskKind
 from strategies.lowering.lower import Sited
-from strategies.lowering.skeleton import Slot
+from strategies.lowering.tasks.skeleton import Slot
 
 _PHASED = ("collective", "reduce", "replicated", "gather", "unshard", "tied", "norm")
 """Tasks whose key ends in the number of their phase."""

@@ -1,22 +1,35 @@
-"""Traces as torch.profiler (Kineto) writes them, a file a rank: what Holistic Trace Analysis loads.
+"""Traces of torch.profiler (Kineto), a file a rank, written and read.
+
+Traces as torch.profiler (Kineto) writes them, a file a rank: what Holistic Trace Analysis loads.
 
 It asks of a file for ``distributedInfo.rank``, of an event for ``cat``, ``dur`` and, of kernels, ``args.stream`` and
 ``args.correlation``, which a launch on the host has too; kernels are communication where their name begins as NCCL's
 do, and memory where it begins with ``Memcpy`` (github.com/facebookresearch/HolisticTraceAnalysis,
 ``hta/common/trace_file.py``, ``hta/common/trace.py``, ``hta/utils/utils.py``). The simulator does not know when
 hosts launch kernels: each launch stands at the whole microsecond before its kernel.
+
+Traces of torch.profiler (Kineto), a file a rank, as a measured timeline; and both sides in words that they share.
+
+A kernel does not say of which stage, microbatch or axis it is. What can be compared is how long a rank computes, and
+how long it does nothing but one kind of communication: see `by_collective`. NCCL's kernels last from when they are
+launched on a rank, so that waiting for others is in them.
 """
 
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reports.traces.processes import Process, Row, rows, span_name, spans_by_class
-from simulator.collective_kinds import Collective
-from simulator.program import StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
-from simulator.whole_file import whole_file
+from simulator.collective import Collective
+from simulator.files import whole_file
+from simulator.program import RankClass, StreamKind, TaskKind
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 STEP = "ProfilerStep#"
 KERNEL, MEMCPY, LAUNCHES, ANNOTATION = "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation"
@@ -120,3 +133,163 @@ def _kernel(row: Row, correlation: int) -> dict[str, Any]:
         arguments["bytes"] = span.bytes
     category = MEMCPY if span.kind is TaskKind.HOST_COPY else KERNEL
     return {"cat": category, "name": name, "tid": stream, "args": arguments}
+
+
+MAX_BYTES = 2**30
+"""Bytes of a file, after it is unpacked."""
+SEND_AND_RECEIVE = "send and receive"
+"""Transfers, shifts and all-to-alls: NCCL runs all of them by one kernel."""
+_TRANSFERS = {Collective.SEND, Collective.SHIFT, Collective.ALL_TO_ALL}
+_NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+_COLLECTIVES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "SendRecv": SEND_AND_RECEIVE,
+}
+_COPIES = ("gpu_memcpy", "gpu_memset")
+_HELD = "a Kineto trace as torch.profiler exports it"
+
+
+def read_kineto(paths: Sequence[Path | str]) -> Timeline:
+    """Return one step of the ranks whose traces are in ``paths`` (.json or .json.gz), a rank class each.
+
+    Of several steps of a file (``ProfilerStep#N``) the one of median length is taken, from where it begins on the
+    host: steps repeat, so that what runs late of the one before stands for what runs late of this one.
+
+    Raises
+    ------
+    ValueError
+        Where a file is no such trace, has no step or no kernel, or two are of one rank.
+    """
+    ranks: dict[int, tuple[float, list[Span]]] = {}
+    for path in map(Path, paths):
+        document = _document(path)
+        rank = _rank(path, document)
+        if rank in ranks:
+            raise ValueError(f"{path}: distributedInfo.rank: every rank once, met {rank} again")
+        ranks[rank] = _step(path, document["traceEvents"])
+    classes = tuple(RankClass(f"rank {rank}", (), (rank,)) for rank in sorted(ranks))
+    spans = [span._replace(rank_class=index) for index, rank in enumerate(sorted(ranks)) for span in ranks[rank][1]]
+    spans.sort(key=lambda span: (span.start, span.end, span.rank_class))
+    return Timeline("measured", classes, tuple(spans), (), max(length for length, _ in ranks.values()), "nccl")
+
+
+def by_collective(timeline: Timeline) -> Timeline:
+    """Return a timeline in the words of `read_kineto`: what computes, copies, and communication by collective."""
+    spans = [_plain(span) for span in timeline.spans if span.kind is not TaskKind.LAUNCH]
+    return replace(timeline, spans=tuple(span for span in spans if span.stream is not StreamKind.HOST))
+
+
+def called(span: Span) -> tuple[str, str]:
+    """Return the kind and the operation of a span of either side."""
+    if span.kind.computes:
+        return "compute", "compute"
+    if span.kind is TaskKind.HOST_COPY:
+        return str(span.kind), "host copy"
+    return "communication", span.operators
+
+
+def among(timeline: Timeline, ranks: Iterable[int]) -> Timeline:
+    """Return a timeline of some of its ranks alone.
+
+    Raises
+    ------
+    ValueError
+        Where it has not all of them.
+    """
+    wanted = set(ranks)
+    kept = [tuple(rank for rank in members.ranks if rank in wanted) for members in timeline.rank_classes]
+    if missing := wanted - {rank for members in kept for rank in members}:
+        total = sum(len(members.ranks) for members in timeline.rank_classes)
+        raise ValueError(f"a trace is of a rank from 0 to {total - 1}, met rank {min(missing)}")
+    numbers = {old: new for new, old in enumerate(index for index, members in enumerate(kept) if members)}
+    classes = tuple(timeline.rank_classes[old]._replace(ranks=kept[old]) for old in numbers)
+    spans = tuple(s._replace(rank_class=numbers[s.rank_class]) for s in timeline.spans if s.rank_class in numbers)
+    return replace(timeline, rank_classes=classes, spans=spans, memory=(), hosts=(), host_memory=())
+
+
+def _plain(span: Span) -> Span:
+    if not span.kind.communicates:
+        return span
+    collective = collective_of(span)
+    transfer = collective in _TRANSFERS
+    name = SEND_AND_RECEIVE if transfer else "all_reduce" if collective is Collective.PUSH_PULL else collective.value
+    kind = TaskKind.PIPELINE_COMMUNICATION if transfer else TaskKind.DATA_COMMUNICATION
+    return span._replace(kind=kind, operators=name)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b" " * (MAX_BYTES + 1)
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                data = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{path}: a trace has at most {MAX_BYTES} bytes, met more")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {_HELD}, met no JSON: {str(error)[:80]}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise ValueError(f"{path}: {_HELD}, met no list traceEvents")
+    return document
+
+
+def _rank(path: Path, document: dict[str, Any]) -> int:
+    info = document.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    if type(rank) is not int or rank < 0:
+        raise ValueError(f"{path}: distributedInfo.rank: the number of a rank, met {str(rank)[:40]}")
+    return rank
+
+
+def _step(path: Path, events: list[Any]) -> tuple[float, list[Span]]:
+    """Return the length of a step in s and its kernels, of rank class 0."""
+    steps, kernels = [], []
+    for index, event in enumerate(events):
+        if not isinstance(event, dict):
+            raise ValueError(f"{path}: traceEvents[{index}]: an object, met {type(event).__name__}")
+        category, name = event.get("cat"), event.get("name")
+        if event.get("ph") != "X" or not isinstance(name, str):
+            continue
+        if category == "user_annotation" and name.startswith(STEP):
+            steps.append(_times(path, index, event))
+        elif category == "kernel" or category in _COPIES:
+            kernels.append((*_times(path, index, event), *_kind(name, str(category))))
+    if not steps or not kernels:
+        raise ValueError(f"{path}: {_HELD} of GPUs: {STEP}N and kernels, met {len(steps)} and {len(kernels)}")
+    begin, end = sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
+    spans = []
+    for start, stop, stream, kind, operators in kernels:
+        if (start < end and stop > begin) or begin <= start == stop < end:
+            where = max(start - begin, 0.0), min(stop, end) - begin
+            spans.append(Span(0, stream, kind, -1, -1, operators, *where))
+    return end - begin, spans
+
+
+def _times(path: Path, index: int, event: dict[str, Any]) -> tuple[float, float]:
+    """Return start and end in s; Kineto counts microseconds."""
+    found = []
+    for name in ("ts", "dur"):
+        value = event.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+            raise ValueError(f"{path}: traceEvents[{index}].{name}: microseconds from 0 on, met {str(value)[:40]}")
+        found.append(float(value))
+    return found[0] / 1e6, (found[0] + found[1]) / 1e6
+
+
+def _kind(name: str, category: str) -> tuple[StreamKind, TaskKind, str]:
+    if category in _COPIES and not ("DtoD" in name or category == "gpu_memset"):
+        return StreamKind.TO_HOST if "DtoH" in name else StreamKind.FROM_HOST, TaskKind.HOST_COPY, "copy"
+    match = _NCCL.match(name)
+    if match is None:
+        return StreamKind.COMPUTE, TaskKind.FORWARD, name
+    collective = _COLLECTIVES.get(match[1], match[1])
+    if collective == SEND_AND_RECEIVE:
+        return StreamKind.SEND_FORWARD, TaskKind.PIPELINE_COMMUNICATION, collective
+    return StreamKind.DATA, TaskKind.DATA_COMMUNICATION, collective

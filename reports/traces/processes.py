@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from reports.lanes import labels
 from simulator.program import StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 CLASSES, ALL = "classes", "all"
 _RANKS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")

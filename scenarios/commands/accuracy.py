@@ -17,9 +17,8 @@ def accuracy(
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
-    from scenarios.accuracy import predict_all, runs_at, to_csv
-    from scenarios.accuracy_summary import summary
-    from scenarios.files import check_output, folder, write
+    from scenarios.files.results import check_output, folder, write
+    from scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
 
     check_output(out, (".csv",))
     check_output(picture, (".png", ".svg"))
@@ -31,12 +30,12 @@ def accuracy(
     if out is not None:
         write(out, to_csv(predictions))
     if picture is not None:
-        from reports.accuracy import draw_accuracy
-        from scenarios.accuracy_pictures import points
+        from reports.pictures.accuracy import draw_accuracy
+        from scenarios.studies.accuracy_page import points
 
         draw_accuracy(points(predictions), Path(picture))
     if place is not None:
-        from scenarios.accuracy_pictures import draw_pictures
+        from scenarios.studies.accuracy_page import draw_pictures
 
         if not draw_pictures(predictions, place):
             note("no run has a predicted and a measured step time: no pictures")

@@ -8,7 +8,7 @@ from scenarios.commands.options import Json
 from scenarios.console import Ticker, emit, table
 
 if TYPE_CHECKING:
-    from scenarios.figure import Figure
+    from scenarios.studies.figure import Figure
 
 
 def benchmark(
@@ -18,7 +18,7 @@ def benchmark(
     """Measure the program's own speed on this machine, in CPU time of one core."""
     from dataclasses import asdict
 
-    from scenarios.benchmark import benchmark
+    from scenarios.studies.benchmark import benchmark
 
     figures: list[Figure] = []
     ticker = Ticker()

@@ -42,7 +42,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
-    from scenarios.link_calibration import has_collectives
+    from scenarios.calibration import has_collectives
 
     if rows is None:
         _refuse(
@@ -68,8 +68,8 @@ def _refuse(why: str, **given: Any) -> None:
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
-    from executor.device_calibration import chosen_device, chosen_ranks
-    from scenarios.files import check_output
+    from executor.calibration.device_calibration import chosen_device, chosen_ranks
+    from scenarios.files.results import check_output
 
     check_output(out, (".yaml", ".yml"))
     kind = chosen_device(device)
@@ -81,7 +81,7 @@ def _measure(out: str | None, device: str | None, processes: int | None, seconds
 
 
 def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from executor.calibrate import calibrate as measure
+    from executor.calibration.calibrate import calibrate as measure
 
     ticker = Ticker()
     cluster = measure(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
@@ -90,8 +90,8 @@ def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -
 
 
 def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from executor.device_calibration import kept, measure
-    from scenarios.files import check_output
+    from executor.calibration.device_calibration import kept, measure
+    from scenarios.files.results import check_output
 
     rows = Path(out).with_suffix(".jsonl") if out is not None else Path("calibration.jsonl")
     check_output(rows)
@@ -107,7 +107,7 @@ def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) ->
 
 
 def _are_measured(path: str) -> bool:
-    from executor.device_cluster import is_measured
+    from executor.calibration.device_cluster import is_measured
 
     try:
         with open(path, "rb") as file:
@@ -117,9 +117,9 @@ def _are_measured(path: str) -> bool:
 
 
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
-    from executor.device_cluster import cluster_of
-    from scenarios.files import check_output
-    from scenarios.kernel_calibration import read_kernels
+    from executor.calibration.device_cluster import cluster_of
+    from scenarios.calibration import read_kernels
+    from scenarios.files.results import check_output
 
     check_output(out, (".yaml", ".yml"))
     read_kernels(rows)  # says of a line that is no row which one it is
@@ -128,8 +128,8 @@ def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
 
 
 def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
-    from scenarios.cluster_file import cluster_document, write_cluster
-    from scenarios.yaml_text import dump
+    from scenarios.files.reader import dump
+    from scenarios.inputs.cluster_file import cluster_document, write_cluster
 
     if out is not None:
         write_cluster(cluster, out, comment)
@@ -143,8 +143,8 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from scenarios.files import check_output, write
-    from scenarios.kernel_calibration import fit_accelerators, read_kernels, to_json, to_markdown
+    from scenarios.calibration import fit_accelerators, read_kernels, to_json, to_markdown
+    from scenarios.files.results import check_output, write
     from simulator.units import format_count
 
     check_output(out, (".json",))
@@ -166,10 +166,10 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
 
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from scenarios.files import check_output, write
-    from scenarios.link_calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
+    from scenarios.calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
+    from scenarios.files.results import check_output, write
     from simulator.calibration.collective_report import report as page
-    from simulator.calibration.collectives import dump
+    from simulator.calibration.link_fits import dump
     from simulator.units import format_count
 
     check_output(out, (".json",))
@@ -188,7 +188,7 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
 
 
 def _print(found: Any) -> None:
-    from scenarios.kernel_calibration import KERNEL_HEAD, kernel_lines
+    from scenarios.calibration import KERNEL_HEAD, kernel_lines
 
     for each in found:
         print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")

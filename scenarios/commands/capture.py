@@ -17,9 +17,9 @@ def capture(
 ) -> None:
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
     from executor.capture.capture import capture as captured
-    from executor.capture.factory import made, naming
-    from scenarios.files import check_output, write
-    from scenarios.graph_file import dump_graph, graph_document
+    from executor.capture.capture import made, naming
+    from scenarios.files.results import check_output, write
+    from scenarios.inputs.graph_file import dump_graph, graph_document
 
     check_output(out, (".json",))
     module, inputs = made(factory)

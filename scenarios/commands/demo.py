@@ -45,12 +45,12 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
-    from executor.calibrate import calibrate
-    from scenarios.cluster_file import write_cluster
+    from executor.calibration.calibrate import calibrate
     from scenarios.commands.execute import follow, to_json, write_run
     from scenarios.commands.page import write_page
     from scenarios.commands.search import to_json as search_to_json
-    from scenarios.files import folder, write
+    from scenarios.files.results import folder, write
+    from scenarios.inputs.cluster_file import write_cluster
     from scenarios.loader import load
 
     target = folder(directory)
@@ -92,9 +92,9 @@ def demo(
 
 
 def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
-    from reports.memory import draw_memory
-    from reports.search import draw_search
-    from reports.timeline import draw_timeline
+    from reports.pictures.memory import draw_memory
+    from reports.pictures.search import draw_search
+    from reports.pictures.timeline import draw_timeline
 
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
@@ -121,7 +121,7 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
 
 def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
     from reports.document import Section, to_markdown
-    from scenarios.files import write
+    from scenarios.files.results import write
 
     search = (
         f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "

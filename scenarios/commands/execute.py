@@ -1,4 +1,7 @@
-"""``meshwise execute`` and ``doctor``: this machine."""
+"""``meshwise execute`` and ``doctor``: this machine.
+
+With ``--top K``: search, run the best plans, and learn the machine from them.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from executor.launch.processes import INTERRUPTED
 from scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
 from scenarios.commands.page import PageFile, check_page, write_page
 from scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
@@ -106,10 +110,9 @@ def execute(
     """
     from executor.device import CPU, require_device
     from scenarios.commands import hosts
-    from scenarios.commands.execute_top import execute_top
-    from scenarios.files import folder
-    from scenarios.interchange.acceptance import EXECUTE
-    from scenarios.nearest import reason
+    from scenarios.files.results import folder
+    from scenarios.fitting import reason
+    from scenarios.interchange.targets import EXECUTE
 
     _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
     check_page(report)
@@ -184,8 +187,8 @@ def _options(
     resume: bool,
 ) -> Any:
     """Return the options of a run; a learning rate of which nothing was said is left to the checkpoint."""
-    from executor.continuation import RunOptions
-    from executor.learning_rate import LearningRate
+    from executor.job import LearningRate
+    from executor.training.continuation import RunOptions
 
     schedule = LearningRate(*rate)
     return RunOptions(data, schedule if schedule != LearningRate() else None, checkpoint_every, keep, resume)
@@ -193,9 +196,9 @@ def _options(
 
 def _what_is_left(target: Path | None) -> str:
     """Return what a run that was stopped has left in its folder."""
-    from executor.checkpoint import names
     from executor.job import checkpoints_folder
-    from executor.metrics_log import metrics_log
+    from executor.launch.run import metrics_log
+    from executor.training.checkpoint import names
 
     if target is None or not metrics_log(target).exists():
         return "no steps of the run are left"
@@ -271,8 +274,8 @@ def print_difference(found: Any, timed: float) -> None:
 
 def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
     """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
-    from reports.timeline import draw_comparison
-    from scenarios.files import write
+    from reports.pictures.timeline import draw_comparison
+    from scenarios.files.results import write
 
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
     write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
@@ -306,7 +309,7 @@ def _verdict(check: dict[str, Any]) -> str:
 
 def doctor(as_json: Json = False) -> None:
     """Show versions, cores, GPUs, what is installed and what is missing."""
-    from executor.doctor import report
+    from executor.launch.doctor import report
 
     found = report()
     if as_json:
@@ -321,3 +324,92 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_text(item) for item in value) or "none"
     return "missing" if value is None else str(value)
+
+
+HEAD = ("plan", "predicted", "measured", "error", "predicted after", "error after")
+
+
+def execute_top(
+    scenario: Any,
+    most: int,
+    *,
+    steps: int,
+    verify: bool | None,
+    seed: int,
+    out: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
+    from scenarios.closed_loop import close_loop
+    from scenarios.files.results import folder, write
+    from scenarios.inputs.cluster_file import write_cluster
+
+    target = folder(out) if out is not None else None
+    ticker = Ticker()
+
+    def told(words: str) -> None:
+        ticker.done()
+        note(words)
+
+    def finished(number: int, plan: Any, run: Any) -> None:
+        predicted = scenario.simulate(plan)
+        error = f"{predicted.step_time / run.step_time - 1:+.1%}"
+        told(f"  {run.step_time * 1e3:.1f} ms a step, {predicted.step_time * 1e3:.1f} ms predicted ({error})")
+        if target is not None:
+            write_run(folder(target / f"plan-{number}"), to_json(run, predicted), predicted, run)
+
+    loop = close_loop(
+        scenario, most, steps=steps, verify=verify, folder=target, seed=seed, note=told, device=device,
+        progress=follow(ticker), finished=finished,
+    )  # fmt: skip
+    ticker.done()
+    document = loop.to_json() | {"cluster": str(target / "cluster.yaml") if target is not None else None}
+    if target is not None:
+        write_cluster(loop.refit.cluster, target / "cluster.yaml", _comment(loop))
+        write(target / "loop.json", json.dumps(document, indent=2) + "\n")
+        if loop.best is not None:
+            write(target / "plan.json", json.dumps(loop.best.to_json(), indent=2) + "\n")
+    if as_json:
+        emit(document)
+    else:
+        _print_loop(loop, document, target)
+    if loop.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _comment(loop: Any) -> str:
+    return f"Fitted by `meshwise execute --top` to the steps of {len(loop.rows)} plans that ran on this machine."
+
+
+def _print_loop(loop: Any, document: dict[str, Any], target: Path | None) -> None:
+    from simulator.units import format_time
+
+    table(
+        HEAD,
+        [
+            (
+                row.plan.describe(),
+                format_time(row.before),
+                format_time(row.measured),
+                f"{row.before / row.measured - 1:+.1%}",
+                format_time(row.after) if row.after is not None else "-",
+                f"{row.after / row.measured - 1:+.1%}" if row.after is not None else "-",
+            )
+            for row in loop.rows
+        ],
+    )
+    print()
+    after = document["mean_error_after"]
+    figures = {**document["device"], **document["collectives"]}
+    show(
+        [
+            ("mean error before", f"{document['mean_error_before']:.1%}"),
+            ("mean error after", f"{after:.1%}, each plan from the others" if after is not None else "needs two plans"),
+            ("order of plans", f"Kendall's tau {document['tau_before']:.2f} before, {document['tau_after']:.2f} after"),
+            ("time now over before", ", ".join(f"{name} {factor:.2f}" for name, factor in figures.items())),
+            ("ran fastest", document["fastest"]),
+            *([("best on the fitted machine", document["best"])] if loop.best is not None else []),
+            *([("fitted machine", f"{target / 'cluster.yaml'}; give it to --cluster")] if target is not None else []),
+        ]
+    )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from executor.exit_codes import INTERRUPTED
+from executor.launch.processes import INTERRUPTED
 from scenarios.commands.options import (
     Brave,
     ClusterFile,
@@ -53,11 +53,10 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."""
-    from scenarios.explanation import explanation
-    from scenarios.files import check_output
-    from scenarios.nothing_fits import Nothing
-    from scenarios.question import Question, plan_fields
-    from strategies.plan import Plan
+    from scenarios.explanation import Question, explanation, plan_fields
+    from scenarios.files.results import check_output
+    from scenarios.fitting import Nothing
+    from strategies.plan.plan import Plan
     from strategies.search.driver import OutOfTime
 
     check_output(front, (".png", ".svg"))
@@ -93,7 +92,7 @@ def explain(
     ticker.done()
     _tell(value, document, as_json=as_json)
     if front is not None and "memory_front" in document:
-        from reports.pareto import draw_fronts
+        from reports.pictures.pareto import draw_fronts
 
         draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
     if report is not None and "plan" in document:

@@ -47,9 +47,9 @@ def export(
     back. slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out
     FOLDER` reads what came of it.
     """
+    from executor.export.launchers import TARGETS as LAUNCHERS
     from executor.export.request import Request as LaunchRequest
-    from executor.export.targets import TARGETS as LAUNCHERS
-    from scenarios.files import check_output, write
+    from scenarios.files.results import check_output, write
     from scenarios.interchange.facts import Request
     from scenarios.interchange.targets import TARGETS as TRAINERS
     from simulator.units import format_count
@@ -100,7 +100,7 @@ def _memory_in_words(value: "Scenario", trainer: str) -> str:
         from scenarios.launches import Launch
 
         return Launch(trainer).describe()
-    from scenarios.prediction_interval import out_of_memory_of
+    from scenarios.intervals import out_of_memory_of
     from simulator.units import format_size
     from strategies.cost_model import SimulatedCost
     from strategies.explanation.uncertainty import risk_in_words
@@ -126,9 +126,9 @@ def _scenario(plan: str, scenario: str | None) -> "Scenario":
     ValueError
         Where a plan file is not given the scenario that it is of.
     """
-    from scenarios.library import find
+    from scenarios.files.library import find
+    from scenarios.files.reader import read
     from scenarios.loader import load
-    from scenarios.reader import read
 
     if scenario is not None:
         return load(scenario, plan)

@@ -9,8 +9,8 @@ from scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from executor.job import Job
-    from executor.run import Run
-    from executor.several_hosts import Hosts
+    from executor.launch.run import Run
+    from executor.launch.several_hosts import Hosts
 
 LISTED = 16
 """Hosts whose commands are printed one by one at most."""
@@ -32,8 +32,7 @@ def spread(
     ValueError
         Where options contradict each other or the plan.
     """
-    from executor.rendezvous import Rendezvous
-    from executor.several_hosts import Hosts, require_processes
+    from executor.launch.several_hosts import Hosts, Rendezvous, require_processes
 
     ranks = value.chosen().mesh.num_ranks
     if (rendezvous is not None or collect) and (out is None or module is not None):
@@ -58,8 +57,8 @@ def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool
     """Write jobs into their folders and print what each host runs."""
     import shlex
 
-    from executor import several_hosts
-    from executor.folder_lock import locked
+    from executor.launch import several_hosts
+    from executor.launch.processes import locked
     from simulator.units import format_count
 
     with locked(jobs[0][1]):
@@ -84,7 +83,7 @@ def read(value: Scenario, folder: Path) -> "Run":
     ValueError
         Where the folder has no run, or one of another plan.
     """
-    from executor.several_hosts import read_run
+    from executor.launch.several_hosts import read_run
 
     job, run = read_run(folder)
     if job.plan != value.chosen():

@@ -9,10 +9,10 @@ import typer
 
 from scenarios.commands.options import Json
 from scenarios.console import BAD_INPUT, emit, note, show
-from simulator.plain_text import escaped
+from simulator.files import escaped
 
 if TYPE_CHECKING:
-    from scenarios.errors import Fault
+    from scenarios.files.errors import Fault
 
 
 class Listing(StrEnum):
@@ -39,9 +39,9 @@ def init(
     directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".", as_json: Json = False
 ) -> None:
     """Write a commented scenario to start from, and beside it the schema by which an editor completes it."""
-    from scenarios.files import folder, write
-    from scenarios.json_schema import FILE
-    from scenarios.library import root
+    from scenarios.files.library import root
+    from scenarios.files.results import folder, write
+    from scenarios.schema.json_schema import FILE
 
     target = Path(directory) / "scenario.yaml"
     if target.exists():
@@ -115,7 +115,7 @@ def _origins(name: str) -> dict[str, Any]:
 
 
 def _schedules() -> list[tuple[str, str]]:
-    from strategies.schedule import SCHEDULES
+    from strategies.schedules.schedule import SCHEDULES
 
     return [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()]
 
@@ -132,9 +132,9 @@ def _first_line(thing: Any) -> str:
 
 
 def _scenarios() -> list[tuple[str, str]]:
-    from scenarios.library import find
-    from scenarios.library import names as library_names
-    from scenarios.reader import read
+    from scenarios.files.library import find
+    from scenarios.files.library import names as library_names
+    from scenarios.files.reader import read
 
     return [(name, str(read(find(name)).data.get("name", ""))) for name in library_names()]
 
@@ -154,9 +154,9 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check a scenario, plan, cluster or graph file and report all errors at once."""
-    from scenarios.errors import Fault, ScenarioError
-    from scenarios.library import find
-    from scenarios.reader import read
+    from scenarios.files.errors import Fault, ScenarioError
+    from scenarios.files.library import find
+    from scenarios.files.reader import read
 
     kind, text = FileKind.SCENARIO, ""
     faults: tuple[Fault, ...] = ()
@@ -196,10 +196,10 @@ def kind_of(data: Any) -> FileKind:
 
 def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
     """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
-    from scenarios.cluster_file import cluster_in, cluster_table
-    from scenarios.errors import Fault, ScenarioError
+    from scenarios.files.errors import Fault, ScenarioError
+    from scenarios.inputs.cluster_file import cluster_in, cluster_table
+    from scenarios.inputs.remarks import unusual
     from scenarios.loader import plan_in, scenario_in
-    from scenarios.magnitudes import unusual
 
     if kind is FileKind.SCENARIO:
         return scenario_in(document).warnings
@@ -207,7 +207,7 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
         cluster_in(document)
         return unusual(cluster_table(document), document)
     if kind is FileKind.GRAPH:
-        from scenarios.graph_file import graph_in
+        from scenarios.inputs.graph_file import graph_in
 
         graph_in(document)
     else:
@@ -220,6 +220,6 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
 
 def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_json: Json = False) -> None:
     """Print the JSON Schema of a kind of file, for completion in editors."""
-    from scenarios.json_schema import json_schema
+    from scenarios.schema.json_schema import json_schema
 
     emit(json_schema(kind.value))

@@ -97,7 +97,7 @@ def describe_pricing(scenario: "Scenario", *, simulated: bool = False) -> str:
 
 def pricing_document(scenario: "Scenario") -> dict[str, Any]:
     """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
-    from scenarios.interchange.acceptance import Acceptance
+    from scenarios.interchange.targets import Acceptance
 
     framework = {"name": scenario.problem.training.framework, "stated": scenario.framework is not None}
     target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).called

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from executor.exit_codes import INTERRUPTED
+from executor.launch.processes import INTERRUPTED
 from scenarios.commands.options import (
     Brave,
     ClusterFile,
@@ -105,7 +105,7 @@ def search(
 
 def _check_options(out: str | None, report: str | None, robust: float | None, out_of_memory: float) -> None:
     """Raise ``ValueError`` where an option of a search is wrong: before anything is loaded."""
-    from scenarios.files import check_output
+    from scenarios.files.results import check_output
     from scenarios.robust_choice import check_robust
 
     check_output(out, (".json",))
@@ -133,7 +133,7 @@ class _Answer:
     """What `meshwise search` tells: the result of a search, and what follows from it."""
 
     def __init__(self, value: Any, result: Any, document: dict[str, Any]) -> None:
-        from scenarios.nothing_fits import nothing_is_known_to_fit
+        from scenarios.fitting import nothing_is_known_to_fit
 
         self.value, self.result, self.document = value, result, document
         self.nothing_fits = nothing_is_known_to_fit(result)
@@ -154,8 +154,8 @@ class _Answer:
 
         That is written beside ``out`` under the name of its trainer: the best plan would start nowhere.
         """
+        from scenarios.fitting import GRACE
         from scenarios.launches import fastest_runnable, launches, needs_runnable
-        from scenarios.nothing_fits import GRACE
 
         if self.result.best is not None:
             self.places = launches(self.value, self.result.best.plan)
@@ -187,7 +187,7 @@ class _Answer:
 
     def add_reason(self, left: Callable[[], float]) -> None:
         """Add why there is no plan, where there is none, and what would make one fit."""
-        from scenarios.nothing_fits import nothing_fits_in
+        from scenarios.fitting import nothing_fits_in
 
         if self.nothing_fits:
             self.document |= nothing_fits_in(self.value, left) | _misses(self.value, left)
@@ -228,7 +228,7 @@ class _Answer:
 
 def _seconds_left(limit: float | None) -> Callable[[], float]:
     """Return how long is left from now on for a search and what follows it, or what follows a search without limit."""
-    from scenarios.nothing_fits import seconds_left
+    from scenarios.fitting import seconds_left
     from scenarios.scenario import SEARCH_SECONDS
 
     return seconds_left(SEARCH_SECONDS if limit is None else limit)
@@ -247,7 +247,7 @@ def _own_seconds(value: Any, limit: float | None) -> float | None:
 def _target(value: Any) -> Any:
     if value.target is None:
         return None
-    from scenarios.interchange.acceptance import Acceptance
+    from scenarios.interchange.targets import Acceptance
 
     return Acceptance(value.target, value.spec)
 
@@ -257,7 +257,7 @@ def _misses(value: Any, left: Callable[[], float]) -> dict[str, Any]:
     target = _target(value)
     if target is None:
         return {}
-    from scenarios.near_misses import near_misses
+    from scenarios.launches import near_misses
 
     return {
         "near_misses": [
@@ -311,7 +311,7 @@ def _keep(out: str | None) -> Callable[[Any], None]:
 
 
 def _write_plan(path: str, plan: Any) -> None:
-    from scenarios.files import write
+    from scenarios.files.results import write
 
     write(path, json.dumps(plan.to_json(), indent=2) + "\n")
 
@@ -368,7 +368,7 @@ def _certificate(certificate: Any) -> dict[str, Any] | None:
 
 
 def _trial(trial: Any, problem: Any) -> dict[str, Any] | None:
-    from scenarios.prediction_interval import out_of_memory_of
+    from scenarios.intervals import out_of_memory_of
 
     if trial is None:
         return None
@@ -379,7 +379,7 @@ def _trial(trial: Any, problem: Any) -> dict[str, Any] | None:
 
 
 def _nothing_fits(value: Any, result: Any) -> str:
-    from scenarios.nothing_fits import EMPTY_SPACE, lacking_in_words
+    from scenarios.fitting import EMPTY_SPACE, lacking_in_words
     from strategies.explanation.shortfall import shortfall
 
     if result.nearest is None:
@@ -430,14 +430,14 @@ def _proven(certificate: Any) -> str:
 
 def _room(problem: Any) -> str:
     """Return the usable and the reported memory of the smallest device in words."""
-    from scenarios.nothing_fits import room_in_words
+    from scenarios.fitting import room_in_words
 
     return room_in_words(*min((problem.usable(device), device.memory) for device in problem.cluster.accelerators))
 
 
 def _danger(value: Any, peak: float) -> str:
     """Return the probability of running out of memory in words, and whether a limit of it holds."""
-    from scenarios.prediction_interval import out_of_memory_of, risk_limit
+    from scenarios.intervals import out_of_memory_of, risk_limit
     from strategies.explanation.uncertainty import limit_in_words
 
     limit = limit_in_words(risk_limit(value.problem))
@@ -505,7 +505,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on one problem: quality against evaluations and against time."""
-    from scenarios.files import folder
+    from scenarios.files.results import folder
 
     check_page(report)
     value = load_scenario(scenario, cluster=cluster)
@@ -535,7 +535,7 @@ def compare(
 
 def _tell_end(value: Any, results: list[Any]) -> int:
     """Print on stderr where no search found a plan; return the exit code."""
-    from scenarios.nothing_fits import nothing_is_known_to_fit
+    from scenarios.fitting import nothing_is_known_to_fit
 
     if results[-1].interrupted:
         return INTERRUPTED
@@ -580,7 +580,7 @@ _HEAD = ("algorithm", "step_time", "out_of_memory", "gap", "evaluations", "wall_
 
 
 def _rows(results: list[Any], problem: Any) -> list[tuple[Any, ...]]:
-    from scenarios.prediction_interval import out_of_memory_of
+    from scenarios.intervals import out_of_memory_of
 
     rows = []
     for result in results:
@@ -615,7 +615,7 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
     import csv
     import io
 
-    from scenarios.files import write
+    from scenarios.files.results import write
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -625,7 +625,7 @@ def _write_comparison(target: Path, results: list[Any], problem: Any) -> None:
     write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
     histories = {result.algorithm: result.history for result in results if result.history}
     if histories:
-        from reports.search import draw_search
+        from reports.pictures.search import draw_search
 
         draw_search(histories, target / "compare.png", lower_bound=_common_bound(results))
 

@@ -78,7 +78,7 @@ def simulate(
     collectives stand beside the simulator's: exit code 0 where states and collectives are the same and peaks within
     3 %, 1 where not, 2 where the executor cannot build the plan. It needs torch.
     """
-    from scenarios.files import check_output
+    from scenarios.files.results import check_output
 
     outputs = (
         (timeline, (".png", ".svg", ".html")),
@@ -99,15 +99,15 @@ def simulate(
         _tell_what_would_fit(value, result, document, as_json=as_json)
         raise typer.Exit(NOTHING_FITS)
     if save is not None:
-        from scenarios.files import write
+        from scenarios.files.results import write
 
         said = {name: value for name, value in document.items() if name != "wall_time"}  # the same bytes every time
         write(save, json.dumps({"result": said, "plan": result.plan.to_json(), "timeline": _spans(result)}))
     _draw(result, value, timeline, memory)
     _write_traces(value, result, trace, kineto, chakra, ranks)
     if schedule_csv is not None:
-        from scenarios.files import write
-        from strategies.schedule_csv import to_csv
+        from scenarios.files.results import write
+        from strategies.schedules.schedule import to_csv
 
         write(schedule_csv, to_csv(result.plan.schedule))
     compared = compare_measured(result, measured) if measured else None
@@ -134,9 +134,8 @@ def simulate(
 def _tell_what_would_fit(value: Any, result: Any, document: dict[str, Any], *, as_json: bool) -> None:
     """Say why a plan does not fit, the nearest one that does, and changes that make room."""
     from reports.explanation import changes_lines
-    from scenarios.nearest import nearest_that_fits, reason
-    from scenarios.nothing_fits import nothing_fits
-    from strategies.plan_layout import layout_of
+    from scenarios.fitting import nearest_that_fits, nothing_fits, reason
+    from strategies.plan.completion import layout_of
 
     accepts = value.make_space().accepts
     why, near = reason(value.problem, result.plan), nearest_that_fits(value.problem, result.plan, accepts)
@@ -201,11 +200,11 @@ def _draw(result: Any, value: Any, timeline: str | None, memory: str | None) -> 
     if timeline is not None and Path(timeline).suffix.lower() == ".html":
         write_page(timeline, value, result)
     elif timeline is not None:
-        from reports.timeline import draw_timeline
+        from reports.pictures.timeline import draw_timeline
 
         draw_timeline(result.timeline, Path(timeline), title=title)
     if memory is not None:
-        from reports.memory import draw_memory
+        from reports.pictures.memory import draw_memory
 
         draw_memory(result.timeline, Path(memory), title=title, reported=result.memory_capacity)
 
@@ -261,8 +260,8 @@ def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _draw_goodput(result: Any, title: str, path: str) -> None:
-    from reports.goodput import draw_goodput
-    from simulator.reliability.interval import best_interval
+    from reports.pictures.goodput import draw_goodput
+    from simulator.reliability.goodput import best_interval
 
     run = result.goodput.run
     draw_goodput(result.goodput, best_interval(run, len(result.goodput.outcomes)), Path(path), title=title)

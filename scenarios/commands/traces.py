@@ -34,7 +34,7 @@ def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
     """Write a folder of traces as torch.profiler writes them, a file a rank."""
     from reports.traces import kineto
     from reports.traces.processes import processes
-    from scenarios.files import folder as made
+    from scenarios.files.results import folder as made
 
     chosen = processes(timeline, ranks)
     target = made(folder)
@@ -46,7 +46,7 @@ def write_chakra(value: Any, result: Any, folder: str) -> None:
     """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
     from reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
     from reports.traces.execution import Execution
-    from scenarios.files import folder as made
+    from scenarios.files.results import folder as made
     from strategies.lowering.lower import lower_with_sites
 
     target = made(folder)
@@ -72,7 +72,7 @@ def _announce(path: str, size: int, count: int, limit: int, about: str = "about 
 def compare_measured(result: Any, paths: Sequence[str]) -> Any:
     """Return how a predicted step differs from one in Kineto traces, in words that both sides have."""
     from reports.difference import difference
-    from reports.traces.kineto_reader import among, by_collective, called, read_kineto
+    from reports.traces.kineto import among, by_collective, called, read_kineto
 
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
@@ -99,7 +99,7 @@ def replay(
     Every node takes as long as its file says, collectives and transfers from when all of their ranks are there.
     """
     from reports.traces.chakra_reader import read_chakra
-    from scenarios.files import check_output
+    from scenarios.files.results import check_output
     from simulator.engine import simulate
     from simulator.units import format_time
 
@@ -108,7 +108,7 @@ def replay(
     program = read_chakra(folder)
     found = simulate(program)
     if timeline is not None:
-        from reports.timeline import draw_timeline
+        from reports.pictures.timeline import draw_timeline
 
         draw_timeline(found, Path(timeline), title=Path(folder).name)
     if trace is not None:

@@ -16,25 +16,33 @@ from collections.abc import Iterator
 
 import yaml
 
-from scenarios.errors import Fault, ScenarioError
-from scenarios.interchange.common import (
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.reader import Document, parse
+from scenarios.interchange.entry import (
     HOST_OPTIMIZER_AND_PARAMETERS,
     HOST_STATES,
     MODEL_ELSEWHERE,
     ONE_STAGE,
     PLAIN,
+    Elsewhere,
+    Entry,
+    Needed,
+    Reason,
+    Together,
+    Unsayable,
+    Values,
+    Word,
     accumulation,
+    always,
     no_pipeline,
     one_size,
 )
-from scenarios.interchange.entry import Elsewhere, Entry, Needed, Reason, Together, Unsayable, Values, Word, always
 from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.stated import Stated, nested
+from scenarios.interchange.lines import Stated, nested
 from scenarios.interchange.target import Target
-from scenarios.reader import Document, parse
-from strategies.offloading import NOTHING
-from strategies.parallelism import Attention
-from strategies.recomputation import Recompute
+from strategies.plan.offloading import NOTHING
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import Recompute
 
 _SIZE, _STEPS = "script.per_device_train_batch_size", "script.gradient_accumulation_steps"
 _TYPE, _PROCESSES, _MACHINES = "distributed_type", "num_processes", "num_machines"

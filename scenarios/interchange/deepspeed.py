@@ -14,9 +14,12 @@ DeepSpeed 0.19.8: ``deepspeed/runtime/config.py`` and ``constants.py`` (batches,
 import json
 from collections.abc import Iterator
 
-from scenarios.errors import shown
-from scenarios.interchange.common import MODEL_ELSEWHERE, ONE_STAGE, PLAIN, accumulation, no_pipeline, one_size
+from scenarios.files.errors import shown
+from scenarios.files.reader import parse
 from scenarios.interchange.entry import (
+    MODEL_ELSEWHERE,
+    ONE_STAGE,
+    PLAIN,
     Count,
     Elsewhere,
     Entry,
@@ -26,15 +29,17 @@ from scenarios.interchange.entry import (
     Unsayable,
     Values,
     Word,
+    accumulation,
     always,
+    no_pipeline,
+    one_size,
 )
 from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.stated import Stated, nested
+from scenarios.interchange.lines import Stated, nested
 from scenarios.interchange.target import Target
-from scenarios.reader import parse
-from strategies.offloading import NOTHING, Offloading
-from strategies.parallelism import Attention
-from strategies.recomputation import Recompute
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import Recompute
 
 _WHOLE, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _ZERO = "zero_optimization"

@@ -4,22 +4,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
+from simulator.models.attention import LatentAttention
 from simulator.models.experts import Experts
-from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model
 from simulator.models.transformer import Transformer
-from strategies.completion import complete, mesh_of
-from strategies.layout import Layout
-from strategies.local_batches import Microbatch, microbatch
-from strategies.mesh import AXES
-from strategies.parallelism import Attention
-from strategies.partition import partition
-from strategies.pipeline_rules import chunks_of
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
-from strategies.problem import Problem
-from strategies.schedule import rule_of
-from strategies.training import Training
+from strategies.plan.completion import complete, layout_of, mesh_of
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES, Microbatch, microbatch
+from strategies.plan.parallelism import Attention
+from strategies.plan.partition import partition
+from strategies.plan.pipeline_rules import chunks_of
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
+from strategies.schedules.schedule import rule_of
 
 Facts = dict[str, Any]
 """Values by field: ``plan.tensor``, ``training.sequence``, ``model.layers``."""

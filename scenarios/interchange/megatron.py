@@ -1,5 +1,7 @@
 """Megatron-LM: a bash script of arguments for ``pretrain_gpt.py``.
 
+The bash script that hands arguments to Megatron-LM's ``pretrain_gpt.py``: written, and read line by line.
+
 References
 ----------
 megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transformer/transformer_config.py``,
@@ -7,7 +9,7 @@ megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transfor
 ``.../distributed/distributed_data_parallel_config.py``; Megatron-LM at commit 000c4ac,
 ``megatron/training/arguments.py`` (the names of arguments, and `validate_args`: what goes together);
 ``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer);
-layers of the script's own (``--spec``): `scenarios.interchange.megatron_layers`;
+layers of the script's own (``--spec``): `scenarios.interchange.megatron_model`;
 torch's FSDP2: Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py``, ``megatron/training/training.py``
 (``get_model``), ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``.
 """
@@ -16,31 +18,141 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from executor.recomputable import UNFUSED_CORE
-from scenarios.errors import shown
-from scenarios.interchange.common import ONE_FORWARD_ONE_BACKWARD, PLAIN, one_size
-from scenarios.interchange.entry import Always, Count, Entry, Reason, Together, Unsayable, Values, Word
-from scenarios.interchange.facts import Facts, plainly
-from scenarios.interchange.megatron_layers import (
+from executor.supported import UNFUSED_CORE
+from scenarios.files.errors import shown
+from scenarios.files.reader import Document
+from scenarios.interchange.entry import (
+    ONE_FORWARD_ONE_BACKWARD,
+    PLAIN,
+    Always,
+    Count,
+    Entry,
+    Reason,
+    Together,
+    Unsayable,
+    Values,
+    Word,
+    one_size,
+)
+from scenarios.interchange.facts import Facts, Request, plainly
+from scenarios.interchange.lines import Pair, Stated, argument, document
+from scenarios.interchange.megatron_model import (
     CORE,
+    EXPERTS,
+    GROUPED_PRODUCTS,
     LAYER_SPEC,
+    MODEL_MAP,
     QUANTISED,
     RECOMPUTED,
     SPEC,
     collect_modules,
     list_layer_modules,
+    parse_literal,
     read_layers,
     say_layers,
     split_into_modules,
+    strip_layers,
+    write_layers,
 )
-from scenarios.interchange.megatron_model import EXPERTS, GROUPED_PRODUCTS, MODEL_MAP
-from scenarios.interchange.megatron_script import EACH, NODES, parse, write
-from scenarios.interchange.stated import Stated
 from scenarios.interchange.target import Target
 from simulator.models.attention import UNFUSED
-from strategies.offloading import NOTHING, Offloading
-from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from simulator.models.transformer import Transformer
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+
+NODES, EACH = "NNODES", "NPROC_PER_NODE"
+"""Variables of the script: hosts, and ranks on each."""
+
+_ORDERED = ("tensor-model", "context")
+"""Axes whose collectives have to be launched in order, before Blackwell (``CUDA_DEVICE_MAX_CONNECTIONS=1``)."""
+
+_SHARD_PARAMETERS = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
+"""Arguments that shard parameters: their gathers run beside products, on a queue of their own."""
+
+_HEAD = """#!/bin/bash
+# {title}
+# For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
+#   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
+{remarks}{nodes}={hosts}
+{each}={ranks}
+{environment}{layers}ARGUMENTS=(
+"""
+_FOOT = """)
+torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NODE_RANK:-0}" \\
+    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\
+    pretrain_gpt.py "${ARGUMENTS[@]}" "$@"
+"""
+_UNCLIPPED = """# --clip-grad 0.0 clips nothing: the scenario has gradient_clipping false, or says nothing of it.
+#   Megatron-LM's own default is 1.0.
+"""
+_ROUTING = """# Routing is priced with {load}. What balances it is yours to state:
+#   --moe-aux-loss-coeff, 0.0 where nothing is stated.
+"""
+_ONE_CONNECTION = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+
+
+def write(values: Values, request: Request, called: str) -> str:
+    """Return the script of arguments; one queue of kernels a device where `validate_args` asks for it.
+
+    A module of layers, where they compute something again that no argument says, stands before the arguments.
+    """
+    hosts, ranks = request.hosts
+    ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED)
+    one = ordered and not values.keys() & _SHARD_PARAMETERS
+    environment = _ONE_CONNECTION if one else ""
+    head = _HEAD.format(
+        title=request.title,
+        called=called,
+        remarks="".join(_remarks(values, request)),
+        nodes=NODES,
+        each=EACH,
+        hosts=hosts,
+        ranks=ranks,
+        environment=environment,
+        layers=write_layers(values[RECOMPUTED]) if RECOMPUTED in values else "",
+    )
+    arguments = (_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
+    return head + "".join(f"    {argument}\n" for argument in arguments) + _FOOT
+
+
+def _remarks(values: Values, request: Request) -> Iterator[str]:
+    """Yield comments on what a reader may take for granted: the norm of gradients, and the load of experts."""
+    if values.get("--clip-grad") == 0:
+        yield _UNCLIPPED
+    if isinstance(request.spec, Transformer) and (experts := request.spec.experts):
+        balanced = experts.imbalance == 1
+        load = "balanced experts" if balanced else f"an expert of {experts.imbalance:g} times the mean load"
+        yield _ROUTING.format(load=load)
+
+
+def _argument(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join((key, *value))
+    return key if value is True else f"{key} '{value}'" if re.search(r"[|()*\[]", str(value)) else f"{key} {value}"
+
+
+_IGNORED = re.compile(r"#.*|ARGUMENTS=\(|\)||export CUDA_DEVICE_MAX_CONNECTIONS=1")
+
+
+def parse(content: bytes, file: str) -> Document:
+    """Return the document of a script, argument by argument; ``ScenarioError`` where a line is something else."""
+    foot = _FOOT.removeprefix(")\n").encode()
+    stripped = strip_layers(content, file)
+    return document(stripped.removesuffix(foot), file, _pair if stripped == content else _parse_line_beside_layers)
+
+
+def _parse_line_beside_layers(line: str) -> Pair | None:
+    return parse_literal(line) or _pair(line)
+
+
+def _pair(line: str) -> Pair | None:
+    if _IGNORED.fullmatch(line):
+        return None
+    if found := re.fullmatch(rf"({NODES}|{EACH})=([0-9]{{1,9}})", line):
+        return found[1], int(found[2])
+    return argument(line)
+
 
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"

@@ -13,15 +13,28 @@ from collections.abc import Iterator
 
 import yaml
 
-from scenarios.interchange.common import PLAIN, accumulation, one_size
-from scenarios.interchange.entry import Always, Count, Entry, Needed, Reason, Together, Unsayable, Values, Word, always
+from scenarios.files.reader import parse
+from scenarios.interchange.entry import (
+    PLAIN,
+    Always,
+    Count,
+    Entry,
+    Needed,
+    Reason,
+    Together,
+    Unsayable,
+    Values,
+    Word,
+    accumulation,
+    always,
+    one_size,
+)
 from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.stated import Stated, nested
+from scenarios.interchange.lines import Stated, nested
 from scenarios.interchange.target import Target
-from scenarios.reader import parse
-from strategies.offloading import NOTHING
-from strategies.parallelism import Attention
-from strategies.recomputation import Recompute
+from strategies.plan.offloading import NOTHING
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import Recompute
 
 _BY, _TOKENS, _OPTIMIZER, _MODEL = "parallelism", "tokens", "optimizer", "model.model_config"
 _DATA, _PIPELINE, _TENSOR = f"{_BY}.dp", f"{_BY}.pp", f"{_BY}.tp"

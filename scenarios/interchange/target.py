@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from executor.export.request import CannotSay
-from scenarios.errors import Fault, ScenarioError
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.reader import Document, FieldPath
 from scenarios.interchange.entry import Either, Entry, Reason, Unsayable, Values
 from scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
-from scenarios.interchange.stated import Stated, path_of, stated
-from scenarios.reader import Document, FieldPath
+from scenarios.interchange.lines import Stated, path_of, stated
 from simulator.models.transformer import Transformer
 
 if TYPE_CHECKING:

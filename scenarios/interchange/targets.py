@@ -1,11 +1,198 @@
-"""Every trainer in whose words a plan can be said, by name."""
+"""Every trainer in whose words a plan can be said, by name, and which plans it can say.
 
+Which plans a trainer can say, or our own executor can run: what a search for it is limited to.
+
+What a target accepts is asked of its field map itself, entry by entry, on the way that an export takes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from executor.supported import rules, unsupported
 from scenarios.interchange.accelerate import ACCELERATE
 from scenarios.interchange.deepspeed import DEEPSPEED
+from scenarios.interchange.facts import (
+    Facts,
+    LayoutFacts,
+    Meanings,
+    Request,
+    decoder,
+    facts_of,
+    model_facts,
+    training_facts,
+)
 from scenarios.interchange.megatron import MEGATRON
 from scenarios.interchange.nanotron import NANOTRON
-from scenarios.interchange.target import Target
+from scenarios.interchange.target import Check, Target
 from scenarios.interchange.torchtitan import TORCHTITAN
+from simulator.models.model import Model
+from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.search.acceptance import FIELDS, Answers, Rule, assignments
+from strategies.search.space import SYNCHRONOUS, Space
 
 TARGETS: dict[str, Target] = {target.name: target for target in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, NANOTRON)}
 """Targets by the name that ``meshwise export --to`` takes."""
+
+
+EXECUTE = "execute"
+"""The name of the executor among targets."""
+
+NAMES = (*TARGETS, EXECUTE)
+"""What a plan can be searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The plans of a model that a target can say, by the name of the target; `EXECUTE` is the executor.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such target.
+    """
+
+    target: str
+    spec: Model
+
+    def __post_init__(self) -> None:
+        if self.target not in NAMES:
+            close = [f"; nearest: {near}" for near in get_close_matches(self.target, NAMES, n=1)]
+            raise ValueError(f"target is one of {', '.join(NAMES)}, met {self.target[:60]!r}{''.join(close)}")
+
+    @property
+    def called(self) -> str:
+        """The target in words, with its version."""
+        return "the executor" if self.target == EXECUTE else TARGETS[self.target].called
+
+    @property
+    def can(self) -> str:
+        """The target, and that it can say or run what follows."""
+        return f"{self.called} can {'run' if self.target == EXECUTE else 'say'}"
+
+    def rules(self, problem: Problem) -> Sequence[Rule]:
+        """Return what decides which layouts of a problem are accepted; ``ValueError`` where the target has no model."""
+        spec, training = decoder(self.spec), problem.training
+        if self.target == EXECUTE:
+            idle = len(problem.cluster.free_devices) != problem.cluster.num_devices
+            return (*rules(spec, training), *([_idle] if idle else []))
+        known, meanings = training_facts(training) | model_facts(spec, training), Meanings(problem)
+        return [partial(_reasons, check, known, meanings) for check in TARGETS[self.target].checks]
+
+    def refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
+        """Return every reason why the target cannot say a plan; empty where it can."""
+        try:
+            spec = decoder(self.spec)
+            if self.target == EXECUTE:
+                return unsupported(spec, problem.training, plan)
+            facts = facts_of(Request("", spec, problem, plan))
+        except ValueError as error:
+            return (str(error),)
+        return tuple(dict.fromkeys(str(reason) for check in TARGETS[self.target].checks for reason in check(facts)))
+
+    def lacks(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
+        """Return every decision of a plan that the target cannot say, with what it can say in its place."""
+        if self.target == EXECUTE:
+            return self.refusals(problem, plan)
+        facts = facts_of(Request("", self.spec, problem, plan))
+        reasons = (reason for check in TARGETS[self.target].checks for reason in check(facts))
+        return tuple(dict.fromkeys(f"{each.field.removeprefix('plan.')} {each.met} ({each.can})" for each in reasons))
+
+    def never(self, problem: Problem) -> tuple[str, ...]:
+        """Return every reason that holds whatever the plan is: of the model, or of the training step."""
+        try:
+            found = Answers(self.rules(problem))
+        except ValueError as error:
+            return (str(error),)
+        return found.refusals(Layout(), FIELDS)
+
+    def space(self, problem: Problem, space: Space) -> Space:
+        """Return a space of what the target accepts.
+
+        A field without a limit has what the space would have where the target can say it; where it can say only other
+        values, those. Schedules and levels of ZeRO are all that it can say.
+        """
+        said = sayable(self.rules(problem))
+        limits: dict[str, Any] = {name: values for name, values in said.items() if getattr(space, name) is None}
+        return replace(space, accepts=self, **limits)
+
+
+def trainers_of(spec: Model, problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Return the targets in whose words a plan can be said, and `EXECUTE` where the executor runs it."""
+    targets = (Acceptance(name, spec) for name in NAMES)
+    return tuple(each.target for each in targets if not each.refusals(problem, plan))
+
+
+def _reasons(check: Check, known: Facts, meanings: Meanings, layout: Layout) -> tuple[str, ...]:
+    return tuple(map(str, check(LayoutFacts(known, meanings, layout))))
+
+
+def _idle(layout: Layout) -> Iterator[str]:
+    """Yield that devices which are not free leave ranks on others than their own."""
+    if not layout.placement:
+        yield "placement: the executor runs rank i on device i, met devices that are not free"
+
+
+_SOME: Mapping[str, tuple[Any, ...]] = {
+    "data": (1, 2, 4),
+    "zero_shards": (0, 2),
+    "pipeline": (1, 2),
+    "chunks": (1, 2),
+    "stages": ("balanced",),
+    "tensor": (1, 2),
+    "context": (1, 2),
+    "expert": (1, 2),
+    "sequence_parallel": (False, True),
+    "schedule": SYNCHRONOUS,
+    "zero": ZERO_STAGES,
+    "attention": tuple(Attention),
+    "overlap_gradients": (True, False),
+    "overlap_tensor": (False, True),
+    "scatter_gather": (False, True),
+    "reshard_after_forward": (True, False),
+    "gradient_reduction": GRADIENT_REDUCTIONS,
+}
+"""Values of fields, the usual one first, of which a target is asked which it can say."""
+
+_EVERY = ("schedule", "zero")
+_OTHERS = (
+    "attention",
+    "overlap_gradients",
+    "overlap_tensor",
+    "scatter_gather",
+    "reshard_after_forward",
+    "gradient_reduction",
+)
+
+
+def sayable(asked: Iterable[Rule]) -> dict[str, tuple[Any, ...]]:
+    """Return by field the values that are accepted in at least one combination: the limits of a space.
+
+    Schedules and levels of ZeRO are all that are accepted. Of other choices there is a limit only where one is
+    accepted beside other fields that its usual value is not accepted beside.
+    """
+    result: dict[str, tuple[Any, ...]] = {name: _SOME[name] for name in _EVERY}
+    for rule in asked:
+        found = list(assignments(rule, _SOME))
+        for name in (*_EVERY, *_OTHERS):
+            beside = [each for each in found if name in each]
+            if (name in _EVERY and len(beside) < len(found)) or (name in _OTHERS and not _needed(name, beside, found)):
+                continue  # what it says hangs on no value of the field, or its usual one does
+            allowed = {each[name] for each in beside}
+            result[name] = tuple(value for value in result.get(name, _SOME[name]) if value in allowed)
+    return {name: values for name, values in result.items() if values}
+
+
+def _needed(name: str, beside: list[dict[str, Any]], found: list[dict[str, Any]]) -> bool:
+    """Return whether a field has another value than its usual one where that one is not accepted."""
+
+    def agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        return all(other.get(field, value) == value for field, value in one.items())
+
+    usual = (each | {name: _SOME[name][0]} for each in beside)
+    return any(not any(agree(one, each) for one in found) for each in usual)

@@ -1,24 +1,61 @@
-"""How near the model of communication is to published collectives, as a page of Markdown."""
+"""How near the model of communication is to published collectives, as a page of Markdown.
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+Beside it is how far sources of collectives are from each other.
+"""
 
-from simulator.calibration.collective_noise import collective_floors
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
 from simulator.calibration.collective_rows import CollectiveRow, Skipped
-from simulator.calibration.collectives import (
+from simulator.calibration.link_fits import (
     SIZES,
     TECHNOLOGIES,
     Disagreement,
     Error,
     Fits,
     LinkFit,
+    deviations,
     disagreements,
     errors,
     fit_links,
     held_out,
+    technology_of,
 )
-from simulator.calibration.noise import Floor
-from simulator.link import Link
+from simulator.calibration.noise import ITSELF, Floor, Sizes, Times, floor, repeats
+from simulator.machine.topology import Link
+
+
+def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[Floor, ...]:
+    """Return how far each source is from each other one on the same links, and from itself, beside the model."""
+    sources: dict[str, list[CollectiveRow]] = defaultdict(list)
+    for row in rows:
+        sources[row.source].append(row)
+    times = {name: Times((*_what(row), row.seconds) for row in own) for name, own in sources.items()}
+    return tuple(each for name, own in sources.items() for each in _floors(name, own, rows, times))
+
+
+def _floors(
+    name: str, own: Sequence[CollectiveRow], rows: Sequence[CollectiveRow], times: Mapping[str, Times]
+) -> list[Floor]:
+    off = deviations(own, fit_links(rows, (name,))).tolist()
+    found = []
+    for other, known in times.items():
+        links = defaultdict(list)
+        for row, error in zip(own, off, strict=True):
+            compared = known.compared(*_what(row), row.seconds, row.seconds * (1.0 + error)) if other != name else None
+            if compared is not None:
+                links[str(technology_of(row))].append(compared)
+        found += [floor(link, "collectives", name, other, each) for link, each in links.items()]
+    several = defaultdict(list)
+    for row in own:
+        several[str(technology_of(row))].append((*_what(row), row.seconds))
+    again = {link: repeats(each) for link, each in several.items()}
+    return found + [floor(link, "collectives", name, ITSELF, each) for link, each in again.items() if each]
+
+
+def _what(row: CollectiveRow) -> tuple[Hashable, Sizes]:
+    return (technology_of(row), row.nodes, row.ranks, row.collective, row.algorithm), (row.size,)
+
 
 _HEAD = """# Collectives: predicted against measured
 
@@ -64,8 +101,8 @@ What all rows fit, by the best clock that a link's rows were timed by; a link wi
 relative's. Beside a collective a host's clock reads {host:.0f} us. Figures are those of NCCL's Simple protocol.
 """
 _LIBRARIES = """
-Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in `simulator.library.Library`; the part of a
-port that collectives in switches reach (NCCL's tuner has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3
+Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in `simulator.machine.cluster.Library`; the part of
+a port that collectives in switches reach (NCCL's tuner has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3
 have no such switches: theirs are not used.
 """
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from simulator import strict_json
 from simulator.catalog import cluster
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
+from simulator.files import JsonError, parse_json
 
 _COLLECTIVES = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -63,7 +63,7 @@ class CollectiveRow:
     machine, nodes, ranks
         A machine's name, and how many of its nodes and devices run the collective, the same on each node.
     size, seconds
-        Bytes, counted as `simulator.collective` does, and what they took.
+        Bytes, counted as `simulator.collectives.choose` does, and what they took.
     algorithm
         The one that the source names, ``None`` where it leaves the choice to the library.
     timing
@@ -119,8 +119,8 @@ def _fields(line: str) -> Mapping[str, Any]:
     if len(line) > _LONGEST:
         raise ValueError(f"a line has at most {_LONGEST} characters, met {len(line)}")
     try:
-        found = strict_json.parse(line)
-    except strict_json.JsonError as error:
+        found = parse_json(line)
+    except JsonError as error:
         raise ValueError(f"a line is a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"a line is a JSON object, met {type(found).__name__}")

@@ -1,16 +1,20 @@
-"""How well a calibration holds for publishers that had no part in it, and how well publishers agree themselves."""
+"""How well a calibration holds for publishers that had no part in it, and how well publishers agree themselves.
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+It is written as the JSON file that the catalogue reads, and as a table for people.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
+from math import isfinite
+from typing import Any
 
 import numpy as np
 
-from simulator.accelerator import Accelerator
 from simulator.brief import brief
-from simulator.calibration.calibrate import (
+from simulator.calibration.accelerator_fits import (
     Calibration,
     Errors,
     calibrate,
@@ -19,10 +23,73 @@ from simulator.calibration.calibrate import (
     sustained_factors,
     sustained_of,
 )
-from simulator.calibration.kernel_noise import kernel_floors
+from simulator.calibration.kernel_rows import SIXTEEN_BITS, Row, Skipped
 from simulator.calibration.kernels import FusedAttention, Product, Stream
-from simulator.calibration.noise import Floor
-from simulator.calibration.rows import SIXTEEN_BITS, Row
+from simulator.calibration.noise import ITSELF, Compared, Floor, Sizes, Times, floor, repeats
+from simulator.machine.accelerator import Accelerator
+
+
+def kernel_floors(
+    left_out: Sequence[Row], others: Iterable[Row], predicted: Callable[[Row], float] | None = None
+) -> list[Floor]:
+    """Return how far the rows of one publisher and accelerator are from those of each other, and from themselves.
+
+    Parameters
+    ----------
+    predicted
+        Seconds that the model without the publisher predicts for a row.
+    """
+    first = left_out[0]
+    publishers: dict[str, list[Row]] = defaultdict(list)
+    for row in others:
+        if row.device == first.device and row.publisher != first.publisher:
+            publishers[row.publisher].append(row)
+    found = []
+    for other, rows in sorted(publishers.items()):
+        times = Times((*what(row), row.seconds) for row in rows)
+        groups: dict[str, list[Compared]] = defaultdict(list)
+        for row in left_out:
+            compared = times.compared(*what(row), row.seconds, predicted(row) if predicted else None)
+            if compared is not None:
+                groups[group(row)].append(compared)
+        found += [floor(first.device, name, first.publisher, other, each) for name, each in sorted(groups.items())]
+    return found + _own(left_out)
+
+
+def _own(rows: Sequence[Row]) -> list[Floor]:
+    """Return how far a publisher is from itself, where it timed a kernel more than once."""
+    groups: dict[str, list[tuple[Hashable, Sizes, float]]] = defaultdict(list)
+    for row in rows:
+        groups[group(row)].append((*what(row), row.seconds))
+    several = {name: repeats(each) for name, each in sorted(groups.items())}
+    first = rows[0]
+    return [floor(first.device, name, first.publisher, ITSELF, each) for name, each in several.items() if each]
+
+
+def group(row: Row) -> str:
+    """Return what a row's kernel is reported among."""
+    kernel = row.kernel
+    if isinstance(kernel, FusedAttention):
+        return "attention"
+    if not isinstance(kernel, Product):
+        return "memory-bound"
+    if kernel.grouped:
+        return "experts"
+    return "products" if kernel.dtype in SIXTEEN_BITS else f"products {kernel.dtype}"
+
+
+def what(row: Row) -> tuple[Hashable, Sizes]:
+    """Return what no size can stand in for, and the sizes."""
+    kernel = row.kernel
+    if isinstance(kernel, Product):
+        dtype = "16 bits" if kernel.dtype in SIXTEEN_BITS else kernel.dtype
+        product = kernel.matmul
+        return (kernel.grouped, kernel.gradient, dtype), (product.count, product.m, product.n, product.k)
+    if isinstance(kernel, FusedAttention):
+        shape = kernel.shape
+        mask = shape.seen / shape.keys
+        return (kernel.passes, mask, shape.queries / shape.keys), (shape.heads, shape.keys, shape.width, shape.padded)
+    return (kernel.name, row.bandwidth), (kernel.traffic,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +240,87 @@ def _known(row: Row, others: Sequence[Row]) -> bool:
     if isinstance(row.kernel, Stream):
         return any(isinstance(kernel, Stream) and kernel.name == row.kernel.name for kernel in own)
     return any(type(kernel) is type(row.kernel) for kernel in own)
+
+
+Data = dict[str, Any]
+DIGITS = 4
+
+
+def to_document(found: Evidence, skipped: Sequence[Skipped], date: str) -> Data:
+    """Return a calibration as JSON-ready data.
+
+    ``figures`` and ``source`` are what the catalogue takes; the rest says where they come from: ``rows`` used and
+    skipped by source, ``ranges`` of the parameters among fits that leave a publisher out, and ``errors``.
+    """
+    calibration = found.calibration
+    return {
+        "accelerator": found.name,
+        "date": date,
+        "source": _source(found),
+        "figures": _figures(calibration.device, calibration.kinds),
+        "sustained": {key: _round(value) for key, value in asdict(calibration.sustained).items()},
+        "ranges": {name: [_round(low), _round(high)] for name, (low, high) in found.ranges.items()},
+        "rows": _used(found.rows, [row for row in skipped if row.device == found.name]),
+        "errors": [
+            {
+                "publisher": held.publisher,
+                "family": held.family,
+                **({"fitted": _errors(held.fitted)} if held.fitted else {}),
+                **({"left_out": _errors(held.left_out)} if held.left_out else {}),
+            }
+            for held in found.held
+        ],
+    }
+
+
+def _source(found: Evidence) -> str:
+    publishers = Counter(row.publisher for row in found.rows)
+    named = ", ".join(f"{publisher} {count}" for publisher, count in publishers.most_common())
+    sustained = found.calibration.sustained
+    pairs = f"{sustained.pairs} shapes timed both ways" if sustained.pairs else "the nearest accelerator's"
+    return f"fit to published kernel timings ({named}); sustained over burst time from {pairs}"
+
+
+def _figures(device: Accelerator, kinds: Mapping[str, float]) -> Data:
+    matmul, attention = device.matmul, device.attention
+    rates = ("fraction", "half_k", "edge", "units", "waves", "sharpness", "data_gradient", "weight_gradient", "batched")
+    ramps = ("forward", "backward", "half_sequence", "half_head", "tail", "backward_tail", "block")
+    kernel_bandwidth = {"matmul": dict(device.kernel_bandwidth)["matmul"], **kinds}
+    return {
+        "launch": _time(device.launch),
+        "matmul": {
+            **{name: _round(getattr(matmul, name)) for name in rates},
+            "tiles": [list(tile) for tile in matmul.tiles],
+            "product_launch": _time(matmul.product_launch),
+            "fractions": {dtype: _round(share) for dtype, share in matmul.fractions},
+        },
+        "attention": {
+            **{name: _round(getattr(attention, name)) for name in ramps},
+            "launch": _time(attention.launch),
+        },
+        "sustained": _round(device.sustained),
+        "kernel_bandwidth": {kind: _round(share) for kind, share in kernel_bandwidth.items()},
+    }
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.{DIGITS}g} us"
+
+
+def _round(value: float) -> float:
+    return value if isinstance(value, int) or not isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _errors(found: Errors) -> Data:
+    return {name: _round(value) for name, value in asdict(found).items()}
+
+
+def _used(rows: Iterable[Row], skipped: Iterable[Skipped]) -> Data:
+    used = Counter(row.source for row in rows)
+    reasons: dict[str, Counter[str]] = {}
+    for row in skipped:
+        reasons.setdefault(row.source, Counter())[row.reason] += 1
+    return {
+        source: {"used": used[source], "skipped": dict(sorted(reasons.get(source, Counter()).items()))}
+        for source in sorted(used.keys() | reasons.keys())
+    }

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from simulator.accelerator import Accelerator
-from simulator.compute import Pass, attention_time, matmul_time
-from simulator.kernels.attention import AttentionShape
-from simulator.kernels.matmul import Matmul
-from simulator.kernels.memory_bound import streaming_time
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass, attention_time, matmul_time
+from simulator.machine.kernels import AttentionShape, Matmul, streaming_time
 from simulator.operator_graph import ITEMSIZE
 
 CACHE = "cache"

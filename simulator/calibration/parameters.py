@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from simulator.accelerator import Accelerator
 from simulator.calibration.kernels import CACHE
-from simulator.kernels.attention import BACKWARD_PRODUCTS
-from simulator.kernels.matmul import MatmulModel
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.kernels import BACKWARD_PRODUCTS, MatmulModel
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Typical tiles of cuBLAS (NVIDIA, "Matrix multiplication background user's guide", section 3.2)."""

@@ -4,27 +4,25 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from simulator.accelerator import Accelerator
 from simulator.catalog.records import STATUSES, Record, is_calibrated, names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
-from simulator.cluster import Cluster, Node
-from simulator.host import Host, Pcie
-from simulator.interconnect.kinds import (
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, Library, Node, Protocol
+from simulator.machine.host import Host, Pcie
+from simulator.machine.kernels import AttentionModel, MatmulModel
+from simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
     FatTree,
     LeafSpine,
+    Link,
     Mesh,
     NodeNetwork,
     Ring,
     Switch,
     Torus,
 )
-from simulator.kernels.attention import AttentionModel
-from simulator.kernels.matmul import MatmulModel
-from simulator.library import Library, Protocol
-from simulator.link import Link
 from simulator.units import Dimension, parse
 
 __all__ = [

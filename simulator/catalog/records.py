@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from simulator.link import Link
+from simulator.machine.topology import Link
 from simulator.units import Dimension, parse
 
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")

@@ -10,11 +10,10 @@ from functools import lru_cache
 from statistics import median, median_low, mode
 from typing import NamedTuple, TypeVar
 
-from simulator.accelerator import Accelerator
 from simulator.catalog.records import fitted_links, is_calibrated, names
-from simulator.kernels.attention import AttentionModel
-from simulator.kernels.matmul import MatmulModel
-from simulator.link import Link
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.kernels import AttentionModel, MatmulModel
+from simulator.machine.topology import Link
 
 M = TypeVar("M", MatmulModel, AttentionModel)
 Shares = tuple[tuple[str, float], ...]

@@ -2,14 +2,12 @@
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Collective
-from simulator.collectives.inside import inside
-from simulator.collectives.phase import Phase
+from simulator.collective import Collective
 from simulator.collectives.placement import Placement
-from simulator.collectives.ring import channels
-from simulator.collectives.traffic import Edges, Traffic, launched, phase, traffic
+from simulator.collectives.ring import channels, inside
+from simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, traffic
 from simulator.interconnect.routes import IntArray
+from simulator.machine.cluster import Cluster
 
 
 def hierarchical(cluster: Cluster, placement: Placement, collective: Collective) -> tuple[Phase, ...]:

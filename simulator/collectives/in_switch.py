@@ -2,17 +2,16 @@
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.collectives.hierarchical import equal_ranks, inside_phase
-from simulator.collectives.inside import inside
-from simulator.collectives.phase import Phase, merged
 from simulator.collectives.placement import Placement, place
-from simulator.collectives.traffic import Traffic, launched, phase, together, traffic
+from simulator.collectives.ring import inside
+from simulator.collectives.traffic import Phase, Traffic, launched, merged, phase, together, traffic
 from simulator.collectives.tree import between
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import FatTree, Graph, LeafSpine, Switch, Torus
 from simulator.interconnect.routes import BoolArray, IntArray
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import FatTree, Graph, LeafSpine, Switch, Torus
 
 
 def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:

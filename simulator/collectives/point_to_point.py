@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.collectives.phase import Phase
-from simulator.collectives.traffic import Edges, launched, phase, traffic
+from simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
 from simulator.interconnect.routes import IntArray
+from simulator.machine.cluster import Cluster
 
 _PAIRS = 1 << 18
 """Messages whose routes are held at once."""

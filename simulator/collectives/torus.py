@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Collective
-from simulator.collectives.phase import Phase, merged
-from simulator.collectives.traffic import Edges, Traffic, launched, phase, together, traffic
-from simulator.interconnect.kinds import Torus
+from simulator.collective import Collective
+from simulator.collectives.traffic import Edges, Phase, Traffic, launched, merged, phase, together, traffic
 from simulator.interconnect.routes import FloatArray, IntArray
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Torus
 
 
 def torus_ring(cluster: Cluster, fabric: Torus, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:

@@ -4,14 +4,12 @@ from math import ceil, log2
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.collectives.inside import inside
-from simulator.collectives.phase import Phase
 from simulator.collectives.placement import Placement
-from simulator.collectives.ring import channels
-from simulator.collectives.traffic import Edges, Traffic, launched, phase, together, traffic
-from simulator.interconnect.kinds import Crossbar
+from simulator.collectives.ring import channels, inside
+from simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, together, traffic
 from simulator.interconnect.routes import FloatArray
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar
 
 
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from simulator.engine import longest_path
 from simulator.engine.bound import step_bound
-from simulator.engine.deadlock import Deadlock
-from simulator.engine.steady import window
+from simulator.engine.steady_state import window
+from simulator.engine.step_graph import Deadlock
 from simulator.program import IntArray, Program
 from simulator.timeline import Timeline, simulated
 

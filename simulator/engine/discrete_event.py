@@ -2,28 +2,303 @@
 
 A task's event is scheduled when the last task it waits for ends. When its latency has
 passed, a communication over links that others use too hands its bytes to the max-min
-fair `Network`; where computing can be slowed, that is the `Overlap`'s work.
+fair `Network`; where computing can be slowed, that is the `Overlap`'s work. A `Tenant` is a flow of
+another job, over and over beside the step.
+
+The longest path is the simulation up to where the first two transfers meet: before that instant nothing has shared a
+link, so that events happen exactly when the longest path says. A simulation may begin there, with what has ended by
+then taken as done (`fast_forward`).
+
+Computing is slowed while a data communication of its rank class moves bytes. Work is counted in whole parts of a
+tick, so that times are exact: a slowdown of ``p / q`` does ``p`` parts a tick of free computing and ``q`` of slowed.
 """
 
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
-from heapq import heappush
-from typing import Protocol
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from simpy.events import NORMAL
+import simpy
+from numpy.typing import NDArray
+from simpy.events import NORMAL, EventPriority
 
-from simulator.collection import no_collection
+from simulator.deadline import check_deadline
 from simulator.engine.compiled import pays
 from simulator.engine.contraction import contract, expand_times
-from simulator.engine.deadlock import deadlock
-from simulator.engine.environment import Environment
-from simulator.engine.fast_forward import Head, fast_forward
-from simulator.engine.longest_path import walk
-from simulator.engine.overlap import Done, Overlap
-from simulator.engine.step_graph import StepGraph, compile_program, start_times
-from simulator.engine.tenant import Tenant, unfinished
-from simulator.network import Network
-from simulator.program import IntArray, Program
+from simulator.engine.flows import Bundle
+from simulator.engine.longest_path import Walk, walk
+from simulator.engine.network import Clock, Network
+from simulator.engine.step_graph import StepGraph, compile_program, deadlock, start_times
+from simulator.program import Background, IntArray, Program, TaskKind, expand, no_collection, ragged
+
+LAST = EventPriority(NORMAL + 1)
+"""SimPy's priority of events after all others of one instant."""
+
+EVENTS = 10_000
+"""Events that happen, in some hundredths of a second, before the deadline is looked at."""
+
+T = TypeVar("T")
+
+
+class Environment(simpy.Environment):
+    """SimPy's clock, queue and order, in which an event may be a pair: what is called, and with what.
+
+    Such an event costs a third of one with callbacks; SimPy's own events work beside it as ever.
+    """
+
+    now = property(attrgetter("_now"), doc="Ticks.")
+    queue = property(attrgetter("_queue"), doc="What is to happen: time, priority, number, event.")
+    numbers = property(attrgetter("_eid"), doc="By which events of one time and priority come in turn.")
+
+    def call(self, delay: int, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after ``delay`` ticks."""
+        heappush(self.queue, (self._now + delay, NORMAL, next(self._eid), (action, argument)))
+
+    def call_last(self, action: Callable[[T], None], argument: T) -> None:
+        """Call ``action(argument)`` after all other events of this instant: now, where none is left."""
+        queue: list[Any] = self._queue
+        if not queue or queue[0][0] > self._now:
+            action(argument)
+        else:
+            heappush(queue, (self._now, LAST, next(self._eid), (action, argument)))
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        queue: list[Any] = self._queue
+        if queue and queue[0][3].__class__ is tuple:
+            self._now, _, _, (action, argument) = heappop(queue)
+            action(argument)
+        else:
+            super().step()
+
+    def run(self, until: simpy.core.SimTime | simpy.Event | None = None) -> Any:
+        """Let events happen: all, or up to a time or an event."""
+        if until is not None:
+            return super().run(until)
+        queue: list[Any] = self._queue
+        while queue:
+            check_deadline()
+            self._run_some(queue)
+        return None
+
+    def _run_some(self, queue: list[Any]) -> None:
+        for _ in range(EVENTS):
+            if not queue:
+                return
+            self._now, priority, number, event = heappop(queue)
+            if event.__class__ is tuple:
+                action, argument = event
+                action(argument)
+            else:
+                heappush(queue, (self._now, priority, number, event))
+                super().step()
+
+
+class Tenant:
+    """A flow that starts every ``period`` ticks, or when it has ended if that is later, while the step runs."""
+
+    def __init__(
+        self, shape: Bundle, background: Background, network: Network, clock: Clock, running: Callable[[], bool]
+    ) -> None:
+        self._shape, self._background = shape, background
+        self._network, self._clock, self._running = network, clock, running
+        self._started = background.start
+        clock.call(background.start, self._begin, 0)
+
+    def _begin(self, _: int) -> None:
+        if self._running():
+            self._started = self._clock.now
+            self._clock.call(self._background.latency, self._send, 0)
+
+    def _send(self, _: int) -> None:
+        self._network.start(self._shape, self._again, 0)
+
+    def _again(self, _: int) -> None:
+        self._clock.call(max(self._started + self._background.period - self._clock.now, 0), self._begin, 0)
+
+
+def unfinished(ends: Sequence[int], last: list[int]) -> Callable[[], bool]:
+    """Return what tells whether any of the tasks ``last`` has not ended yet."""
+
+    def running() -> bool:
+        while last and ends[last[-1]] >= 0:
+            last.pop()
+        return bool(last)
+
+    return running
+
+
+class Head(NamedTuple):
+    """A step up to a tick: ``ends`` of the tasks that are done, -1 for all others.
+
+    ``ready`` are the tasks that wait for none of the others, each with the tick ``due`` at which it ends
+    or, where others can disturb it, its bytes begin to move. ``waiting`` counts what every task still
+    waits for.
+    """
+
+    time: int
+    ends: IntArray
+    waiting: IntArray
+    ready: IntArray
+    due: IntArray
+
+
+def fast_forward(graph: StepGraph, walk: Walk) -> Head | None:
+    """Return a step up to where transfers first meet; ``None`` where they never do, and the walk is exact."""
+    due = walk.starts + graph.latencies
+    begin = _last_quiet_tick(graph, due, walk.ends)
+    if begin is None:
+        return None
+    done = due < begin
+    ends = np.where(done, walk.ends, -1)
+    behind = np.repeat(done, np.diff(graph.successor_start))
+    waiting = graph.waiting - np.bincount(graph.successors[behind], minlength=graph.num_tasks)
+    ready = np.flatnonzero(~done & (waiting == 0))
+    return Head(begin, ends, waiting, ready, due[ready])
+
+
+def _last_quiet_tick(graph: StepGraph, due: IntArray, ends: IntArray) -> int | None:
+    """Return the last tick at which no transfer is on its way, before two of them share a link."""
+    tasks = np.flatnonzero((graph.flow >= 0) & (ends > due))
+    meeting = _first_meeting(graph, tasks, due, ends)
+    if meeting is None:
+        return None
+    order = np.argsort(due[tasks], kind="stable")
+    begins, over = due[tasks][order], np.maximum.accumulate(ends[tasks][order])
+    quiet = np.append(True, begins[1:] >= over[:-1])
+    return int(begins[quiet & (begins <= meeting)].max())
+
+
+def _first_meeting(graph: StepGraph, tasks: IntArray, due: IntArray, ends: IntArray) -> int | None:
+    """Return the first tick at which a transfer begins on a link that another one is using."""
+    link_start, link_of = ragged([[link for link, _ in shape.shares] for shape in graph.bundles])
+    row, index = expand(link_start, graph.flow[tasks])
+    task, link = tasks[row], link_of[index]
+    order = np.lexsort((due[task], link))
+    task, link = task[order], np.unique(link[order], return_inverse=True)[1]
+    span = int(ends.max(initial=0)) + 1
+    if (int(link.max(initial=0)) + 1) * span >= 2**62:
+        return 0  # too long to be told apart on one axis
+    over = np.maximum.accumulate(ends[task] + link * span)
+    meets = due[task][1:] + link[1:] * span < over[:-1]
+    found = due[task][1:][meets & (link[1:] == link[:-1])]
+    return int(found.min()) if len(found) else None
+
+
+Done = Callable[[int], None]
+
+
+class _Computing:
+    """A task that computes: parts left at ``since``, and how often its end was timed."""
+
+    __slots__ = ("done", "left", "rank_class", "since", "task", "version")
+
+    def __init__(self, task: int, rank_class: int, left: int, done: Done) -> None:
+        self.task, self.rank_class, self.left, self.done = task, rank_class, left, done
+        self.since = self.version = 0
+
+
+class Overlap:
+    """Tasks that slow others, and tasks that are slowed, on a clock.
+
+    Parameters
+    ----------
+    special
+        Whether a task is begun by ``launch``.
+    latencies
+        Ticks before that.
+    """
+
+    def __init__(self, program: Program, graph: StepGraph, network: Network, clock: Clock) -> None:
+        self._graph, self._network, self._clock = graph, network, clock
+        self._full, self._slow = Fraction(program.slowdown).as_integer_ratio()
+        self._class_of, self._slowing = _slowed_class(program), _slowing_classes(program)
+        self._durations = graph.durations.tolist()
+        self._moving = [0] * len(program.rank_classes)
+        self._computing: list[dict[int, _Computing]] = [{} for _ in program.rank_classes]
+        chosen = np.array(self._class_of, np.int64) >= 0
+        chosen[list(self._slowing)] = True
+        self.special: NDArray[np.bool_] = chosen | (graph.flow >= 0)
+        self.latencies: IntArray = np.where(chosen & (graph.flow < 0), 0, graph.latencies)
+
+    def launch(self, done: Done, task: int) -> None:
+        """Begin what a task does after its latency; ``done`` is called with it when that has ended."""
+        if self._class_of[task] >= 0:
+            self._compute(task, done)
+        elif task in self._slowing:
+            self._slow_down(self._slowing[task], 1)
+            self._move(task, partial(self._moved, done))
+        else:
+            self._move(task, done)
+
+    def _move(self, task: int, done: Done) -> None:
+        flow = int(self._graph.flow[task])
+        if flow >= 0:
+            self._network.start(self._graph.bundles[flow], done, task)
+        else:
+            self._clock.call(self._durations[task], done, task)
+
+    def _moved(self, done: Done, task: int) -> None:
+        self._slow_down(self._slowing[task], -1)
+        done(task)
+
+    def _slow_down(self, rank_classes: tuple[int, ...], change: int) -> None:
+        """Count a communication that begins or ends, and time the computing of its classes anew."""
+        for rank_class in rank_classes:
+            before = self._rate(rank_class)
+            self._moving[rank_class] += change
+            if self._rate(rank_class) != before:
+                for item in self._computing[rank_class].values():
+                    item.left -= before * (self._clock.now - item.since)
+                    self._time(item)
+
+    def _rate(self, rank_class: int) -> int:
+        return self._slow if self._moving[rank_class] else self._full
+
+    def _compute(self, task: int, done: Done) -> None:
+        rank_class = self._class_of[task]
+        item = _Computing(task, rank_class, self._durations[task] * self._full, done)
+        self._computing[rank_class][task] = item
+        self._time(item)
+
+    def _time(self, item: _Computing) -> None:
+        """Call when a task will have ended at the present rate."""
+        item.since = self._clock.now
+        item.version += 1
+        ticks = max(-(-item.left // self._rate(item.rank_class)), 0)
+        self._clock.call(ticks, self._end, (item, item.version))
+
+    def _end(self, timed: tuple[_Computing, int]) -> None:
+        item, version = timed
+        if version == item.version:  # else its rate has changed since, and another call is under way
+            del self._computing[item.rank_class][item.task]
+            item.done(item.task)
+
+
+def _slowed_class(program: Program) -> list[int]:
+    """Return for every task that can be slowed its rank class, -1 for all others."""
+    slow = np.array([item.kind.computes and len(item.pieces) == 1 for item in program.work], dtype=bool)
+    class_of_stream = np.array([stream.rank_class for stream in program.streams], np.int64)
+    tasks = np.flatnonzero(slow[program.work_of] & (np.diff(program.stream_start) > 0))
+    place, index = expand(program.stream_start, tasks)
+    classes = class_of_stream[program.stream_of[index]]
+    first = class_of_stream[program.stream_of[program.stream_start[tasks]]]
+    several = np.bincount(place, classes != first[place], len(tasks)) > 0
+    result = np.full(program.num_tasks, -1, np.int64)
+    result[tasks] = np.where(several, -1, first)
+    return result.tolist()
+
+
+def _slowing_classes(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return the rank classes of every data communication."""
+    data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
+    return {
+        task: tuple(sorted({program.streams[stream].rank_class for stream in program.streams_of(task)}))
+        for task in np.flatnonzero(data[program.work_of]).tolist()
+    }
 
 
 class Launch(Protocol):

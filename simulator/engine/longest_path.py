@@ -6,10 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.engine.compiled import compiled, installed, pays
-from simulator.engine.deadlock import deadlock
-from simulator.engine.step_graph import StepGraph, compile_program
-from simulator.program import IntArray, Program
-from simulator.ragged import expand
+from simulator.engine.step_graph import StepGraph, compile_program, deadlock
+from simulator.program import IntArray, Program, expand
 
 Ints = MutableSequence[int]
 

@@ -1,17 +1,184 @@
-"""NICs, and the switches between them."""
+"""What joins nodes: NICs and the switches between them, or devices joined directly; one class a fabric.
 
-from collections.abc import Iterator
+Leaf switches have a spine or pods above them, and pods a core. A dragonfly has routers in all-to-all groups, and
+groups joined all-to-all. On a torus devices are joined directly, on a grid; a graph is any that the user draws.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from math import prod
 from typing import Protocol
 
 import numpy as np
 
-from simulator.interconnect.dragonfly import DragonflyWiring
 from simulator.interconnect.host_wiring import HostWiring
-from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, LeafSpine
-from simulator.interconnect.leaves import LeafWiring
-from simulator.interconnect.links import Edge, Links
-from simulator.interconnect.numbering import Numbering, owners
-from simulator.interconnect.routes import FloatArray, IntArray, Routes, along
+from simulator.interconnect.links import Edge, Links, Numbering, owners, starts
+from simulator.interconnect.node_wiring import Axis, axis
+from simulator.interconnect.routes import (
+    FloatArray,
+    IntArray,
+    Routes,
+    Shortest,
+    along,
+    joined,
+    ordered_pairs,
+    pair_index,
+    table_of,
+    where,
+)
+from simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Torus
+
+
+class Tier:
+    """Switches of one tier, each with one link up and one down; ``of_nic`` is the one above every NIC.
+
+    As parts of the cluster (`Parts`) they are numbered from ``first_part``. Traffic is spread evenly
+    over the switches of the tier above, so that all uplinks of a switch act as one pipe.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        pattern: str,
+        labels: tuple[IntArray, ...],
+        of_nic: IntArray,
+        capacity: FloatArray,
+        hop: float,
+        first_part: int,
+    ) -> None:
+        self._pattern, self._labels, self.of_nic = pattern, labels, of_nic
+        self.part_of_nic, owner = first_part + of_nic, first_part + np.arange(len(capacity))
+        self._up = links.add(f"{pattern} up", labels, capacity, hop, owner=owner)
+        self._down = links.add(f"{pattern} down", labels, capacity, owner=owner)
+
+    def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the links up and down between NICs, -1 where one switch is above both."""
+        here, there = self.of_nic[source], self.of_nic[target]
+        return where(here != there, self._up, here), where(here != there, self._down, there)
+
+    def name(self, switch: int) -> str:
+        """Return the name of a switch."""
+        return self._pattern.format(*(column[switch] for column in self._labels))
+
+    def edges(self, above: Iterable[str]) -> Iterator[Edge]:
+        """Yield every switch to the one ``above`` it, and back."""
+        ways = zip(above, self._up.tolist(), self._down.tolist(), strict=False)
+        for switch, (upper, up, down) in enumerate(ways):
+            yield self.name(switch), upper, up
+            yield upper, self.name(switch), down
+
+
+class LeafWiring:
+    """A leaf-spine or fat-tree network.
+
+    The uplinks of a leaf are as wide as its NICs together over the oversubscription, those of a
+    pod as wide as its leaves' uplinks over the core's; each tier adds its ``hop`` on the way up.
+    """
+
+    def __init__(self, links: Links, fabric: LeafSpine | FatTree, node: IntArray, bandwidth: FloatArray) -> None:
+        pattern, labels, leaf = _leaves(fabric, node)
+        capacity = np.bincount(leaf, weights=bandwidth) / fabric.oversubscription
+        nodes = int(node[-1]) + 1
+        self._leaves = Tier(links, pattern, labels, leaf, capacity, fabric.hop, nodes)
+        self._pods: Tier | None = None
+        if isinstance(fabric, FatTree):
+            self._pod_of_leaf = np.arange(len(capacity)) // fabric.leaves_per_pod
+            above = np.bincount(self._pod_of_leaf, weights=capacity) / fabric.core_oversubscription
+            pods = (np.arange(len(above)),)
+            first_pod = nodes + len(capacity)
+            self._pods = Tier(links, "pod {}", pods, self._pod_of_leaf[leaf], above, fabric.hop, first_pod)
+        self.parts = tuple(tier.part_of_nic for tier in (self._leaves, self._pods) if tier is not None)
+
+    def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
+        """Return up and down of every tier where no one switch is above both NICs."""
+        up, down = self._leaves.columns(source, target)
+        if self._pods is None:
+            return up, down
+        return up, *self._pods.columns(source, target), down
+
+    def vertex(self, nic: int) -> str:
+        """Return the leaf of a NIC."""
+        return self._leaves.name(int(self._leaves.of_nic[nic]))
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield leaf to spine, or leaf to pod to core, and back."""
+        if self._pods is None:
+            yield from self._leaves.edges(repeat("spine"))
+        else:
+            yield from self._leaves.edges(map(self._pods.name, self._pod_of_leaf.tolist()))
+            yield from self._pods.edges(repeat("core"))
+
+
+def _leaves(fabric: LeafSpine | FatTree, node: IntArray) -> tuple[str, tuple[IntArray, ...], IntArray]:
+    """Return how leaves are called, their labels, and the leaf of every NIC; ``node`` is the node of every NIC."""
+    unit = node // fabric.nodes_per_leaf
+    if not fabric.rail_optimized:
+        return "leaf {}", (np.arange(unit[-1] + 1),), unit
+    rail = np.arange(len(node)) - starts(np.bincount(node))[node]
+    rails = np.zeros(unit[-1] + 1, dtype=np.int64)
+    np.maximum.at(rails, unit, rail + 1)
+    units = np.repeat(np.arange(len(rails)), rails)
+    first = starts(rails)
+    return "rail {}.{}", (units, np.arange(len(units)) - first[units]), first[unit] + rail
+
+
+class DragonflyWiring:
+    """Minimal routes: to the gateway of the own group, to the gateway of the other group, to the router.
+
+    The router that holds the link of its group to group ``g`` is number ``g % routers_per_group``
+    of the group. Groups are complete even where the last has fewer nodes.
+    """
+
+    parts: tuple[IntArray, ...] = ()
+
+    def __init__(self, links: Links, fabric: Dragonfly, node: IntArray) -> None:
+        self._router = node // fabric.nodes_per_router
+        routers = int(self._router[-1]) + 1
+        self._size = min(fabric.routers_per_group, routers)
+        self._groups = -(-routers // self._size)
+        a, b = ordered_pairs(self._size)
+        base = np.repeat(np.arange(self._groups) * self._size, len(a))
+        self._ends = np.tile(a, self._groups) + base, np.tile(b, self._groups) + base
+        local, between = fabric.local, fabric.group_link
+        self._local = links.add("router {}>{}", self._ends, local.bandwidth, local.latency, local.launch)
+        self._group_ends = ordered_pairs(self._groups)
+        self._group = links.add("group {}>{}", self._group_ends, between.bandwidth, between.latency, between.launch)
+
+    def columns(self, source: IntArray, target: IntArray) -> tuple[IntArray, ...]:
+        """Return router to gateway, group to group, gateway to router: what is on the way."""
+        here, there = self._router[source], self._router[target]
+        group, other = here // self._size, there // self._size
+        exit_router = np.where(group == other, there, self._gateway(group, other))
+        entry_router = np.where(group == other, there, self._gateway(other, group))
+        return self._hop(here, exit_router), self._leap(group, other), self._hop(entry_router, there)
+
+    def vertex(self, nic: int) -> str:
+        """Return the router of a NIC."""
+        return f"router {self._router[nic]}"
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield router to router in a group, and gateway to gateway."""
+        for tail, head, link in zip(*self._ends, self._local, strict=True):
+            yield f"router {tail}", f"router {head}", int(link)
+        group, other = self._group_ends
+        exits, entries = self._gateway(group, other), self._gateway(other, group)
+        for tail, head, link in zip(exits, entries, self._group, strict=True):
+            yield f"router {tail}", f"router {head}", int(link)
+
+    def _gateway(self, group: IntArray, other: IntArray) -> IntArray:
+        """Return the router of ``group`` that holds its link to ``other``."""
+        return group * self._size + other % self._size
+
+    def _hop(self, router: IntArray, other: IntArray) -> IntArray:
+        """Return the link between routers of one group, -1 where they are one."""
+        size = self._size
+        index = router // size * (size * (size - 1)) + pair_index(router % size, other % size, size)
+        return where(router != other, self._local, index)
+
+    def _leap(self, group: IntArray, other: IntArray) -> IntArray:
+        """Return the link between groups, -1 where they are one."""
+        return where(group != other, self._group, pair_index(group, other, self._groups))
 
 
 class SwitchingWiring(Protocol):
@@ -110,3 +277,104 @@ def _switches(
             return DragonflyWiring(links, fabric, node)
         case LeafSpine() | FatTree():
             return LeafWiring(links, fabric, node, bandwidth)
+
+
+class AxisWiring:
+    """The links along one axis of a grid, whose next position is ``stride`` devices on."""
+
+    def __init__(self, links: Links, torus: Torus, name: str, axis: Axis, stride: int) -> None:
+        self._axis, self._stride = axis, stride
+        self._links = np.full((2, torus.num_devices), -1)
+        link, position = torus.link, self.position(np.arange(torus.num_devices))
+        for down, sign in enumerate("+-"):
+            members = np.flatnonzero(np.isin(position, axis.exits(down)))
+            pattern = f"torus {{}} {name}{sign}"
+            self._links[down, members] = links.add(pattern, members, link.bandwidth, link.latency, link.launch)
+
+    def position(self, devices: IntArray) -> IntArray:
+        """Return where devices stand on the axis."""
+        return devices // self._stride % self._axis.size
+
+    def moved(self, devices: IntArray, position: IntArray) -> IntArray:
+        """Return the devices that differ from ``devices`` by their position on the axis only."""
+        return devices + (position - self.position(devices)) * self._stride
+
+    def routes(self, source: IntArray, target: IntArray) -> Routes:
+        """Return the routes from ``source`` to the position of ``target`` on the axis."""
+        walks = self._axis.walks(self.position(source), self.position(target))
+        device = self.moved(source[walks.pair], walks.position)
+        return Routes(walks.pair, self._links[walks.down, device], walks.share)
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield device to device."""
+        for row, step in zip(self._links, (1, -1), strict=True):
+            tails = np.flatnonzero(row >= 0)
+            heads = self.moved(tails, (self.position(tails) + step) % self._axis.size)
+            for tail, head, link in zip(tails, heads, row[tails], strict=True):
+                yield f"device {tail}", f"device {head}", int(link)
+
+
+class TorusWiring:
+    """The links of a torus; routes follow its axes in order.
+
+    Devices are numbered with the last axis fastest. Two devices on an axis are joined by one
+    wire each way, wraparound or not.
+    """
+
+    def __init__(self, links: Links, torus: Torus) -> None:
+        self._axes = [
+            AxisWiring(links, torus, name, axis(size, torus.wraparound), prod(torus.shape[number + 1 :]))
+            for number, (name, size) in enumerate(zip("xyz", torus.shape, strict=False))
+        ]
+
+    def routes(self, source: IntArray, target: IntArray) -> Routes:
+        """Return the routes between different devices."""
+        parts = []
+        for wiring in self._axes:
+            parts.append(wiring.routes(source, target))
+            source = wiring.moved(source, wiring.position(target))
+        return joined(parts)
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield device to device."""
+        for wiring in self._axes:
+            yield from wiring.edges()
+
+
+class GraphWiring:
+    """One link for each edge; devices are the vertices ``device 0``, ``device 1``, ..."""
+
+    def __init__(self, links: Links, graph: Graph, num_devices: int) -> None:
+        self._ends = tuple((tail, head) for tail, head, _ in graph.edges)
+        often, times = Counter(self._ends).most_common(1)[0]
+        if times > 1:
+            raise ValueError(f"a graph has each edge once, met {'>'.join(often)} {times} times: make its link wider")
+        built = [link for _, _, link in graph.edges]
+        bandwidth, latency, launch = (
+            np.array([getattr(link, cost) for link in built]) for cost in ("bandwidth", "latency", "launch")
+        )
+        self._links = links.add("{}>{}", self._ends, bandwidth, latency, launch)
+        vertices = {f"device {device}": device for device in range(num_devices)}
+        for ends in self._ends:
+            for name in ends:
+                vertices.setdefault(name, len(vertices))
+        self._shortest = Shortest(len(vertices), [(vertices[tail], vertices[head]) for tail, head in self._ends])
+        self._num_devices = num_devices
+
+    def routes(self, source: IntArray, target: IntArray) -> Routes:
+        """Return the ways of fewest hops; ``ValueError`` where there is none."""
+        pairs, entry = np.unique(source * self._num_devices + target, return_inverse=True)
+        rows = [self._ways(*divmod(pair, self._num_devices)) for pair in pairs.tolist()]
+        routes = table_of(rows).routes(entry)
+        return routes._replace(link=self._links[routes.link])
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield the edges."""
+        for (tail, head), link in zip(self._ends, self._links.tolist(), strict=True):
+            yield tail, head, link
+
+    def _ways(self, source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        ways = self._shortest.ways(source, target)
+        if ways is None:
+            raise ValueError(f"a graph joins the devices that communicate, met no way from {source} to {target}")
+        return ways

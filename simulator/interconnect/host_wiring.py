@@ -10,12 +10,10 @@ from math import ceil, inf
 
 import numpy as np
 
-from simulator.cluster import Node
-from simulator.interconnect.kinds import PcieTree
-from simulator.interconnect.links import Edge, Links
-from simulator.interconnect.numbering import Numbering, owners, starts
+from simulator.interconnect.links import Edge, Links, Numbering, owners, starts
 from simulator.interconnect.routes import FloatArray, IntArray, Routes, along
-from simulator.link import Link
+from simulator.machine.cluster import Node
+from simulator.machine.topology import Link, PcieTree
 
 
 class HostWiring:

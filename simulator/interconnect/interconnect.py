@@ -5,17 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.cluster import Cluster
-from simulator.interconnect.fabric_wiring import NicWiring
-from simulator.interconnect.graph import GraphWiring
+from simulator.interconnect.fabric_wiring import GraphWiring, NicWiring, TorusWiring
 from simulator.interconnect.host_wiring import HostWiring
-from simulator.interconnect.kinds import Graph, Torus
-from simulator.interconnect.links import Links
+from simulator.interconnect.links import Links, Parts, numbering
 from simulator.interconnect.node_wiring import NodeWiring, node_wiring
-from simulator.interconnect.numbering import numbering
-from simulator.interconnect.parts import Parts
 from simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
-from simulator.interconnect.torus import TorusWiring
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Graph, Torus
 
 if TYPE_CHECKING:
     import networkx as nx

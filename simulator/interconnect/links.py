@@ -1,15 +1,91 @@
-"""The links of a cluster by number and by name."""
+"""The links of a cluster by number and by name, and what they belong to.
+
+`Numbering` says where each device sits: its node, its host and the NIC it uses, all numbered through the cluster.
+`Parts` are what links belong to: nodes, leaf switches and pods.
+"""
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.interconnect.parts import Parts
 from simulator.interconnect.routes import FloatArray, IntArray
+from simulator.machine.cluster import Cluster, Node
+
+
+class Parts:
+    """Nodes, leaf switches and pods, numbered through the cluster, and the links that each has.
+
+    Parts that are built alike have as many links of every family, in the same order.
+
+    Parameters
+    ----------
+    of_device
+        [levels, devices]: the node of every device, and the switches above its NIC; each level has
+        higher numbers than the one before.
+    owners
+        For every family of links the part that has each, rising; -1 where links belong to none.
+    """
+
+    def __init__(self, of_device: IntArray, owners: tuple[IntArray, ...]) -> None:
+        self.of_device, self._owners = of_device, owners
+        self._starts = np.array([0, *accumulate(map(len, owners))])
+        self.count = int(of_device.max()) + 1
+
+    @cached_property
+    def own_all(self) -> bool:
+        """Whether every link belongs to a part."""
+        return all(int(owner[0]) >= 0 for owner in self._owners)
+
+    @cached_property
+    def _owner(self) -> IntArray:
+        """The part of every link."""
+        return np.concatenate(self._owners)
+
+    @cached_property
+    def _first(self) -> IntArray:
+        """[families, devices]: the first link of every family on the part that each device is in."""
+        levels = self.of_device.min(axis=1)
+        first = np.empty((len(self._owners), self.of_device.shape[1]), dtype=np.int64)
+        for row, start, owner in zip(first, self._starts, self._owners, strict=False):
+            counts = np.bincount(owner, minlength=self.count)
+            level = np.searchsorted(levels, owner[0], side="right") - 1
+            row[:] = (start + np.cumsum(counts) - counts)[self.of_device[level]]
+        return first
+
+    @property
+    def families(self) -> tuple[slice, ...]:
+        """The links of every family."""
+        return tuple(slice(start, end) for start, end in pairwise(self._starts.tolist()))
+
+    def owners(self, family: int) -> IntArray:
+        """Return the parts of the links of a family."""
+        return self._owners[family]
+
+    def owner(self, links: IntArray) -> IntArray:
+        """Return the part of each of ``links``."""
+        found: IntArray = self._owner[links]
+        return found
+
+    def places(self, links: IntArray, devices: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the family of ``links``, and where each comes in it on its part, in which is one of ``devices``."""
+        family = np.searchsorted(self._starts, links, side="right") - 1
+        return family, links - self._first[family, devices]
+
+    def links(self, family: IntArray, place: IntArray, devices: IntArray) -> IntArray:
+        """Return the links that come there on the parts that other devices are in."""
+        num_devices = self._first.shape[1]
+        found: IntArray = self._first.ravel()[family * num_devices + devices]
+        found += place
+        return found
+
 
 _NUMBER = re.compile(r"\d+")
 _LARGEST = 2**31
@@ -156,3 +232,87 @@ def _rows(labels: IntArray | tuple[IntArray, ...] | tuple[tuple[str, str], ...])
     if isinstance(labels[0], np.ndarray):
         return np.stack(labels, axis=1)
     return np.array(labels, dtype=object)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbering:
+    """Numbers of the parts of a cluster, node by node.
+
+    Parameters
+    ----------
+    kinds
+        The different kinds of node.
+    node_kind, node_rank
+        For every node its kind, and its place among the nodes of that kind.
+    node, local, kind, rank
+        For every device its node, its place in it, the node's kind, and the device's place
+        among the devices of all nodes of that kind.
+    host, host_local
+        For every device its host, and its place among that host's devices.
+    nic
+        For every device the NIC it uses.
+    """
+
+    kinds: tuple[Node, ...]
+    node_kind: IntArray
+    node_rank: IntArray
+    node: IntArray
+    local: IntArray
+    kind: IntArray
+    rank: IntArray
+    host: IntArray
+    host_local: IntArray
+    nic: IntArray
+
+    def counts(self, count: Callable[[Node], int]) -> IntArray:
+        """Return for every node a count of its kind."""
+        return np.array([count(kind) for kind in self.kinds], dtype=np.int64)[self.node_kind]
+
+    def figures(self, figure: Callable[[Node], float]) -> FloatArray:
+        """Return for every node a figure of its kind."""
+        return np.array([figure(kind) for kind in self.kinds], dtype=np.float64)[self.node_kind]
+
+    def nodes_of(self, kind: int) -> IntArray:
+        """Return the nodes of a kind."""
+        return np.flatnonzero(self.node_kind == kind)
+
+    def devices_of(self, kind: int) -> IntArray:
+        """Return the devices of the nodes of a kind."""
+        return np.flatnonzero(self.kind == kind)
+
+
+def owners(counts: IntArray) -> IntArray:
+    """Return the owner of every part, where owner ``i`` has ``counts[i]`` of them."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def starts(counts: IntArray) -> IntArray:
+    """Return the number of the first part of every owner."""
+    return np.cumsum(counts) - counts
+
+
+def numbering(cluster: Cluster) -> Numbering:
+    """Return where every device of ``cluster`` sits."""
+    number = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in cluster.nodes))}
+    kinds = tuple(number)
+    of_node = np.array([number[node] for node, _ in cluster.nodes])[cluster.node_kinds]
+    devices, hosts, nics = (
+        np.array([getattr(kind, part) for kind in kinds])[of_node] for part in ("devices", "hosts", "nics")
+    )
+    node = owners(devices)
+    local = np.arange(len(node)) - starts(devices)[node]
+    in_host = (devices // hosts)[node]
+    host = starts(hosts)[node] + local // in_host
+    nic = starts(nics)[node] + local * nics[node] // devices[node]
+    kind = of_node[node]
+    ranks = (_ranks(column, len(kinds)) for column in (of_node, kind))
+    return Numbering(kinds, of_node, next(ranks), node, local, kind, next(ranks), host, local % in_host, nic)
+
+
+def _ranks(kinds: IntArray, count: int) -> IntArray:
+    """Return the place of every member among those of its kind."""
+    ranks = np.zeros(len(kinds), dtype=np.int64)
+    for kind in range(count):
+        members = np.flatnonzero(kinds == kind)
+        ranks[members] = np.arange(len(members))
+    return ranks

@@ -1,6 +1,11 @@
-"""Routes as arrays: the links that each pair of devices sends over, and the share of its bytes on each."""
+"""Routes as arrays: the links that each pair of devices sends over, and the share of its bytes on each.
+
+`Shortest` finds routes of fewest hops over any small graph, split evenly at every vertex. What is wired all-to-all
+has a link for each ordered pair of different things, numbered without gaps.
+"""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -83,3 +88,69 @@ def joined(parts: Sequence[Routes]) -> Routes:
     pair, link, share = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(pair, kind="stable")
     return Routes(pair[order], link[order], share[order])
+
+
+Ways = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+class Shortest:
+    """Fewest-hop routes over directed edges (from, to) between vertices below ``size``.
+
+    A vertex sends equal parts over all its edges that lead nearer to the target, however
+    many ways there are further on: what equal-cost multipath hashing does on average.
+    """
+
+    def __init__(self, size: int, edges: Sequence[tuple[int, int]]) -> None:
+        self._edges = tuple(edges)
+        self._leaving: list[list[int]] = [[] for _ in range(size)]
+        self._entering: list[list[int]] = [[] for _ in range(size)]
+        for edge, (tail, head) in enumerate(self._edges):
+            self._leaving[tail].append(edge)
+            self._entering[head].append(edge)
+        self._searched: dict[int, tuple[dict[int, int], list[int]]] = {}
+        self.ways = cache(self._ways)
+
+    def distances(self, target: int, source: int | None = None) -> dict[int, int]:
+        """Return the hops to ``target`` of every vertex that reaches it; with ``source`` of those as near at least."""
+        distance, frontier = self._searched.setdefault(target, ({target: 0}, [target]))
+        while frontier and source not in distance:
+            near = [self._edges[edge][0] for vertex in frontier for edge in self._entering[vertex]]
+            hops = distance[frontier[0]] + 1
+            frontier[:] = [vertex for vertex in dict.fromkeys(near) if vertex not in distance]
+            distance.update(dict.fromkeys(frontier, hops))
+        return distance
+
+    def _ways(self, source: int, target: int) -> Ways | None:
+        distance = self.distances(target, source)
+        if source not in distance:
+            return None
+        edges: list[int] = []
+        shares: list[float] = []
+        here = {source: 1.0}
+        for hops in range(distance[source] - 1, -1, -1):
+            there: dict[int, float] = {}
+            for vertex, amount in here.items():
+                nearer = [edge for edge in self._leaving[vertex] if distance.get(self._edges[edge][1]) == hops]
+                for edge in nearer:
+                    head = self._edges[edge][1]
+                    there[head] = there.get(head, 0.0) + amount / len(nearer)
+                edges += nearer
+                shares += [amount / len(nearer)] * len(nearer)
+            here = there
+        return tuple(edges), tuple(shares)
+
+
+def ordered_pairs(size: int) -> tuple[IntArray, IntArray]:
+    """Return the first and the second of every ordered pair of different numbers below ``size``.
+
+    >>> [column.tolist() for column in ordered_pairs(3)]
+    [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
+    """
+    first = np.repeat(np.arange(size), max(size - 1, 0))
+    second = np.tile(np.arange(max(size - 1, 0)), size)
+    return first, second + (second >= first)
+
+
+def pair_index(first: IntArray, second: IntArray, size: int) -> IntArray:
+    """Return where pairs of different numbers stand in `ordered_pairs`; meaningless where they are equal."""
+    return first * (size - 1) + second - (second > first)

@@ -9,8 +9,8 @@ recommendation systems" (dot products); Wang et al. 2021, "DCN V2" (low-rank cro
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simulator.models.builder import BlockBuilder
 from simulator.models.layers import linear
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 INTERACTIONS = ("dot", "cross")

@@ -14,9 +14,8 @@ Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021,
 from dataclasses import dataclass
 from math import ceil
 
-from simulator.models.builder import BlockBuilder
-from simulator.models.feed_forward import feed_forward
-from simulator.models.layers import TOKENS, linear
+from simulator.models.layers import TOKENS, feed_forward, linear
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import OperatorKind
 
 

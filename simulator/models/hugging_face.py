@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
-from simulator.models.bert import Bert
+from simulator.models.attention import LatentAttention
+from simulator.models.encoders import T5, Bert
 from simulator.models.experts import Experts
-from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model
-from simulator.models.resnet import EXPANSION, ResNet
-from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer
 from simulator.models.unet import UNet
-from simulator.models.vit import VisionTransformer
+from simulator.models.vision import EXPANSION, ResNet, VisionTransformer
 
 T = TypeVar("T")
 

@@ -1,6 +1,13 @@
-"""Layers that families share: linear, norm, dropout, embedding, output and loss."""
+"""Layers that families share: linear, norm, dropout, embedding, feed-forward, convolution, output and loss.
 
-from simulator.models.builder import BlockBuilder
+The feed-forward layer of a transformer is plain or gated.
+
+Images are tensors with dims ``batch channels height width``. The kernel of a convolution is one dim ``kernel`` of
+height times width points; a pointwise convolution has none. Where a stride makes the image smaller, the larger one has
+dims ``input_height input_width``.
+"""
+
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import OperatorKind
 
 TOKENS = "batch sequence hidden"
@@ -140,3 +147,85 @@ def classifier(builder: BlockBuilder, source: str, features: str) -> str:
     dims, weight = f"batch classes {features}", f"{features} classes"
     linear(builder, "classifier", source, (logits,), dims, weight=weight, reduced=features, bias="classes")
     return cross_entropy(builder, logits, "batch", "classes")
+
+
+GATED = ("swiglu", "geglu")
+"""Kinds with two matrices into the wide layer, of which one gates the other (Shazeer 2020)."""
+
+
+def feed_forward(builder: BlockBuilder, source: str, *, gated: bool, bias: bool, prefix: str = "") -> str:
+    """Note a feed-forward layer of width ``ffn`` and return its output; backward of the activation reads its input."""
+    width = "ffn gate" if gated else "ffn"
+    dims = f"batch sequence {width}"
+    wide = builder.tensor(f"{prefix}wide", dims)
+    linear(
+        builder,
+        f"{prefix}up",
+        source,
+        (wide,),
+        f"{dims} hidden",
+        weight=f"hidden {width}",
+        reduced="hidden",
+        bias=width if bias else "",
+    )
+    active = builder.tensor(f"{prefix}active", "batch sequence ffn")
+    builder.elementwise(f"{prefix}activation", dims, (wide,), (active,), saved=(wide,))
+    narrow = builder.tensor(f"{prefix}narrow", TOKENS)
+    linear(
+        builder,
+        f"{prefix}down",
+        active,
+        (narrow,),
+        f"{TOKENS} ffn",
+        weight="ffn hidden",
+        reduced="ffn",
+        bias="hidden" if bias else "",
+    )
+    return narrow
+
+
+IMAGE = "height width"
+INPUT_IMAGE = "input_height input_width"
+
+
+def convolution(
+    builder: BlockBuilder,
+    name: str,
+    source: str,
+    channels: tuple[str, str],
+    *,
+    space: str = IMAGE,
+    kernel: str = "",
+    bias: bool = False,
+    output: str | None = None,
+    tokens: str = "",
+) -> str:
+    """Note a convolution from one dim of channels to another and return its output; backward reads the input.
+
+    Parameters
+    ----------
+    space
+        Dims of the output image.
+    kernel
+        Dim of the kernel's points, or nothing.
+    tokens
+        Dims of the output where it is not an image: its points as a sequence.
+    """
+    read, written = channels
+    out = builder.tensor(output or f"{name}_out", tokens or f"batch {written} {space}")
+    reduced = f"{read} {kernel}".strip()
+    parameters = [builder.tensor(f"{name}_weight", f"{written} {reduced}")]
+    if bias:
+        parameters.append(builder.tensor(f"{name}_bias", written))
+    builder.operator(
+        name,
+        OperatorKind.CONVOLUTION,
+        f"batch {written} {space} {reduced}",
+        (source,),
+        (out,),
+        parameters=tuple(parameters),
+        reduced=reduced,
+        flops=2.0,
+        saved=(source,),
+    )
+    return out

@@ -1,15 +1,13 @@
 """Published models by name."""
 
-from simulator.models.bert import Bert
+from simulator.models.attention import LatentAttention
 from simulator.models.dlrm import Dlrm
+from simulator.models.encoders import T5, Bert
 from simulator.models.experts import Experts
-from simulator.models.latent_attention import LatentAttention
 from simulator.models.model import Model
-from simulator.models.resnet import ResNet
-from simulator.models.t5 import T5
 from simulator.models.transformer import Transformer
 from simulator.models.unet import UNet
-from simulator.models.vit import VisionTransformer
+from simulator.models.vision import ResNet, VisionTransformer
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> Transformer:

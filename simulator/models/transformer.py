@@ -12,16 +12,27 @@ References
 
 from dataclasses import dataclass
 
-from simulator.models.attention import ATTENTION, Attention, head_sizes, self_attention
-from simulator.models.builder import BlockBuilder
+from simulator.models.attention import (
+    ATTENTION,
+    Attention,
+    LatentAttention,
+    head_sizes,
+    latent_attention,
+    self_attention,
+)
 from simulator.models.experts import Experts, mixture
-from simulator.models.feed_forward import GATED, feed_forward
-from simulator.models.latent_attention import LatentAttention, latent_attention
-from simulator.models.layers import TOKENS, dropout, norm, residual, token_embedding, vocabulary_loss
-from simulator.models.model import build
+from simulator.models.layers import (
+    GATED,
+    TOKENS,
+    dropout,
+    feed_forward,
+    norm,
+    residual,
+    token_embedding,
+    vocabulary_loss,
+)
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorGraph
-
-__all__ = ["Transformer", "build"]
 
 
 @dataclass(frozen=True, slots=True)

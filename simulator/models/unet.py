@@ -13,10 +13,8 @@ section 3.3; diffusers, ``UNet2DConditionModel``.
 from dataclasses import dataclass
 
 from simulator.models.attention import Attention, cross_attention, head_sizes, self_attention
-from simulator.models.builder import BlockBuilder
-from simulator.models.convolution import IMAGE, INPUT_IMAGE, convolution
-from simulator.models.feed_forward import feed_forward
-from simulator.models.layers import TOKENS, linear, norm, residual
+from simulator.models.layers import IMAGE, INPUT_IMAGE, TOKENS, convolution, feed_forward, linear, norm, residual
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorGraph
 
 TIME = 4

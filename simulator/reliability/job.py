@@ -11,10 +11,8 @@ from typing import Any
 
 import simpy
 
-from simulator.reliability.failure import Failure, Restart
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.outcome import Interruption, Outcome
-from simulator.reliability.recovery import HostPool
+from simulator.reliability.failures import Failure, Restart
+from simulator.reliability.long_run import HostPool, Interruption, LongRun, Outcome
 from simulator.units import to_seconds, to_ticks
 
 MAX_INTERRUPTIONS = 100_000

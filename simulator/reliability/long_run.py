@@ -1,12 +1,157 @@
-"""A training run of days on machines that fail, as a value."""
+"""A training run of days on machines that fail, as a value, and what it did with its time.
 
+A `CheckpointCycle` tells how far a job that takes checkpoints has come after any time without a failure. Between a
+failure and training again lie detection, a sound host and a restart.
+"""
+
+from collections import Counter, deque
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from simulator.brief import brief
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import FailureModel
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.failures import FailureKind, FailureModel
+from simulator.units import to_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How long the parts of a recovery take; s.
+
+    Parameters
+    ----------
+    detection
+        From a failure until it is noticed and its host known.
+    restart
+        Scheduling and initialisation, without loading the checkpoint.
+    repair
+        Until a broken host can be used again, from the failure on.
+    replacement
+        Until a host from elsewhere arrives, asked for only where no host is left and none is repaired
+        earlier; the host that broke last is given for it. None: there are no such hosts.
+    """
+
+    detection: float
+    restart: float
+    repair: float
+    replacement: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("detection", "restart", "repair", "replacement"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"{name} is not negative and finite, met {value}")
+
+
+class HostPool:
+    """Hosts outside the job: when each can be used, the next one first; ticks."""
+
+    def __init__(self, spares: int, recovery: Recovery) -> None:
+        self._ready = deque([0] * spares)
+        self._repair = to_ticks(recovery.repair)
+        self._replacement = None if recovery.replacement is None else to_ticks(recovery.replacement)
+
+    def broke(self, now: int) -> None:
+        """A host left the job to be repaired."""
+        self._ready.append(now + self._repair)
+
+    def take(self, now: int) -> int:
+        """Return when the next host is there; it belongs to the job from now on.
+
+        Every `take` follows a `broke`, so there is always one.
+        """
+        if self._replacement is not None and self._ready[0] > now + self._replacement:
+            self._ready.pop()
+            return now + self._replacement
+        return max(now, self._ready.popleft())
+
+
+_WHOLE = 1e-9  # relative distance within which an interval is a whole number of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """When the state of a job is saved and what that takes; s.
+
+    Parameters
+    ----------
+    interval
+        Training between two checkpoints; one is taken at the end of the step that completes it.
+    blocking
+        How long training stands still for one.
+    save
+        From its start until it is durable, ``blocking`` included; equal to ``blocking`` where saving is
+        synchronous. One is saved at a time: a checkpoint that falls due earlier waits.
+    load
+        Reading one back at a restart.
+    """
+
+    interval: float
+    blocking: float
+    save: float
+    load: float
+
+    def __post_init__(self) -> None:
+        if self.interval <= 0:
+            raise ValueError(f"interval is above 0, met {self.interval}")
+        if min(self.blocking, self.load) < 0:
+            raise ValueError(f"blocking and load are not negative, met {self.blocking} and {self.load}")
+        if self.save < self.blocking:
+            raise ValueError(f"save({self.save}) is at least blocking({self.blocking}), of which it is the rest")
+
+    def steps(self, step_time: float) -> int:
+        """Return how many steps lie between two checkpoints.
+
+        >>> Checkpoint(interval=60.0, blocking=1.0, save=1.0, load=1.0).steps(step_time=25.0)
+        3
+        """
+        return max(1, ceil(self.interval / step_time * (1 - _WHOLE)))
+
+    def cycle(self, step_time: float) -> "CheckpointCycle":
+        """Return how a job with steps of ``step_time`` s trains and saves in turn."""
+        return CheckpointCycle(to_ticks(step_time), self.steps(step_time), to_ticks(self.blocking), to_ticks(self.save))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCycle:
+    """A stretch of training from a checkpoint on, in ticks: ``steps`` steps, a checkpoint, and so on.
+
+    Everything that ends at a tick counts as done at that tick.
+    """
+
+    step: int
+    steps: int
+    blocking: int
+    save: int
+
+    @property
+    def work(self) -> int:
+        """Ticks of training before each checkpoint."""
+        return self.step * self.steps
+
+    @property
+    def period(self) -> int:
+        """Ticks from the start of one checkpoint to that of the next."""
+        return max(self.work + self.blocking, self.save)
+
+    def started(self, elapsed: int) -> int:
+        """Return how many checkpoints have been started."""
+        return 0 if elapsed < self.work else 1 + (elapsed - self.work) // self.period
+
+    def durable(self, elapsed: int) -> int:
+        """Return how many checkpoints are durable."""
+        return self.started(elapsed - self.save)
+
+    def trained(self, elapsed: int) -> int:
+        """Return the ticks in which training did not stand still."""
+        count = self.started(elapsed)
+        begun = self.work + (count - 1) * self.period + self.blocking if count else 0
+        return count * self.work + min(max(elapsed - begun, 0), self.work)
+
+    def reach(self, steps: int) -> int:
+        """Return the ticks until ``steps`` steps, at least one, are complete."""
+        count = (steps - 1) // self.steps
+        begun = self.work + (count - 1) * self.period + self.blocking if count else 0
+        return begun + (steps - count * self.steps) * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +210,74 @@ class LongRun:
     def every(self, interval: float) -> "LongRun":
         """Return this run with a checkpoint every ``interval`` s."""
         return replace(self, checkpoint=replace(self.checkpoint, interval=interval))
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One failure and what it cost; s from the start of the run.
+
+    Parameters
+    ----------
+    steps, kept
+        Steps complete when it struck, and those of them that a durable checkpoint holds.
+    lost
+        Training that has to be repeated.
+    waited
+        For a host.
+    resumed
+        When training went on; None where another failure or the end of the run came first.
+    """
+
+    time: float
+    kind: FailureKind
+    steps: int
+    kept: int
+    lost: float
+    waited: float = 0.0
+    resumed: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run: the five parts of its time, s, add up to ``wall_time``.
+
+    Parameters
+    ----------
+    steps
+        Complete at the end.
+    useful
+        Training that counts: those steps.
+    lost
+        Training that was repeated, and the step that the end of the run cut off.
+    checkpointing
+        Standing still for checkpoints.
+    recovering
+        Detection, restart and loading.
+    waiting
+        For a host.
+    checkpoints
+        How many became durable.
+    """
+
+    wall_time: float
+    steps: int
+    useful: float
+    lost: float
+    checkpointing: float
+    recovering: float
+    waiting: float
+    checkpoints: int
+    interruptions: tuple[Interruption, ...]
+
+    __repr__ = brief()
+
+    @property
+    def goodput(self) -> float:
+        """Effective training time: useful over wall time."""
+        return self.useful / self.wall_time
+
+    @property
+    def by_kind(self) -> dict[FailureKind, int]:
+        """Interruptions of every kind."""
+        counts = Counter(interruption.kind for interruption in self.interruptions)
+        return {kind: counts[kind] for kind in FailureKind}

@@ -4,13 +4,15 @@ A task starts when the last task that it waits for ends, so that the tasks one f
 step follow each other without a gap, and their times add up to the step time [1]_. Whatever is made faster without
 touching this path saves nothing.
 
+What devices do all through a step: seconds by kind, and waiting; they add up to the step time.
+
 References
 ----------
 .. [1] Kelley and Walker, "Critical-path planning and scheduling", Eastern Joint Computer Conference 1959.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,10 +20,11 @@ import numpy as np
 
 from simulator.brief import brief
 from simulator.engine import ENGINES
-from simulator.engine.steady import window
+from simulator.engine.steady_state import window
 from simulator.engine.step_graph import StepGraph, compile_program
-from simulator.piece_times import launch_times
 from simulator.program import IntArray, Program, StreamKind, TaskKind, Work
+from simulator.spans import launch_times
+from simulator.timeline import Timeline
 from simulator.units import TICKS_PER_SECOND
 
 ELSEWHERE = "passes of other pipeline ranks"
@@ -229,3 +232,41 @@ def _longest(segments: list[Segment]) -> int:
         if segment.position >= 0:
             held[segment.position] += segment.ticks
     return max(held, key=lambda position: (held[position], -position), default=0)
+
+
+WAITING = "waiting"
+"""Time in which a device neither computes nor communicates: the bubble of a pipeline, and the wait for others."""
+
+_ORDER = (*(kind for kind in TaskKind if kind.computes), *(kind for kind in TaskKind if not kind.computes))
+
+
+def device_time(timeline: Timeline) -> dict[str, float]:
+    """Return the seconds of one step that a device spends on each kind of work, on average over all devices.
+
+    Where several kinds run at once the first one counts, in the order of `TaskKind` and what computes before all
+    others: communication beneath computing costs nothing.
+    """
+    ranks = [len(members.ranks) for members in timeline.rank_classes]
+    whole = sum(ranks) * timeline.steps
+    found: dict[str, float] = {}
+    before, kinds = 0.0, list[TaskKind]()
+    for kind in _ORDER:
+        kinds.append(kind)
+        busy = sum(count * timeline.busy(each, kinds) for each, count in enumerate(ranks)) / max(whole, 1)
+        if busy > before:
+            found[str(kind)] = busy - before
+        before = busy
+    if timeline.step_time > before:
+        found[WAITING] = timeline.step_time - before
+    return found
+
+
+def difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return by kind the seconds that ``after`` takes more, the most first; they add up to what it takes more in all.
+
+    >>> difference({"forward": 2.0, "backward": 4.0}, {"forward": 2.0, "recompute": 1.5, "backward": 4.25})
+    {'recompute': 1.5, 'backward': 0.25}
+    """
+    kinds = dict.fromkeys((*before, *after))
+    more = {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in kinds}
+    return dict(sorted(((kind, value) for kind, value in more.items() if value), key=lambda item: -item[1]))

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from simulator.program import TaskKind
 from simulator.timeline import Timeline
 from simulator.units import format_bandwidth, format_size, format_time
-from strategies.explanation.runner_up import Alternative
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.explanation.alternatives import Alternative
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 SC21 = "Narayanan et al., SC 2021"
 ZERO = "Rajbhandari et al., ZeRO, SC 2020"

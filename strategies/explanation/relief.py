@@ -8,21 +8,20 @@ from math import ceil
 
 from simulator.engine import simulate
 from simulator.units import format_size
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.explanation.machine_part import with_host_memory, with_memory
+from strategies.explanation.machine_parts import with_host_memory, with_memory
 from strategies.explanation.ranking import Ranking, fits, unlimited
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import lower
-from strategies.offloading import OFFLOADS, Offloading, StepPlace
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout, Violation
+from strategies.plan.offloading import OFFLOADS, Offloading, StepPlace
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
+from strategies.plan.rules import violations
 from strategies.search.acceptance import Accepts
 from strategies.search.driver import OutOfTime
 from strategies.search.space import EVERYTHING, choices_of
-from strategies.violation import Violation
 
 GIB = 2.0**30
 

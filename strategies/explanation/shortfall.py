@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from simulator.engine import simulate
 from simulator.memory import CATEGORIES, MemoryProfile
 from strategies.lowering import lower
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ from typing import Any
 from simulator.brief import brief
 from simulator.engine import simulate
 from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.device_time import device_time, difference
+from strategies.explanation.critical_path import device_time, difference
 from strategies.explanation.ranking import Candidate, Ranking, fits, ranking
 from strategies.explanation.shortfall import Shortfall, shortfall
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import lower
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.layout import Layout, Violation
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 from strategies.search.space import EVERYTHING, Space
-from strategies.violation import Violation
 
 Asked = Mapping[str, Any]
 """What a plan is to have, by field of a layout."""

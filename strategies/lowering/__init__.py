@@ -1,7 +1,7 @@
 """From a problem and a plan to the program that the simulator runs."""
 
+from strategies.lowering.costs.stage import StageCosts
 from strategies.lowering.lower import lower
-from strategies.lowering.pieces import Granularity
-from strategies.lowering.stage import StageCosts
+from strategies.lowering.tasks.cuts import Granularity
 
 __all__ = ["Granularity", "StageCosts", "lower"]

@@ -6,28 +6,23 @@ from math import ceil
 from typing import NamedTuple
 
 from simulator.brief import in_brief
-from simulator.collection import no_collection
 from simulator.engine.longest_path import finish_times
-from simulator.engine.steady import window
+from simulator.engine.steady_state import window
 from simulator.interconnect.interconnect import interconnect
-from simulator.program import IntArray, LinkClass, Program
-from strategies.lowering.assemble import assemble, frame
-from strategies.lowering.classes import ClassTable
-from strategies.lowering.contents import Contents
-from strategies.lowering.copies import updates
-from strategies.lowering.cuts import Cuts
-from strategies.lowering.one_step import one_step
-from strategies.lowering.pieces import Granularity
-from strategies.lowering.residents import hosts, residents
-from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import Slot
-from strategies.lowering.stage import StageCosts
-from strategies.lowering.tenants import background
-from strategies.lowering.traffic import traffic
-from strategies.lowering.unflushed import steps, unflushed
-from strategies.lowering.volumes import Volumes
-from strategies.plan import Plan
-from strategies.problem import Problem
+from simulator.program import IntArray, LinkClass, Program, no_collection
+from strategies.lowering.costs.stage import StageCosts
+from strategies.lowering.rank_classes.classes import ClassTable
+from strategies.lowering.rank_classes.machine import background
+from strategies.lowering.tasks.contents import Contents, traffic
+from strategies.lowering.tasks.cuts import Cuts, Granularity
+from strategies.lowering.tasks.program import assemble, frame
+from strategies.lowering.tasks.residents import hosts, residents, updates
+from strategies.lowering.tasks.shape import Volumes, step_shape
+from strategies.lowering.tasks.skeleton import Slot
+from strategies.lowering.tasks.step import one_step
+from strategies.lowering.tasks.unflushed import steps, unflushed
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""

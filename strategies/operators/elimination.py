@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.deadline import check_deadline
+from strategies.operators.bucket_elimination import undominated
 from strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, least_time, shortfall
 from strategies.operators.frontier import frontier
-from strategies.operators.pareto import undominated
 
 Simplify = Callable[[IntArray, IntArray], IntArray]
 

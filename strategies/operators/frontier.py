@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from simulator.deadline import check_deadline
-from strategies.operators.bucket_elimination import Buckets, buckets
+from strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES as MOST_ENTRIES
+from strategies.operators.bucket_elimination import Buckets, Price, Sweep, buckets
 from strategies.operators.cost_graph import (
     MOST,
     CostGraph,
@@ -27,7 +28,6 @@ from strategies.operators.cost_graph import (
     shortfall,
 )
 from strategies.operators.neighbourhood import Neighbourhood
-from strategies.operators.sweep import MOST_ENTRIES, Price, Sweep
 
 ROUNDS = 40
 """Most prices tried for one range; each halves what is between two choices, so more are not needed."""

@@ -23,11 +23,12 @@ from strategies.operators.cost_graph import (
     least_memory,
     least_time,
     merge_parallel_edges,
+    needed,
     restrict,
     shortfall,
+    tied,
 )
 from strategies.operators.neighbourhood import Neighbourhood
-from strategies.operators.reduction import needed, tied
 
 FloatArray = NDArray[np.float64]
 LARGEST = 1e6

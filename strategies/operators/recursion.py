@@ -1,4 +1,6 @@
-"""Double recursion: the machine is divided level by level, and at each level every operator is cut along one dim.
+"""MindSpore's double recursion and its sharding propagation.
+
+Double recursion: the machine is divided level by level, and at each level every operator is cut along one dim.
 
 The outer recursion goes over the levels of the machine, the outermost first; a level cuts what the levels before
 have left. The inner one chooses a dim for every operator at that level, from what would have to be moved.
@@ -8,20 +10,23 @@ References
 ----------
 .. [1] MindSpore, ``frontend/parallel/auto_parallel/rec_core/``: ``rec_partition.cc`` (the recursion), ``rec_cost.cc``
    (costs), ``rec_cost.h`` (the coefficients), at commit 0abf4bb3.
+.. [2] MindSpore, ``frontend/parallel/auto_parallel/graph_costmodel.cc`` (``StrategyPropagate``, ``BFS``) and
+   ``edge_costmodel.cc``.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.compute import PRODUCTS
+from simulator.machine.compute import PRODUCTS
 from simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind
 from strategies.operators.choices import cuttable, followers
-from strategies.operators.cost_graph import CostGraph, Edge, IntArray
+from strategies.operators.cost_graph import CostGraph, Edge, IntArray, merge_parallel_edges
 from strategies.operators.frontier import frontier
-from strategies.sharding import OperatorSharding
+from strategies.plan.sharding import OperatorSharding
 
 WEIGHT_GRADIENT = 0.25
 """What moving an element of a weight's gradient costs, next to one of an activation [1]_ (``MATMUL_MEM_COEF``)."""
@@ -272,3 +277,32 @@ def _links(graph: OperatorGraph) -> Iterator[_Link]:
 
 def _from(source: tuple[int, str], target: int) -> tuple[int, int, str]:
     return source[0], target, source[1]
+
+
+def propagate(graph: CostGraph, seeds: Mapping[int, int]) -> tuple[int, ...]:
+    """Return a choice for every node, given those of some: breadth first from each seed, in their order.
+
+    A neighbour takes the choice with the least ticks on the edge by which it is reached, of equal ones that with the
+    fewest of its own, and the first of these. One with several nodes before it is reached from them only when all
+    have chosen; the edges to the others do not count. What no seed reaches takes its first choice.
+    """
+    edges = merge_parallel_edges(graph).edges
+    forward: dict[int, list[tuple[int, IntArray]]] = {}
+    backward: dict[int, list[tuple[int, IntArray]]] = {}
+    for source, target, times in edges:
+        forward.setdefault(source, []).append((target, times))
+        backward.setdefault(target, []).append((source, times))
+    chosen = dict(seeds)
+    for seed in seeds:
+        waiting = deque([seed])
+        while waiting:
+            node = waiting.popleft()
+            reached = [(other, times[chosen[node]], True) for other, times in forward.get(node, ())]
+            reached += [(other, times[:, chosen[node]], False) for other, times in backward.get(node, ())]
+            for other, moved, ahead in reached:
+                ready = not ahead or all(each in chosen for each, _ in backward[other])
+                if other not in chosen and ready:
+                    own = graph.times[other]
+                    chosen[other] = min(range(len(own)), key=lambda each: (int(moved[each]), int(own[each])))
+                    waiting.append(other)
+    return tuple(chosen.get(node, 0) for node in range(len(graph.times)))

@@ -11,8 +11,17 @@ from collections import Counter, deque
 
 import numpy as np
 
-from strategies.schedules.order import BACKWARD, FORWARD, INPUT, WEIGHT, Order, PassTimes
-from strategies.schedules.rule import AS_MANY_AS_STAGES, Placement, ScheduleRule
+from strategies.schedules.rule import (
+    AS_MANY_AS_STAGES,
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Order,
+    PassTimes,
+    Placement,
+    ScheduleRule,
+)
 
 
 class _Actions:

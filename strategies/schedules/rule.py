@@ -1,13 +1,78 @@
-"""What a schedule is by name: its order, where its stages are, and for which sizes it exists."""
+"""What a schedule is by name: its order, where its stages are, and for which sizes it exists.
 
-from collections.abc import Callable
+An order is the actions of one pipeline rank as rows of numbers. A schedule of one size may be written out, action by
+action.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.brief import brief
-from strategies.schedules.order import Order
+
+Order = NDArray[np.int64]
+"""The actions of one pipeline rank as rows: stage, number of the kind, microbatch."""
+
+FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
+"""Numbers of the kinds: a forward; gradients of inputs and weights together, of inputs only, of weights only."""
+
+
+class PassTimes(NamedTuple):
+    """Seconds of one microbatch in one stage: forward, gradients of inputs, gradients of weights."""
+
+    forward: float
+    input: float
+    weight: float
+
+    @property
+    def backward(self) -> float:
+        """Seconds of a backward that is not split."""
+        return self.input + self.weight
+
+    @property
+    def total(self) -> float:
+        """Seconds of forward and backward."""
+        return self.forward + self.backward
+
+
+Columns = tuple[Order, Order]
+"""Stages and microbatches of all actions of one kind, in their order."""
+
+
+def merged(kinds: Order, columns: dict[int, Columns]) -> Order:
+    """Return rows in the order of ``kinds``, each kind's stages and microbatches in turn.
+
+    >>> first = np.array([0, 0]), np.array([0, 1])
+    >>> merged(np.array([FORWARD, BACKWARD, FORWARD, BACKWARD]), {FORWARD: first, BACKWARD: first}).tolist()
+    [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]]
+    """
+    rows = np.stack([kinds, kinds, kinds], axis=1)
+    for kind, (stages, microbatches) in columns.items():
+        here = kinds == kind
+        rows[here, 0], rows[here, 2] = stages, microbatches
+    return rows
+
+
+def in_turn(stage: int, microbatches: int) -> Columns:
+    """Return the columns of a stage that takes the microbatches as they come."""
+    return np.full(microbatches, stage), np.arange(microbatches)
+
+
+def rounds(rank: int, ranks: int, chunks: int, size: int, microbatches: int) -> tuple[Columns, Columns]:
+    """Return the columns of forwards and of backwards that take ``size`` microbatches through each chunk in turn.
+
+    Forwards visit the chunks of a looped placement from the first to the last, backwards from the last to the first.
+    """
+    turn = np.arange(microbatches * chunks)
+    chunk, microbatch = turn // size % chunks, turn // (size * chunks) * size + turn % size
+    return (chunk * ranks + rank, microbatch), ((chunks - 1 - chunk) * ranks + rank, microbatch)
 
 
 class Placement(StrEnum):
@@ -146,3 +211,70 @@ class ScheduleRule:
             return None
         near = self.condition.nearest(ranks, max(microbatches, 1))
         return f"{self.name}: {condition.equation(ranks, microbatches)} does not hold; nearest: {near}"
+
+
+NAME = "custom"
+"""What messages call a schedule that has no name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRule(ScheduleRule):
+    """A schedule for one number of pipeline ranks and of microbatches, with its stages where they are.
+
+    Parameters
+    ----------
+    ranks_of_stages
+        The pipeline rank of every stage.
+    microbatches
+        How many there are.
+    """
+
+    ranks_of_stages: tuple[int, ...] = (0,)
+    microbatches: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return 1 + max(self.ranks_of_stages)
+
+    def stage_ranks(self, ranks: int, chunks: int) -> tuple[int, ...]:
+        """Return the pipeline rank of every stage."""
+        return self.ranks_of_stages
+
+    def num_stages(self, ranks: int, chunks: int) -> int:
+        """Return the stages of all ranks."""
+        return len(self.ranks_of_stages)
+
+    def undefined(self, ranks: int, microbatches: int, chunks: int) -> str | None:
+        """Return the equation for want of which there is no such order; None where there is."""
+        met = (("pipeline", ranks, self.ranks), ("chunks", chunks, self.chunks[0]))
+        for name, value, own in (*met, ("microbatches", microbatches, self.microbatches)):
+            if value != own:
+                return f"{self.name}: {name}({value}) = {own} does not hold; nearest: {own}"
+        return None
+
+
+def written(
+    orders: Sequence[Order], pairs: Sequence[tuple[int, ...]], stage_ranks: tuple[int, ...], microbatches: int
+) -> WrittenRule:
+    """Return the rule of orders that are written out.
+
+    Parameters
+    ----------
+    pairs
+        For every rank the rows that run as one with the row after them.
+    """
+    ranks = len(orders)
+    chunks = max(Counter(stage_ranks).values())
+    known = (Placement.LOOP, Placement.V)
+    return WrittenRule(
+        NAME,
+        lambda rank, *_: orders[rank],
+        "written by hand",
+        placement=next((each for each in known if place(each, ranks, chunks) == stage_ranks), Placement.WRITTEN),
+        chunks=(chunks, chunks),
+        splits_backward=any((rows[:, 1] == INPUT).any() for rows in orders),
+        pairs=(lambda rank, *_: pairs[rank]) if any(pairs) else no_pairs,
+        ranks_of_stages=stage_ranks,
+        microbatches=microbatches,
+    )

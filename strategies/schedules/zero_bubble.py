@@ -1,14 +1,35 @@
-"""Zero-bubble schedules with one stage a rank: gradients of weights fill what would be idle.
+"""Zero-bubble schedules: gradients of weights fill what would be idle.
+
+ZB-H1 and ZB-H2 have one stage a rank. ZB-V has two, down and up again, without bubble and with the activations of 1F1B.
+Interleaved 1F1B whose gradients of weights come later does with several what ZB-H1 does with one.
 
 References
 ----------
 .. [1] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2 (ZB-H1 and ZB-H2, figure 3) and table 2.
+.. [2] Qi et al., "Zero bubble pipeline parallelism", arXiv 2401.10241, section 6 (ZB-V).
+.. [3] torch.distributed.pipelining, ``ScheduleZBVZeroBubble`` (torch 2.13).
+.. [4] Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, table 1 (V-ZB).
+.. [5] torch.distributed.pipelining, ``ScheduleInterleavedZeroBubble`` (torch 2.13).
+.. [6] Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1 and table 2 (ZB-H1).
 """
+
+from collections import Counter
 
 import numpy as np
 
-from strategies.schedules.order import FORWARD, INPUT, WEIGHT, Order, PassTimes, in_turn, merged
-from strategies.schedules.rule import ScheduleRule
+from strategies.schedules.rule import (
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Condition,
+    Order,
+    PassTimes,
+    Placement,
+    ScheduleRule,
+    in_turn,
+    merged,
+    rounds,
+)
 
 
 def zb1p_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
@@ -86,5 +107,116 @@ ZB2P = ScheduleRule(
     "zb2p",
     zb2p_order,
     'Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.2 (ZB-H2)',
+    splits_backward=True,
+)
+
+
+def zbv_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of ZB-V [2]_: a forward, its gradients and those of the weights by turns.
+
+    The order is that of at least ``2 ranks - 1`` microbatches, without those that do not exist [3]_.
+    """
+    total, first, second = max(2 * ranks - 1, microbatches), rank, 2 * ranks - 1 - rank
+    rows: list[tuple[int, int, int]] = []
+    done: Counter[tuple[int, int]] = Counter()
+
+    def run(stage: int, *kinds: int) -> None:
+        for kind in kinds:
+            rows.append((stage, kind, done[stage, kind]))
+            done[stage, kind] += 1
+
+    for _ in range(2 * (ranks - rank) - 1):
+        run(first, FORWARD)
+    for _ in range(rank):
+        run(second, FORWARD)
+        run(first, FORWARD)
+    for _ in range(ranks - rank):
+        run(second, FORWARD, INPUT, WEIGHT)
+    for _ in range(total - ranks):
+        if done[first, FORWARD] < total:
+            run(first, FORWARD)
+        run(first, INPUT, WEIGHT)
+        run(second, FORWARD, INPUT, WEIGHT)
+    for _ in range(rank):
+        run(first, INPUT)
+        run(second, INPUT)
+    for _ in range(ranks - rank):
+        run(first, INPUT, WEIGHT)
+    for stage in (second, first):
+        run(stage, *[WEIGHT] * (total - done[stage, WEIGHT]))
+    order = np.array(rows)
+    return order[order[:, 2] < microbatches]
+
+
+def zbv_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+    """Return the idle seconds between a rank's first and last action: 0 for ``m >= 2 p - 1`` [2]_.
+
+    Raises
+    ------
+    ValueError
+        Where the three times differ: no closed form is published for those.
+    """
+    if not times.forward == times.input == times.weight:
+        raise ValueError(f"the bubble of zbv is known for forward = input = weight, met {tuple(times)}")
+    return 0.0
+
+
+def zbv_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+    """Return the most activations, each of one microbatch and chunk, that a rank holds: ``2 p`` for ``m >= 2 p - 1``.
+
+    A chunk has half the layers of a rank, so that this is the ``p`` of 1F1B ([4]_).
+    """
+    return 2 * ranks
+
+
+ZBV = ScheduleRule(
+    "zbv",
+    zbv_order,
+    'Qi et al., "Zero bubble pipeline parallelism", arXiv 2401.10241, section 6 (ZB-V)',
+    placement=Placement.V,
+    chunks=(2, 2),
+    splits_backward=True,
+)
+
+
+def interleaved_zero_bubble_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of torch's interleaved zero bubble [5]_: weights' gradients ``rank`` turns later."""
+    size = microbatches // _num_rounds(ranks, microbatches)
+    warmup = (chunks - 1) * size + ranks - rank
+    forward, backward = rounds(rank, ranks, chunks, size, microbatches)
+    kinds = split_kinds(microbatches * chunks, warmup, rank)
+    return merged(kinds, {FORWARD: forward, INPUT: backward, WEIGHT: backward})
+
+
+def _num_rounds(ranks: int, microbatches: int) -> int:
+    return max(1, microbatches // ranks)
+
+
+def interleaved_zb_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+    """Return the idle seconds of the rank that is busy longest: ``(p - 1) (F + B - W)`` of one stage [6]_.
+
+    ``B`` are here the gradients of inputs. Holds for ``m >= p`` and equal times.
+    """
+    return (ranks - 1) * (times.forward + times.input - times.weight)
+
+
+def interleaved_zb_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and ``rank``.
+
+    With rounds of ``p`` microbatches that is ``p`` a chunk.
+    """
+    size = microbatches // _num_rounds(ranks, microbatches)
+    return min((chunks - 1) * size + ranks, microbatches * chunks)
+
+
+INTERLEAVED_ZERO_BUBBLE = ScheduleRule(
+    "interleaved_zero_bubble",
+    interleaved_zero_bubble_order,
+    "torch.distributed.pipelining, ScheduleInterleavedZeroBubble, after Qi et al., ICLR 2024",
+    chunks=(1, None),
+    condition=Condition(
+        lambda ranks, m: m % _num_rounds(ranks, m) == 0,
+        lambda ranks, m: f"microbatches({m}) % ({m} // pipeline({ranks})) = 0",
+    ),
     splits_backward=True,
 )

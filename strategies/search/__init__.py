@@ -16,13 +16,26 @@ from strategies.search.algorithms import (
 )
 
 if TYPE_CHECKING:
-    from strategies.search.auto import Auto
-    from strategies.search.beam import Beam
-    from strategies.search.best_first import BestFirst
-    from strategies.search.bottleneck import Bottleneck
-    from strategies.search.breadth_first import BreadthFirst
-    from strategies.search.certificate import Certificate
+    from strategies.search.algorithms.auto import Auto
+    from strategies.search.algorithms.beam import Beam
+    from strategies.search.algorithms.best_first import BestFirst
+    from strategies.search.algorithms.bottleneck import Bottleneck
+    from strategies.search.algorithms.exhaustive import BreadthFirst, Exhaustive
+    from strategies.search.algorithms.expert import Expert
+    from strategies.search.algorithms.mcmc import MCMC
+    from strategies.search.algorithms.mcts import MCTS
+    from strategies.search.algorithms.operators import (
+        DynamicProgramming,
+        Frontier,
+        IntegerProgramming,
+        RecursiveProgramming,
+        ShardingPropagation,
+    )
+    from strategies.search.algorithms.random import RandomSearch
+    from strategies.search.algorithms.reinforcement import Reinforcement
+    from strategies.search.algorithms.stages import InterStageMILP, LayerDP, PipelineDP
     from strategies.search.driver import (
+        Certificate,
         Journal,
         OutOfTime,
         Progress,
@@ -33,26 +46,12 @@ if TYPE_CHECKING:
         Upcoming,
         search,
     )
-    from strategies.search.dynamic_programming import DynamicProgramming
-    from strategies.search.exhaustive import Exhaustive
-    from strategies.search.expert import Expert
     from strategies.search.fan_out import processes
-    from strategies.search.frontier import Frontier
-    from strategies.search.integer_programming import IntegerProgramming
-    from strategies.search.inter_stage_milp import InterStageMILP
-    from strategies.search.layer_dp import LayerDP
-    from strategies.search.mcmc import MCMC
-    from strategies.search.mcts import MCTS
-    from strategies.search.pipeline_dp import PipelineDP
-    from strategies.search.random import RandomSearch
-    from strategies.search.recursive_programming import RecursiveProgramming
-    from strategies.search.reinforcement import Reinforcement
-    from strategies.search.sharding_propagation import ShardingPropagation
     from strategies.search.space import Space, layouts, neighbours
 
 _HOMES = {
     **{kind: module for module, _, kind in (ALGORITHMS.place(name).rpartition(".") for name in ALGORITHMS)},
-    "Certificate": "strategies.search.certificate",
+    "Certificate": "strategies.search.driver",
     "processes": "strategies.search.fan_out",
     **dict.fromkeys(("Space", "layouts", "neighbours"), "strategies.search.space"),
     **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals"), "strategies.search.driver"),

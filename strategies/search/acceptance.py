@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.group import Group, StateChoice
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.group import Group, StateChoice
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 Rule = Callable[[Layout], Iterable[str]]
 """Returns every reason against a layout; it looks at nothing of it but its fields, and answers alike each time."""

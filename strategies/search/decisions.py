@@ -3,15 +3,20 @@
 The degrees come first, in any order, and then one decision a level, what weighs most on the step time before the rest.
 Partial plans that leave the same plans open are one, whatever the order in which they were decided. Fields in which
 the open plans agree need no decision, so no branch leads to an illegal plan, and none is a dead end.
+
+What is known of a layout without an evaluation.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import NamedTuple
 
 from simulator.brief import brief, in_brief
-from strategies.layout import Layout
-from strategies.problem import Problem
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
 from strategies.search.space import Space, listed
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert", "tensor_rows")
@@ -85,7 +90,7 @@ class Decisions:
         self.root = self._partial(tuple(self._members), families=True)
 
     def by_habit(self) -> Iterator[Layout]:
-        """Yield all layouts, roughly in the order of `strategies.search.habits.by_habit`."""
+        """Yield all layouts, roughly in the order of `strategies.search.space.by_habit`."""
 
         def key(family: Layout) -> tuple[bool, bool, int, int]:
             across = family.tensor * family.tensor_rows > self.node
@@ -150,3 +155,40 @@ def _family(layout: Layout) -> Layout:
 
 
 _NOTHING = Layout()
+
+
+class Outlook(NamedTuple):
+    """What is known of a layout without an evaluation.
+
+    Parameters
+    ----------
+    bound
+        Seconds that its step takes at least; infinite where it does not fit.
+    shortfall
+        The part of the memory it needs that the smallest device does not have: 0 where it fits, and below 1.
+    """
+
+    bound: float
+    shortfall: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits in memory."""
+        return self.bound < inf
+
+
+class Outlooks(dict[Layout, Outlook]):
+    """The outlook of every layout of a problem, each asked for once."""
+
+    def __init__(self, problem: Problem, costs: CostModel) -> None:
+        super().__init__()
+        self.problem, self.costs = problem, costs
+        self.capacity = min(problem.usable(each) for each in problem.cluster.accelerators)
+
+    def __missing__(self, layout: Layout) -> Outlook:
+        plan = complete(self.problem, layout)
+        if self.costs.fits(plan):
+            self[layout] = Outlook(self.costs.bound(plan), 0.0)
+        else:
+            self[layout] = Outlook(inf, max(0.0, 1 - self.capacity / self.costs.peak_memory(plan)))
+        return self[layout]

@@ -1,6 +1,8 @@
 """Where a search begins: plans that people know, and the way down from the best of them.
 
 A good plan before the first bound is divided drops most of a space at once, and is there when time is short.
+
+The members of a group by their bounds, and what is asked of them first.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -9,19 +11,57 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 
-from strategies.completion import complete
+import numpy as np
+
+from simulator.program import IntArray
+from strategies.bounds.group_bounds import FloatArray
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
-from strategies.group import Group
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.schedule import rule_of
+from strategies.plan.completion import complete
+from strategies.plan.group import Group
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
+from strategies.schedules.rule import no_pairs
+from strategies.schedules.schedule import rule_of
 from strategies.search.choices import family_of
-from strategies.search.members import GroupMembers, memory_depends_on_timing
 from strategies.search.space import Space, choices_of, groups_near
 from strategies.search.starts import engineer_layouts
+
+
+class GroupMembers:
+    """The members of a group that may fit, the cheapest bound first.
+
+    Parameters
+    ----------
+    bounds
+        Of all rows and columns of the group, in seconds; infinite where there is no member that may fit.
+    """
+
+    def __init__(self, group: Group, bounds: FloatArray) -> None:
+        self.group, self.at = group, 0
+        cells: IntArray = np.flatnonzero(bounds < inf)
+        seconds = bounds.ravel()[cells]
+        order = np.argsort(seconds, kind="stable")
+        self.cells, self.seconds = cells[order], seconds[order]
+
+    @property
+    def bound(self) -> float:
+        """Seconds that the cheapest member left takes at least; infinite where none is left."""
+        return float(self.seconds[self.at]) if self.at < len(self.cells) else inf
+
+    def next(self) -> Layout:
+        """Return the cheapest member left."""
+        row, column = divmod(int(self.cells[self.at]), len(self.group.states))
+        self.at += 1
+        return self.group.member(row, column)
+
+
+def memory_depends_on_timing(layout: Layout) -> bool:
+    """Return whether peak memory depends on when passes run; then it costs more to compute than the longest path."""
+    return rule_of(layout.schedule).pairs is not no_pairs or layout.offload.in_passes
+
 
 Known = Generator[Plan, Evaluation, tuple[float, Layout | None]]
 """Yields plans; returns the least step time in seconds, infinite where none fitted, and the layout that has it."""

@@ -1,4 +1,6 @@
-"""The one loop that runs every search: budget, clock, memo, progress and best so far live here.
+"""The driver of searches, and what algorithms say to it.
+
+The one loop that runs every search: budget, clock, memo, progress and best so far live here.
 
 An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to
 learn about a plan, and may yield or return a `Proof` to say what it knows about all of them, or yield a
@@ -6,6 +8,7 @@ learn about a plan, and may yield or return a `Proof` to say what it knows about
 at once; trials and answers are the same without one.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -20,21 +23,42 @@ import numpy as np
 
 from simulator.brief import brief
 from simulator.deadline import watched_by
-from strategies.completion import complete
+from strategies.bounds.group_bounds import FloatArray
 from strategies.cost_model import CostModel, SimulatedCost
-from strategies.evaluation import Evaluation, Trial
-from strategies.group import Group
-from strategies.group_bounds import FloatArray
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
-from strategies.resources import Resource
-from strategies.search.certificate import Certificate
+from strategies.evaluation import Evaluation, Resource, Trial
+from strategies.plan.completion import complete
+from strategies.plan.group import Group
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
 from strategies.search.descent import known_layouts, soonest_known
 from strategies.search.fan_out import FanOut
 from strategies.search.scope import Scope, scope_of
 from strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What is known of the sum of costs behind the plans that are yielded after it.
+
+    It is of one mesh and one size of microbatches, and says nothing of simulated times.
+
+    Parameters
+    ----------
+    gap
+        Fraction by which the sum may be above the least within the same bytes: 0 is proven the least, ``None`` where
+        nothing is known.
+    memory_price
+        Seconds of a step that one byte more on every device saves, over the next bytes; ``None`` where it is not known.
+    among
+        Of which choices the least is meant, where these are not all.
+    """
+
+    gap: float | None
+    memory_price: float | None
+    among: str = ""
+
 
 TELL_SECONDS = 0.5
 """How often a search that only looks at plans says how far it is."""
@@ -562,3 +586,26 @@ class _Run:
             if self.elapsed >= end:
                 break
         return None if least is None else Trial(least[1], self.costs.evaluate(least[1]), self.elapsed)
+
+
+MOST_AHEAD = 1024
+"""Plans that are told of before they are wanted."""
+
+
+def ahead(plans: Iterator[Plan]) -> Generator[Plan | Upcoming, Evaluation, float]:
+    """Yield every plan, and before it those that come after it; return the least step time, infinite without plans.
+
+    No more are told of than were evaluated, so that the first result does not wait and a search that ends early has
+    looked at few in vain.
+    """
+    best, evaluated = inf, 0
+    waiting: deque[Plan] = deque()
+    while True:
+        more = tuple(islice(plans, max(1, min(evaluated, MOST_AHEAD)) - len(waiting)))
+        if more:
+            yield Upcoming(more)
+        waiting.extend(more)
+        if not waiting:
+            return best
+        best = min(best, (yield waiting.popleft()).step_time)
+        evaluated += 1

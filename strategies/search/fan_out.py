@@ -17,7 +17,7 @@ from typing import Any
 from simulator.deadline import check_deadline
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024
 """Processes that one machine is asked for."""

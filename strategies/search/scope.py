@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from strategies.layout import Layout
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage
-from strategies.schedule import SCHEDULES
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, OfStage
+from strategies.schedules.schedule import SCHEDULES
 from strategies.search.choices import Choices, offloadings
 from strategies.search.space import Space, choices_of
 

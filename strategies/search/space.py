@@ -1,11 +1,13 @@
-"""What a search may choose from: every legal layout of a problem, and which are one decision apart.
+"""Spaces of layouts, and the order in which an expert would try them.
 
-A layout is legal where `strategies.layout.violations` finds nothing. Of layouts that mean the same step only one is in
-the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a single
+What a search may choose from: every legal layout of a problem, and which are one decision apart.
+
+A layout is legal where `strategies.plan.rules.violations` finds nothing. Of layouts that mean the same step only one is
+in the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a single
 pipeline rank, the ZeRO level of a single data rank or how a whole sequence computes attention.
 
 Layouts come in families, which share degrees, ranks and microbatch, and those in groups, which share the schedule too
-(`strategies.group`), so that a large space is counted, and most of it dropped, without listing it.
+(`strategies.plan.group`), so that a large space is counted, and most of it dropped, without listing it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,18 +19,17 @@ from typing import Literal
 
 from simulator.brief import brief
 from simulator.operator_graph import OperatorGraph
-from strategies.divisors import divisors
-from strategies.group import Group
-from strategies.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
-from strategies.mesh import AXES
-from strategies.offloading import Offloading
-from strategies.operators.pins import Pin
-from strategies.parallelism import Attention
-from strategies.partition import num_layers, partition
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
-from strategies.schedule import SCHEDULES
+from strategies.operators.choices import Pin
+from strategies.plan.group import Group
+from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from strategies.plan.mesh import AXES, divisors
+from strategies.plan.offloading import Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.partition import num_layers, partition
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
+from strategies.schedules.schedule import SCHEDULES
 from strategies.search.acceptance import Accepts
 from strategies.search.choices import DEGREES, Choices, family_of
 
@@ -82,7 +83,7 @@ class Space:
     tensor_depth
         Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
     order
-        Axes from the outermost to the innermost; `strategies.mesh.AXES` unless a limit names others.
+        Axes from the outermost to the innermost; `strategies.plan.mesh.AXES` unless a limit names others.
     microbatch
         Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
         (no gradient accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens.
@@ -95,7 +96,7 @@ class Space:
         Core: only where ranks have as many layers. A limit may name other counts.
     stages
         ``even`` where stages divide the layers and ``balanced`` where not; also one layer less at both ends
-        (`strategies.partition.share_ends`) where no stage has more then; and on devices of different speed also
+        (`strategies.plan.partition.share_ends`) where no stage has more then; and on devices of different speed also
         ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the words, and counts
         a stage.
     sequence_parallel
@@ -374,3 +375,19 @@ def _divisions(
         return how != "even" or layers % stages == 0
 
     return frozenset(tuple(stage.blocks for stage in partition(graph, stages, how)) for how in ways if legal(how))
+
+
+def by_habit(problem: Problem, space: Space) -> list[Layout]:
+    """Return the layouts of ``space``: data parallelism first, then ever more model parallelism.
+
+    Before all others those with microbatches of one sequence and 1f1b; tensor parallelism inside a node before
+    pipeline parallelism, and that before tensor parallelism across nodes (Narayanan et al., "Efficient large-scale
+    language model training on GPU clusters using Megatron-LM", SC 2021, section 3, takeaways 1 and 2).
+    """
+    node = problem.cluster.first.devices
+
+    def key(layout: Layout) -> tuple[bool, bool, int, int]:
+        unusual = layout.microbatch != 1 or layout.schedule != "1f1b"
+        return unusual, layout.tensor > node, layout.tensor * layout.pipeline, layout.pipeline
+
+    return sorted(listed(problem, space), key=key)

@@ -13,14 +13,14 @@ from dataclasses import replace
 from math import gcd, prod
 
 from simulator.operator_graph import OperatorKind
-from strategies.divisors import divisors
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.offloading import Offloading
-from strategies.parallelism import EXPERTS, Attention
-from strategies.partition import num_layers
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import divisors
+from strategies.plan.offloading import Offloading
+from strategies.plan.parallelism import EXPERTS, Attention
+from strategies.plan.partition import num_layers
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
+from strategies.plan.rules import violations
 
 MOST_PIPELINE = 16
 """Pipeline ranks that an engineer tries at most beside expert parallelism."""

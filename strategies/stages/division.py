@@ -1,13 +1,114 @@
-"""The division of layers among stages as a mathematical program: what its numbers are, and what a choice takes."""
+"""The division of layers among stages as a mathematical program: what its numbers are, and what a choice takes.
+
+The longest path through the passes of a schedule: not only how long it is, but what lies on it.
+
+A path keeps its passes whatever they take, so that its length is linear in the ticks of passes, and the end of a
+step is never before it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simulator.engine.compiled import compiled, pays
+from simulator.engine.longest_path import Ints
 from simulator.program import IntArray
-from strategies.stages.critical_path import CriticalPaths, FloatArray, critical_paths
-from strategies.walk import Arrangement
+from strategies.bounds.longest_path import Arrangement
+
+FloatArray = NDArray[np.float64]
+
+
+class CriticalPaths(NamedTuple):
+    """For every pipeline rank the path that ends with its last pass.
+
+    Parameters
+    ----------
+    ends
+        Ticks at which it ends.
+    passes, sends
+        How often it goes through each pass, and through the transfer of what each makes: shape
+        ``(ranks, 2 * stages)``, columns ``2 * stage`` and 1 more for a backward.
+    """
+
+    ends: FloatArray
+    passes: IntArray
+    sends: IntArray
+
+
+def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) -> CriticalPaths:
+    """Return the longest paths of a step whose passes, and transfers of what they make, take so many ticks.
+
+    As in `strategies.bounds.longest_path`: a pass starts when the one before it on its rank has ended and what it
+    needs has arrived; transfers of a rank in one direction follow one another.
+
+    >>> from strategies.bounds.longest_path import arrangement
+    >>> found = critical_paths(arrangement("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
+    >>> found.ends.tolist(), found.passes.tolist()
+    ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])
+    """
+    count, ranks = len(arranged.code), arranged.ranks
+    done, before = np.zeros(2 * count), np.full(2 * count, -1)
+    latest = np.full(ranks, -1), np.full(2 * ranks, -1), np.full(arranged.boxes, -1)
+    columns = (arranged.code, arranged.arrives, arranged.leaves, ticks, sends)
+    result = CriticalPaths(np.zeros(ranks), *np.zeros((2, ranks, len(ticks)), np.int64))
+    if pays(count):
+        compiled(_walk)(*columns, done, before, *latest)
+        compiled(_trace)(arranged.code, done, before, latest[0], *result)
+        return result
+    listed = [column.tolist() for column in (*columns, done, before, *latest, *result)]
+    _walk(*listed[:10])
+    _trace(listed[0], listed[5], listed[6], listed[7], *listed[10:])
+    return CriticalPaths(*map(np.array, listed[10:]))
+
+
+def _walk(
+    code: Ints,
+    arrives: Ints,
+    leaves: Ints,
+    ticks: list[float],
+    sends: list[float],
+    done: list[float],
+    before: Ints,
+    clock: Ints,
+    channel: Ints,
+    box: Ints,
+) -> None:
+    """Fill the ends of passes (``2 * action``) and transfers (1 more), and what each of them waited for last."""
+    ranks = len(clock)
+    for action in range(len(code)):
+        now = code[action] >> 1
+        rank = (now >> 1) % ranks
+        last, came = clock[rank], box[arrives[action]]
+        if last < 0 or (came >= 0 and done[came] > done[last]):
+            last = came
+        before[2 * action] = last
+        done[2 * action] = (done[last] if last >= 0 else 0.0) + ticks[now]
+        clock[rank] = 2 * action
+        if leaves[action]:
+            busy = channel[2 * rank + (now & 1)]
+            sent = busy if busy >= 0 and done[busy] > done[2 * action] else 2 * action
+            before[2 * action + 1] = sent
+            done[2 * action + 1] = done[sent] + sends[now]
+            channel[2 * rank + (now & 1)] = box[leaves[action]] = 2 * action + 1
+
+
+def _trace(
+    code: Ints, done: list[float], before: Ints, clock: Ints, ends: list[float], passes: list[Ints], moved: list[Ints]
+) -> None:
+    """Fill the ends of ranks, and what lies on the way there."""
+    for rank in range(len(clock)):
+        node = clock[rank]
+        ends[rank] = done[node]
+        while node >= 0:
+            now = code[node >> 1] >> 1
+            if node & 1:
+                moved[rank][now] += 1
+            else:
+                passes[rank][now] += 1
+            node = before[node]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,17 +6,16 @@ from functools import lru_cache
 import numpy as np
 
 from simulator.program import IntArray
-from strategies.bound import Bounds
-from strategies.durations import Durations
+from strategies.bounds.durations import Durations
+from strategies.bounds.longest_path import arrangement
+from strategies.bounds.memory import Needs
+from strategies.bounds.step_time import Bounds
 from strategies.lowering import StageCosts
-from strategies.lowering.stage import Machine, Rank
-from strategies.needs import Needs
-from strategies.orders import orders
-from strategies.plan import Plan, Stage
-from strategies.recomputation import OfLayer, Recompute
-from strategies.stages.critical_path import FloatArray
-from strategies.stages.division import DivisionProblem, Moments
-from strategies.walk import arrangement
+from strategies.lowering.costs.stage import Machine, Rank
+from strategies.plan.plan import Plan, Stage
+from strategies.plan.recomputation import OfLayer, Recompute
+from strategies.schedules.orders import orders
+from strategies.stages.division import DivisionProblem, FloatArray, Moments
 
 WAYS = (Recompute.SELECTIVE, Recompute.FULL)
 """How a layer may be recomputed."""
@@ -34,7 +33,7 @@ def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...],
     Parameters
     ----------
     plan
-        Any division of the layers, on a schedule of `strategies.path_times.WALKED`.
+        Any division of the layers, on a schedule of `strategies.bounds.path_times.WALKED`.
     ways
         Those of `WAYS` that a layer may be recomputed in.
     spread

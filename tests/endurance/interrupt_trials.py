@@ -22,7 +22,7 @@ from typing import Any
 from scenarios.loader import load
 from scenarios.scenario import Scenario
 from simulator.brief import in_full
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 from .interruption import Interruption, interrupt, whole_run
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from executor.processes import children, is_alive
+from executor.launch.processes import children, is_alive
 
 INTERRUPTED = frozenset({130, -signal.SIGINT})
 """What a process that was interrupted ends with: a shell shows both as 130."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from scenarios.command_line import run
+from scenarios.commands.main import run
 from scenarios.console import BAD_INPUT
 
 WARM_UP = 30

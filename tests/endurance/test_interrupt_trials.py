@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.command_line import run
+from scenarios.commands.main import run
 
 from . import interrupt_trials
 from .interrupt_trials import Command, is_whole, left, main, searched

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor import optimizer
+from executor.check.oracle import FakeTrainer, RankMemory, rank_oracle
 from executor.job import Job
-from executor.model import Network, cross_entropy
-from executor.oracle import FakeTrainer, RankMemory, rank_oracle
-from strategies.lowering.data import BUCKET_BYTES
-from strategies.mesh import DATA
+from executor.model.network import Network, cross_entropy
+from executor.training import optimizer
+from strategies.lowering.tasks.data_parallel import BUCKET_BYTES
+from strategies.plan.mesh import DATA
 
 
 class Bucket:

@@ -6,8 +6,12 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from executor.attention_by_products import attention_by_products, attention_gradients_by_products  # noqa: E402
-from executor.private_torch import attention_gradients, attention_with_logsumexp  # noqa: E402
+from executor.recording.private_torch import (  # noqa: E402
+    attention_by_products,
+    attention_gradients,
+    attention_gradients_by_products,
+    attention_with_logsumexp,
+)
 
 
 @pytest.mark.parametrize("causal", [True, False])

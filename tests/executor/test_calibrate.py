@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
-from executor.calibration_sizes import ATTENTIONS, MATMULS, TINY
-from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective
-from simulator.compute import Pass, matmul_time, operator_time
-from simulator.kernels.attention import AttentionModel
-from simulator.kernels.matmul import Matmul, MatmulModel
-from simulator.models.transformer import Transformer, build
+from executor.calibration.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
+from executor.calibration.figures import ATTENTIONS, MATMULS, TINY
+from simulator.collective import Collective
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass, matmul_time, operator_time
+from simulator.machine.kernels import AttentionModel, Matmul, MatmulModel
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import Block
 
 PEAK = 1e11

@@ -6,10 +6,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from executor.context_parallel import natural_order, positions, rank_order  # noqa: E402
-from executor.model import flash_attention  # noqa: E402
-from executor.private_torch import attention_gradients  # noqa: E402
-from executor.ring_attention import merge, seen  # noqa: E402
+from executor.model.network import flash_attention  # noqa: E402
+from executor.parallel.context_parallel import merge, natural_order, positions, rank_order, seen  # noqa: E402
+from executor.recording.private_torch import attention_gradients  # noqa: E402
 
 SEQUENCE, RANKS = 12, 3
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.copier import AtOnce, Streams  # noqa: E402
+from executor.recording.accelerator import AtOnce, Streams  # noqa: E402
 
 
 class _Stream:

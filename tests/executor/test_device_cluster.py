@@ -10,21 +10,21 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor import device_calibration
-from executor.calibrate import curves
-from executor.device_cluster import cluster_of, fitted, is_measured
-from executor.device_collectives import TOOL
-from executor.device_layer import TinyLayer
-from executor.device_machine import Machine
-from executor.device_sizes import FULL, in_a_row, kernels
-from scenarios.cluster_file import load_cluster
-from scenarios.command_line import run
-from simulator.accelerator import Accelerator
+from executor.calibration import device_calibration
+from executor.calibration.calibrate import curves
+from executor.calibration.device_cluster import cluster_of, fitted, is_measured
+from executor.calibration.device_kernels import TinyLayer
+from executor.calibration.device_machine import Machine
+from executor.calibration.device_measures import FULL, in_a_row, kernels
+from executor.calibration.device_transfers import TOOL
+from scenarios.commands.main import run
+from scenarios.inputs.cluster_file import load_cluster
 from simulator.calibration.collective_rows import Timing
 from simulator.calibration.collective_rows import read_rows as read_collectives
-from simulator.calibration.rows import UNTIL_CLOCKS_SINK, read_rows
+from simulator.calibration.kernel_rows import UNTIL_CLOCKS_SINK, read_rows
 from simulator.catalog import accelerator, data_sheet
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
+from simulator.machine.accelerator import Accelerator
 
 BOX = Machine("H200 SXM", "NVLink4/NVSwitch", 8, 1.5e11, "box", 2.0**40, 64, "torch 2.13", "2026-01-02")
 TRUTH = accelerator("h200-141gb")

@@ -10,16 +10,23 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from executor import device_sizes  # noqa: E402
-from executor.device_attention import Attention  # noqa: E402
-from executor.device_copies import DeviceCopy, HostCopy  # noqa: E402
-from executor.device_gradients import one_direction  # noqa: E402
-from executor.device_products import BatchedProduct, LinearProduct, has_fp8  # noqa: E402
-from executor.device_sizes import FULL, SMALL, in_a_row, kernels  # noqa: E402
-from executor.device_streams import CrossEntropy, Embedding, OptimizerStep, Stream  # noqa: E402
+from executor.calibration import device_measures  # noqa: E402
+from executor.calibration.device_kernels import (  # noqa: E402
+    Attention,
+    BatchedProduct,
+    CrossEntropy,
+    Embedding,
+    LinearProduct,
+    OptimizerStep,
+    Stream,
+    has_fp8,
+    one_direction,
+)
+from executor.calibration.device_measures import FULL, SMALL, in_a_row, kernels  # noqa: E402
+from executor.calibration.device_transfers import DeviceCopy, HostCopy  # noqa: E402
+from simulator.calibration.kernel_rows import Row, read_rows  # noqa: E402
 from simulator.calibration.kernels import FusedAttention, Product  # noqa: E402
 from simulator.calibration.kernels import Stream as Streamed  # noqa: E402
-from simulator.calibration.rows import Row, read_rows  # noqa: E402
 
 MACHINE = {"source_id": "s", "source_repo": "meshwise calibrate", "accelerator": "H200 SXM"}
 
@@ -123,7 +130,7 @@ def test_every_kernel_runs_and_every_row_is_read() -> None:
 
 
 def test_a_gpu_is_measured_on_what_the_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_sizes, "has_fp8", lambda device: True)
+    monkeypatch.setattr(device_measures, "has_fp8", lambda device: True)
     lines = [json.dumps({**MACHINE, **kernel.fields(), "time_us": 1.0}).encode() for kernel in kernels(FULL, "cpu")]
     families = Counter(row.family for row in read_rows(lines)[0])
     for name in ("matmul forward", "matmul input gradient", "matmul weight gradient", "attention forward"):

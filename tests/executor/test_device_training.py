@@ -6,12 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.device_machine import Machine  # noqa: E402
-from executor.device_timer import HostTimer  # noqa: E402
-from executor.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
-from executor.model import initialize  # noqa: E402
-from executor.rotary import rotated, rotation  # noqa: E402
-from scenarios.published import run_of  # noqa: E402
+from executor.calibration.device_machine import Machine  # noqa: E402
+from executor.calibration.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
+from executor.model.network import initialize, rotated, rotation  # noqa: E402
+from executor.recording.timer import HostTimer  # noqa: E402
+from scenarios.published.runs import run_of  # noqa: E402
 from simulator.models.presets import PRESETS  # noqa: E402
 
 SPECS = [run.spec for run in trial()]
@@ -104,7 +103,7 @@ def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("executor.device_training.MainWeights", full)
+    monkeypatch.setattr("executor.calibration.device_training.MainWeights", full)
     (row,) = training_rows(trial()[:1], H200, HostTimer(), lambda _: None, lambda *_: None)
     assert run_of(row, "here").status == "oom" and "step_time_s" not in row
 

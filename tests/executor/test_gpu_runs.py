@@ -15,12 +15,12 @@ from tiny_jobs import TINY, job, plan, verify_all  # noqa: E402
 
 from executor.device import CUDA  # noqa: E402
 from executor.job import Job  # noqa: E402
-from executor.run import execute, held, run_jobs  # noqa: E402
+from executor.launch.run import execute, held, run_jobs  # noqa: E402
 from simulator.models.transformer import Transformer  # noqa: E402
 from simulator.program import StreamKind, TaskKind  # noqa: E402
-from strategies.offloading import offloading  # noqa: E402
-from strategies.recomputation import Recompute, SomeOperators  # noqa: E402
-from strategies.training import Training  # noqa: E402
+from strategies.plan.offloading import offloading  # noqa: E402
+from strategies.plan.problem import Training  # noqa: E402
+from strategies.plan.recomputation import Recompute, SomeOperators  # noqa: E402
 
 LLAMA = replace(TINY, kv_heads=2, ffn_kind="swiglu", positions="rotary")
 ALONE = {
@@ -96,9 +96,9 @@ def test_the_peak_is_as_simulated(tmp_path: Path) -> None:
     from tiny_jobs import cluster
 
     from simulator.engine import simulate
-    from simulator.models.transformer import build
+    from simulator.models.model import build
     from strategies.lowering import lower
-    from strategies.problem import Problem
+    from strategies.plan.problem import Problem
 
     chosen = plan(SPEC, TRAINING, microbatch=4)
     each = Job(SPEC, TRAINING, chosen, steps=3, device=CUDA)

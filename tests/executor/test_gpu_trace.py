@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.gpu_trace import events, rows
-from executor.recorder import Record
-from executor.trace import HOST, Row, TraceEvent
+from executor.recording.gpu_trace import events, rows
+from executor.recording.recorder import Record
+from executor.recording.trace import HOST, Row, TraceEvent
 from simulator.program import StreamKind, TaskKind
 
 FIXTURE = Path(__file__).parent / "fixtures" / "gpu_trace.json"

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from executor.check.verification import SINGLE, TOLERANCE, Verification, distance
 from executor.job import tensors_file
-from executor.verification import SINGLE, TOLERANCE, Verification, distance
 
 
 def found(folder: Path, expected: dict[str, float], met: dict[str, float], tolerance: float) -> Verification:

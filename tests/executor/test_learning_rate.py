@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.learning_rate import CONSTANT, PEAKS, LearningRate
+from executor.job import CONSTANT, PEAKS, LearningRate
 
 
 @pytest.mark.parametrize("optimizer", PEAKS)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from executor import matrix_tiles
-from executor.matrix_tiles import avoid_broken_tiles
+from executor import device
+from executor.device import avoid_broken_tiles
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 
@@ -18,7 +18,7 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "")  # so that what a test sets is undone
     monkeypatch.delenv(LIMIT)
-    matrix_tiles._is_trap.cache_clear()
+    device._is_trap.cache_clear()
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, flags: str, code: int) -> list[int]:
@@ -29,7 +29,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, flags: str, code: int) -> list[int
         products.append(code)
         return SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(matrix_tiles, "_are_announced", lambda: matrix_tiles._has_tiles(flags))
+    monkeypatch.setattr(device, "_are_announced", lambda: device._has_tiles(flags))
     monkeypatch.setattr(subprocess, "run", run)
     return products
 
@@ -62,4 +62,4 @@ def test_a_product_of_bf16_ends_well_here() -> None:
     # on a machine whose tiles trap this fails without the limit
     pytest.importorskip("torch")
     avoid_broken_tiles()
-    assert subprocess.run([sys.executable, "-c", matrix_tiles._PRODUCT], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", device._PRODUCT], check=False).returncode == 0

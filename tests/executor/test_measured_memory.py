@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.measured_memory import categories, turning_points
-from executor.recorder import Record
-from executor.trace import Allocation, TraceEvent
+from executor.recording.profiled import categories, turning_points
+from executor.recording.recorder import Record
+from executor.recording.trace import Allocation, TraceEvent
 from simulator.memory import CATEGORIES
 from simulator.program import Category, TaskKind
 

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY  # noqa: E402
 
-from executor.expert_parallel import by_expert  # noqa: E402
-from executor.mixture import Mixture, choice  # noqa: E402
-from executor.model import Network, initialize  # noqa: E402
+from executor.model.mixture import Mixture, choice  # noqa: E402
+from executor.model.network import Network, initialize  # noqa: E402
+from executor.parallel.expert_parallel import by_expert  # noqa: E402
 from simulator.models.experts import Experts  # noqa: E402
 from simulator.models.transformer import Transformer  # noqa: E402
 

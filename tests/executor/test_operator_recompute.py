@@ -10,23 +10,23 @@ torch = pytest.importorskip("torch")
 from tiny_jobs import SEQUENCE, TINY, cluster  # noqa: E402
 
 from executor.job import Job  # noqa: E402
-from executor.measured_timeline import read_timeline  # noqa: E402
-from executor.model import Network, initialize  # noqa: E402
-from executor.operator_recompute import NORMS, READERS  # noqa: E402
-from executor.recomputable import recomputable  # noqa: E402
-from executor.run import run_jobs  # noqa: E402
-from simulator.compute import PRODUCTS  # noqa: E402
+from executor.launch.run import run_jobs  # noqa: E402
+from executor.model.network import Network, initialize  # noqa: E402
+from executor.model.recompute import NORMS, READERS  # noqa: E402
+from executor.recording.timeline import read_timeline  # noqa: E402
+from executor.supported import recomputable  # noqa: E402
 from simulator.engine import simulate  # noqa: E402
-from simulator.models.transformer import Transformer, build  # noqa: E402
+from simulator.machine.compute import PRODUCTS  # noqa: E402
+from simulator.models.model import build  # noqa: E402
+from simulator.models.transformer import Transformer  # noqa: E402
 from simulator.operator_graph import OperatorKind  # noqa: E402
 from simulator.program import TaskKind  # noqa: E402
 from simulator.timeline import Timeline  # noqa: E402
-from strategies.completion import complete  # noqa: E402
-from strategies.layout import Layout  # noqa: E402
 from strategies.lowering import lower  # noqa: E402
-from strategies.problem import Problem  # noqa: E402
-from strategies.recomputation import SomeOperators  # noqa: E402
-from strategies.training import Training  # noqa: E402
+from strategies.plan.completion import complete  # noqa: E402
+from strategies.plan.layout import Layout  # noqa: E402
+from strategies.plan.problem import Problem, Training  # noqa: E402
+from strategies.plan.recomputation import SomeOperators  # noqa: E402
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

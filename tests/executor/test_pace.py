@@ -9,16 +9,16 @@ pytest.importorskip("torch")
 
 from tiny_jobs import cluster
 
-from executor import pace as module
+from executor.calibration import pace as module
+from executor.calibration.pace import Pace, at_pace, drift, pace, slower
 from executor.job import Job
-from executor.pace import Pace, at_pace, drift, pace, slower
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Collective, CollectiveCurve
+from simulator.collective import Collective, CollectiveCurve
 from simulator.engine import simulate
-from simulator.kernels.attention import AttentionModel
-from simulator.models.transformer import build
+from simulator.machine.cluster import Cluster
+from simulator.machine.kernels import AttentionModel
+from simulator.models.model import build
 from strategies.lowering import lower
-from strategies.problem import Problem
+from strategies.plan.problem import Problem
 
 
 def machine() -> Cluster:

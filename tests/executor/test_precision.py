@@ -11,22 +11,22 @@ pytest.importorskip("torch")
 from tiny_jobs import SEQUENCE, TINY, job
 
 from executor.job import Job
-from executor.measured_timeline import read_timeline
-from executor.run import losses, run_jobs, verification_job
+from executor.launch.run import losses, run_jobs, verification_job
+from executor.recording.timeline import read_timeline
 from executor.supported import unsupported
-from simulator.accelerator import Accelerator
-from simulator.cluster import homogeneous
 from simulator.engine import simulate
-from simulator.host import Host
-from simulator.link import Link
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
-from strategies.layout import Layout
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from strategies.lowering import lower
-from strategies.offloading import offloading
-from strategies.plan import Recompute
-from strategies.problem import Problem
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import offloading
+from strategies.plan.plan import Recompute
+from strategies.plan.problem import Problem, Training
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

@@ -9,12 +9,11 @@ pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, cluster
 
-from executor import prediction_trials
-from executor.prediction_trials import Trial, layouts, main, plans, read, summary, trial
+from executor.studies import prediction_trials
+from executor.studies.prediction_trials import Trial, layouts, main, plans, read, summary, trial
 from executor.supported import unsupported
-from simulator.models.transformer import build
-from strategies.problem import Problem
-from strategies.training import Training
+from simulator.models.model import build
+from strategies.plan.problem import Problem, Training
 
 TRAINING = Training(16, SEQUENCE, "fp32", framework="torch")
 

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, cluster
 
-from executor.prediction_trials import plans
-from executor.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Collective, CollectiveCurve
+from executor.calibration.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
+from executor.studies.prediction_trials import plans
+from simulator.collective import Collective, CollectiveCurve
 from simulator.engine import simulate
-from simulator.models.transformer import build
+from simulator.machine.cluster import Cluster
+from simulator.models.model import build
 from simulator.timeline import Timeline
 from strategies.lowering import lower
-from strategies.problem import Problem
-from strategies.training import Training
+from strategies.plan.problem import Problem, Training
 
 ALL_REDUCE = CollectiveCurve(Collective.ALL_REDUCE, 2, ((1024.0, 1e-4), (2.0**20, 1e-3)))
 SPEC = replace(TINY, hidden=256, ffn=1024)

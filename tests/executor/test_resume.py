@@ -13,17 +13,16 @@ pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job
 
-from executor import shards
-from executor.checkpoint import CheckpointError, folder_name, last_good
-from executor.heartbeat import Heartbeat
-from executor.job import Job, checkpoints_folder, tensors_file
-from executor.learning_rate import LearningRate
-from executor.process_group import joined
-from executor.recorder import Recorder
-from executor.reference import train
-from executor.run import losses, run_jobs
-from executor.trainer import Trainer
-from executor.verification import distance
+from executor.check.reference import train
+from executor.check.verification import distance
+from executor.job import Job, LearningRate, checkpoints_folder, tensors_file
+from executor.launch.process_group import joined
+from executor.launch.run import losses, run_jobs
+from executor.recording.rank_files import Heartbeat
+from executor.recording.recorder import Recorder
+from executor.training import shards
+from executor.training.checkpoint import CheckpointError, folder_name, last_good
+from executor.training.trainer import Trainer
 
 STEPS, SAVED = 4, 2
 TIED = replace(TINY, tied_embeddings=True)

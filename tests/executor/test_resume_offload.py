@@ -10,18 +10,18 @@ pytest.importorskip("torch")
 
 from test_resume import SAVED, STEPS, resumed, trained
 
-from executor import shards
-from executor.checkpoint import Box, Checkpoint, boxes, folder_name
-from executor.continuation import RunOptions, prepared
-from executor.heartbeat import Heartbeat
+from executor.check.reference import train
+from executor.check.verification import distance
 from executor.job import checkpoints_folder
-from executor.process_group import joined
-from executor.recorder import Recorder
-from executor.reference import train
-from executor.run import losses, run_jobs
-from executor.trainer import Trainer
-from executor.verification import distance
-from strategies.offloading import offloading
+from executor.launch.process_group import joined
+from executor.launch.run import losses, run_jobs
+from executor.recording.rank_files import Heartbeat
+from executor.recording.recorder import Recorder
+from executor.training import shards
+from executor.training.checkpoint import Box, Checkpoint, boxes, folder_name
+from executor.training.continuation import RunOptions, prepared
+from executor.training.trainer import Trainer
+from strategies.plan.offloading import offloading
 
 RUNS = {
     "host": trained(data=2, zero=1, offload=offloading({"optimizer": 0.3})),

@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from test_resume import LLAMA, SAVED, STEPS, TIED, resumed, trained
 
-from executor.reference import train
-from executor.run import losses, run_jobs
-from executor.verification import distance
+from executor.check.reference import train
+from executor.check.verification import distance
+from executor.launch.run import losses, run_jobs
 from simulator.models.experts import Experts
 
 MIXED = replace(LLAMA, experts=Experts(count=4, top_k=2, ffn=16))

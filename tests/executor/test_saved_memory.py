@@ -4,17 +4,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.model import Layer  # noqa: E402
-from simulator.accelerator import Accelerator  # noqa: E402
-from simulator.cluster import homogeneous  # noqa: E402
-from simulator.host import Host  # noqa: E402
-from simulator.link import Link  # noqa: E402
-from simulator.models.transformer import Transformer, build  # noqa: E402
-from strategies.completion import complete  # noqa: E402
-from strategies.layout import Layout  # noqa: E402
+from executor.model.network import Layer  # noqa: E402
+from simulator.machine.accelerator import Accelerator  # noqa: E402
+from simulator.machine.cluster import homogeneous  # noqa: E402
+from simulator.machine.host import Host  # noqa: E402
+from simulator.machine.topology import Link  # noqa: E402
+from simulator.models.model import build  # noqa: E402
+from simulator.models.transformer import Transformer  # noqa: E402
 from strategies.lowering import StageCosts  # noqa: E402
-from strategies.problem import Problem  # noqa: E402
-from strategies.training import Training  # noqa: E402
+from strategies.plan.completion import complete  # noqa: E402
+from strategies.plan.layout import Layout  # noqa: E402
+from strategies.plan.problem import Problem, Training  # noqa: E402
 
 BATCH, SEQUENCE = 4, 64
 TOKENS = BATCH * SEQUENCE

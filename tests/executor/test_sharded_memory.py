@@ -11,19 +11,19 @@ pytest.importorskip("torch")
 from tiny_jobs import cluster
 
 from executor.job import Job
-from executor.measured_timeline import read_timeline
-from executor.run import run_jobs
-from simulator.cluster import Cluster
+from executor.launch.run import run_jobs
+from executor.recording.timeline import read_timeline
 from simulator.engine import simulate
-from simulator.models.transformer import Transformer, build
+from simulator.machine.cluster import Cluster
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.program import Category
 from simulator.timeline import Timeline
-from strategies.completion import complete
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import Recompute
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

@@ -8,11 +8,11 @@ from tiny_jobs import TINY, job
 
 from executor.supported import unsupported
 from simulator.models.experts import Experts
-from strategies.mesh import Mesh
-from strategies.offloading import offloading
-from strategies.parallelism import Attention
-from strategies.plan import Stage
-from strategies.recomputation import PerStage, Recompute, SomeOperators
+from strategies.plan.mesh import Mesh
+from strategies.plan.offloading import offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Stage
+from strategies.plan.recomputation import PerStage, Recompute, SomeOperators
 
 
 def test_a_plan_that_runs_has_no_reason_against_it() -> None:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor import techniques as module
+from executor.studies import techniques as module
+from executor.studies.techniques import LAYERS, TRIPLES, Combination, Technique, combine, plans, techniques, uneven
 from executor.supported import unsupported
-from executor.techniques import LAYERS, TRIPLES, Combination, Technique, combine, plans, techniques, uneven
-from strategies.layout import Layout
-from strategies.parallelism import Attention
-from strategies.recomputation import Recompute
-from strategies.schedule import SCHEDULES
-from strategies.training import OPTIMIZERS, Training
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import OPTIMIZERS, Training
+from strategies.plan.recomputation import Recompute
+from strategies.schedules.schedule import SCHEDULES
 
 ALL = {technique.name: technique for technique in techniques()}
 any_technique = st.sampled_from(sorted(ALL)).map(ALL.__getitem__)

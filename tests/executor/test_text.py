@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.data import TOPICS, batch, share
-from executor.text import TextFiles, permuted, text_of
+from executor.training.data import TOPICS, TextFiles, batch, permuted, share, text_of
 
 WORDS = "".join(f"line {number} äöü\n" for number in range(200)).encode()
 

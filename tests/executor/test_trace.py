@@ -1,7 +1,7 @@
 """Records and profiler events become spans that add up."""
 
-from executor.recorder import Record
-from executor.trace import Row, TraceEvent, rows
+from executor.recording.recorder import Record
+from executor.recording.trace import Row, TraceEvent, rows
 from simulator.program import StreamKind, TaskKind
 
 FORWARD, BACKWARD, RECOMPUTE = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE

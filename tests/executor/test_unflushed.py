@@ -7,11 +7,10 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job  # noqa: E402
 
-from executor import unflushed_reference  # noqa: E402
-from executor.model import Network  # noqa: E402
-from executor.reference import train  # noqa: E402
-from executor.unflushed import Weights  # noqa: E402
-from executor.unflushed_reference import version_of  # noqa: E402
+from executor.check import reference  # noqa: E402
+from executor.check.reference import train, version_of  # noqa: E402
+from executor.model.network import Network  # noqa: E402
+from executor.training.unflushed import Weights  # noqa: E402
 
 PIPEDREAM = job(pipeline=4, schedule="pipedream", steps=2)
 TWO_VERSIONS = job(pipeline=4, schedule="pipedream_2bw", steps=2)
@@ -35,9 +34,7 @@ def test_a_reference_with_other_versions_is_another_one(name: str, monkeypatch: 
     made = job(pipeline=2, microbatch=4, schedule=name, steps=3)
     _, due = train(made)
     right = version_of
-    monkeypatch.setattr(
-        unflushed_reference, "version_of", lambda plan, stage, t: max(right(plan, stage, t) - (stage == 1), 0)
-    )
+    monkeypatch.setattr(reference, "version_of", lambda plan, stage, t: max(right(plan, stage, t) - (stage == 1), 0))
     _, other = train(made)
     errors = [float(np.abs(due[name] - other[name]).max()) for name in due if name.startswith("gradient")]
     assert max(errors) > 1e-6

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+from executor.check.verification import Verification
 from executor.job import Job
-from executor.run import compare, run_jobs
-from executor.verification import Verification
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, homogeneous
-from simulator.host import Host
-from simulator.link import Link
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.training import Training
+from executor.launch.run import compare, run_jobs
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
 
 TINY = Transformer(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
 SEQUENCE = 16

@@ -7,8 +7,9 @@ import pytest
 
 from simulator.memory import MemoryProfile, sweep
 from simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
-from strategies.schedule import Action, ActionKind, Schedule, schedule
+from simulator.spans import Span
+from simulator.timeline import Timeline
+from strategies.schedules.schedule import Action, ActionKind, Schedule, schedule
 
 GIB = 2**30
 

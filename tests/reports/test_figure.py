@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from reports.figure import size_unit, time_unit
-from reports.text import plain
+from reports.document import plain
+from reports.pictures.figure import size_unit, time_unit
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ def test_what_draws_nothing_starts_without_plot_and_table_libraries(module: str)
 
 
 def test_drawing_never_touches_pyplot():
-    modules = "sys, reports.timeline, reports.memory, reports.search, reports.accuracy"
+    modules = (
+        "sys, reports.pictures.timeline, reports.pictures.memory, reports.pictures.search, reports.pictures.accuracy"
+    )
     code = f"import {modules}; print('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -3,14 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.goodput import draw_goodput, facts, stretches
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import goodput
-from simulator.reliability.interval import BestInterval, best_interval
+from reports.pictures.goodput import draw_goodput, facts, stretches
+from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from simulator.reliability.goodput import BestInterval, best_interval, goodput
 from simulator.reliability.job import replay
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 DAY = 86400.0
 RATES = (

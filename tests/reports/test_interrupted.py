@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reports.figure import sheet
+from reports.pictures.figure import sheet
 from reports.traces.chrome import write_trace
 from reports.traces.perfetto import write_perfetto
 from scenarios import load

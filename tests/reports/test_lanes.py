@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.bars import Row
-from reports.lanes import labels, lanes
+from reports.lanes import Row, labels, lanes
 from simulator.program import RankClass
 
 CLASSES = tuple(RankClass(f"p{i}", (i, i + 8), tuple(range(4 * i, 4 * i + 4))) for i in range(8))

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.search import draw_search, trials_table
+from reports.pictures.search import draw_search, trials_table
 from strategies.evaluation import Evaluation, Trial
-from strategies.mesh import Axis, Mesh
-from strategies.plan import Plan, Recompute, Stage
+from strategies.plan.mesh import Axis, Mesh
+from strategies.plan.plan import Plan, Recompute, Stage
 
 INFINITE = float("inf")
 HISTORIES = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reports.bars import Bar, Row
-from reports.panel import Window, numbers, staircase
-from reports.timeline import close_ups, draw_comparison, draw_timeline, facts
+from reports.lanes import Bar, Row
+from reports.pictures.panel import Window, numbers, staircase
+from reports.pictures.timeline import close_ups, draw_comparison, draw_timeline, facts
 from simulator.program import RankClass, TaskKind
 from simulator.timeline import LinkUse, Timeline
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from reports.difference import difference
-from reports.timeline import draw_comparison
-from reports.waterfall import MOST, waterfall_bars
+from reports.pictures.timeline import MOST_WATERFALL_BARS as MOST
+from reports.pictures.timeline import draw_comparison, waterfall_bars
 from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 
 def stages(seconds: int) -> Timeline:

@@ -4,18 +4,20 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, Node, Tenant
-from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
-from simulator.host import Host, Pcie
+from simulator.collective import Algorithm, Collective, CollectiveCurve
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import (
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, Library, Node, Protocol, Tenant
+from simulator.machine.host import Host, Pcie
+from simulator.machine.kernels import AttentionModel, MatmulModel
+from simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
     FatTree,
     Graph,
     LeafSpine,
+    Link,
     Mesh,
     NodeNetwork,
     PcieTree,
@@ -23,10 +25,6 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
-from simulator.kernels.attention import AttentionModel
-from simulator.kernels.matmul import MatmulModel
-from simulator.library import Library, Protocol
-from simulator.link import Link
 
 POSITIVE = st.floats(1e-12, 1e15)
 FACTORS = st.floats(0.001, 1000)

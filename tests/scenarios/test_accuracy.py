@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.accuracy import predict, predict_all, runs_at, to_csv
-from scenarios.accuracy_summary import errors, regret, summary
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
-from scenarios.library import root
-from scenarios.published import read_runs, run_of
-from scenarios.rows.costs import seconds_of
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
+from scenarios.files.library import root
+from scenarios.published.runs import read_runs, run_of
+from scenarios.published.scenario import seconds_of
+from scenarios.studies.accuracy import errors, predict, predict_all, regret, runs_at, summary, to_csv
 from simulator.engine import step_time
 from simulator.rank_correlation import kendall_tau
 from strategies.lowering import lower

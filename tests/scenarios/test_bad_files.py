@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.command_line import run
-from simulator.plain_text import is_plain
+from scenarios.commands.main import run
+from simulator.files import is_plain
 
 FOLDER = Path(__file__).parent / "bad_files"
 TABLE = FOLDER / "catalogue.tsv"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scenarios.errors import ScenarioError
+from scenarios.files.errors import ScenarioError
+from scenarios.files.reader import parse
 from scenarios.loader import scenario_in
-from scenarios.reader import parse
 from simulator.catalog import cluster_names
-from strategies.schedule import SCHEDULES
+from strategies.schedules.schedule import SCHEDULES
 
 GOOD = """\
 name: small

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from executor.recalibration import slowed
-from executor.run import Run
+from executor.calibration.recalibration import slowed
+from executor.launch.run import Run
 from scenarios.closed_loop import ClosedLoop, best_plans, close_loop
-from scenarios.cluster_file import load_cluster
-from scenarios.command_line import run
+from scenarios.commands.main import run
+from scenarios.inputs.cluster_file import load_cluster
 from scenarios.loader import load
 from scenarios.scenario import Scenario
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 pytest.importorskip("torch")
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from scenarios.cluster_file import write_cluster
-from scenarios.errors import ScenarioError
+from scenarios.files.errors import ScenarioError
+from scenarios.files.reader import parse
+from scenarios.inputs.cluster_file import write_cluster
 from scenarios.loader import scenario_in
-from scenarios.reader import parse
 from simulator.catalog import cluster
-from simulator.cluster import Cluster
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.interconnect.kinds import LeafSpine, Torus
+from simulator.collective import Algorithm, Collective
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import LeafSpine, Torus
 
 SCENARIO = """\
 model: {preset: gpt3-1.3b}

@@ -8,12 +8,12 @@ from statistics import median
 import pytest
 
 from scenarios import load
-from scenarios.cluster_file import load_cluster, write_cluster
-from scenarios.command_line import run
+from scenarios.commands.main import run
+from scenarios.inputs.cluster_file import load_cluster, write_cluster
 from scenarios.loader import move_to_cluster_file
 from simulator.catalog import accelerator, accelerator_names, cluster, estimated
 from simulator.catalog.typical import timed_accelerators, typical_efficiency
-from simulator.cluster import Cluster
+from simulator.machine.cluster import Cluster
 
 SCENARIO = """\
 model: {preset: llama2-7b}

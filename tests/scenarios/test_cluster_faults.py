@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from scenarios.cluster_file import cluster_document, cluster_in
-from scenarios.errors import ScenarioError
-from scenarios.reader import parse
-from scenarios.yaml_text import dump
+from scenarios.files.errors import ScenarioError
+from scenarios.files.reader import dump, parse
+from scenarios.inputs.cluster_file import cluster_document, cluster_in
 from simulator.catalog import cluster
 
 LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}

@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from scenarios.cluster_file import cluster_document, cluster_in, exact, load_cluster, write_cluster
-from scenarios.cluster_schema import WrittenCluster
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
-from scenarios.library import find
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
+from scenarios.files.library import find
+from scenarios.files.reader import dump, parse
+from scenarios.inputs.cluster_file import cluster_document, cluster_in, exact, load_cluster, write_cluster
 from scenarios.loader import load
-from scenarios.reader import parse
-from scenarios.yaml_text import dump
+from scenarios.schema.cluster import WrittenCluster
 from simulator import units
 from simulator.catalog import assumed, cluster, cluster_names
-from simulator.cluster import Cluster
-from simulator.interconnect.kinds import Crossbar
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar
 from simulator.units import Dimension
 
 from .clusters import POSITIVE, clusters
@@ -149,7 +148,7 @@ def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
 def test_what_calibrate_says_of_its_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "elsewhere").mkdir()
     out = str(tmp_path / "elsewhere" / "this machine.yaml")
-    monkeypatch.setattr("executor.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
+    monkeypatch.setattr("executor.calibration.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
     assert run(["calibrate", "--device", "cpu", "--out", out]) == 0
     first, second = capsys.readouterr().out.splitlines()
     words = shlex.split(first.partition("meshwise ")[2])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.command_line import run
+from scenarios.commands.main import run
 
 CRAMPED = """\
 name: too large
@@ -329,7 +329,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "scipy")
 )
 def test_quick_commands_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom scenarios.command_line import run\n"
+        "import sys\nfrom scenarios.commands.main import run\n"
         f"code = run({arguments!r})\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], code)"
     )
@@ -377,7 +377,7 @@ def test_help_of_simulate_names_the_page(capsys) -> None:
     assert ".html" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan"])
+@pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan.plan"])
 def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
     code = (
         "import sys\n"
@@ -403,7 +403,7 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
 def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: str, code: int, told: str) -> None:
     program = (
         "import os, signal\n"
-        "import scenarios.command_line as command_line\n"
+        "import scenarios.commands.main as command_line\n"
         "def command(**_):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         f"    except KeyboardInterrupt:\n        raise {error} from None\n"
@@ -418,10 +418,10 @@ def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: 
 def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     # 0.5 s of CPU where all of this is true; every one of these costs tenths of it
     code = (
-        "import sys\nfrom scenarios.command_line import run\n"
+        "import sys\nfrom scenarios.commands.main import run\n"
         "code = run(['validate', 'gpt3-175b-1024-a100'])\n"
         f"heavy = {(*HEAVY, 'networkx', 'numba', 'simpy', 'highspy', 'rich', 'concurrent.futures')!r}\n"
-        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'scenarios.graph_file')\n"
+        "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'scenarios.inputs.graph_file')\n"
         "print([name for name in (*heavy, *own) if name in sys.modules], code)\n"
         "print(sorted(name for name in sys.modules if name.startswith('strategies.search.')))"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from scenarios import load
-from scenarios.cluster_file import load_cluster
-from scenarios.command_line import run
-from scenarios.library import find
+from scenarios.commands.main import run
+from scenarios.files.library import find
+from scenarios.inputs.cluster_file import load_cluster
 
 pytest.importorskip("torch")
 

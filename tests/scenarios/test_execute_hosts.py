@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.folder_lock import locked
-from executor.processes import children, is_alive
-from scenarios.command_line import run
+from executor.launch.processes import children, is_alive, locked
+from scenarios.commands.main import run
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parent.parent.parent
@@ -87,7 +86,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path, capsys) -> None:
     assert document["commands"] == [f"sh '{out}/host.sh' {index}" for index in range(4)]
     words = (
         'torchrun --nnodes 4 --node-rank "$1" --nproc-per-node 1 --master-addr node0 --master-port 1234 '
-        f"-m executor.worker '{out}/job.json' '{out}/verify/job.json'"
+        f"-m executor.launch.worker '{out}/job.json' '{out}/verify/job.json'"
     )
     assert words in (out / "host.sh").read_text()
     assert run(["execute", "local/dp2", "--out", str(out), "--collect"]) == 1

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.checkpoint import last_good
-from scenarios.command_line import run
+from executor.training.checkpoint import last_good
+from scenarios.commands.main import run
 
 pytest.importorskip("torch")
 

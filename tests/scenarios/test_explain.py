@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from reports.explanation import explanation_lines
-from scenarios.command_line import run
-from scenarios.question import plan_fields
-from strategies.recomputation import Recompute
+from scenarios.commands.main import run
+from scenarios.explanation import plan_fields
+from strategies.plan.recomputation import Recompute
 
 SMALL = """\
 name: small

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from scenarios import load
-from scenarios.command_line import run
+from scenarios.commands.main import run
 from scenarios.launches import launches
 from simulator.units import format_size
-from strategies.completion import complete
 from strategies.explanation.uncertainty import risk_in_words
-from strategies.layout import Layout
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 
 def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:

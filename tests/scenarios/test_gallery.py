@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from scenarios import library, load
+from scenarios import load
+from scenarios.files import library
+from scenarios.files.reader import Document, read
 from scenarios.loader import scenario_in
-from scenarios.reader import Document, read
 from scenarios.simulation import Simulation
 from simulator.memory import CATEGORIES
 from simulator.program import Category

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from scenarios import load
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
-from scenarios.graph_file import dump_graph, graph_document, graph_in, load_graph
-from scenarios.reader import parse
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
+from scenarios.files.reader import parse
+from scenarios.inputs.graph_file import dump_graph, graph_document, graph_in, load_graph
 from simulator.models.presets import MODELS
 from simulator.operator_graph import OperatorGraph
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
-from scenarios.files import write
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
+from scenarios.files.results import write
 from scenarios.loader import load
-from scenarios.published import run_of
-from simulator.plain_text import escaped, is_plain, unsafe_character
+from scenarios.published.runs import run_of
+from simulator.files import escaped, is_plain, unsafe_character
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.watch import watched
@@ -103,7 +103,7 @@ def test_a_pickle_is_never_loaded(command: str, tmp_path: Path, monkeypatch: pyt
 
 def test_a_pickle_in_the_place_of_a_checkpoint_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its seal may be right: whoever writes the manifest can write that too."""
-    from executor.checkpoint import MANIFEST, SEAL, DamagedError, last_good, seal
+    from executor.training.checkpoint import MANIFEST, SEAL, DamagedError, last_good, seal
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "step-00000001"

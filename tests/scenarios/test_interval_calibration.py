@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.accuracy import Prediction
-from scenarios.interval_calibration import by_network, by_source, coverage, coverage_by, figures, leave_out, main
-from scenarios.prediction_interval import Category
-from scenarios.published import run_of
+from scenarios.intervals import Category
+from scenarios.published.runs import run_of
+from scenarios.studies.accuracy import Prediction
+from scenarios.studies.interval_calibration import (
+    by_network,
+    by_source,
+    coverage,
+    coverage_by,
+    figures,
+    leave_out,
+    main,
+)
 from tests.scenarios.test_accuracy import ROW
 
 RUNS = Path(__file__).parent / "fixtures/published_runs.jsonl"

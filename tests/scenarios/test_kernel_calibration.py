@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.command_line import run
-from simulator.calibration.rows import MAX_ROW_BYTES
+from scenarios.commands.main import run
+from simulator.calibration.kernel_rows import MAX_ROW_BYTES
 
 ROWS = Path(__file__).parent.parent / "simulator" / "calibration" / "kernels.jsonl"
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from scenarios import load
-from scenarios.command_line import run
+from scenarios.commands.main import run
 from scenarios.commands.search import _own_seconds
-from scenarios.interchange.acceptance import trainers_of
+from scenarios.interchange.targets import trainers_of
 from scenarios.launches import Launch, Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
 from scenarios.scenario import Scenario
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 
 def test_every_trainer_that_can_say_a_plan_is_there_with_its_own_memory() -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import library, load
-from scenarios.errors import ScenarioError
-from scenarios.published import run_of
-from scenarios.rows.frameworks import EAGER_LAUNCH
-from simulator.cluster import Cluster
+from scenarios import load
+from scenarios.files import library
+from scenarios.files.errors import ScenarioError
+from scenarios.published.frameworks import EAGER_LAUNCH
+from scenarios.published.runs import run_of
+from simulator.machine.cluster import Cluster
 
 NAMES = library.names()
 
@@ -101,7 +102,7 @@ def test_a_name_that_is_none_proposes_the_nearest() -> None:
 
 
 def test_json_is_a_scenario_too(tmp_path: Path) -> None:
-    from scenarios.reader import read
+    from scenarios.files.reader import read
 
     data = read(library.find("local/dp2")).data
     (tmp_path / "dp2.json").write_text(json.dumps(data))

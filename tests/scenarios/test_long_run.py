@@ -9,19 +9,16 @@ import pytest
 import yaml
 
 from scenarios import load
-from scenarios.command_line import run as command
-from scenarios.errors import ScenarioError
+from scenarios.commands.main import run as command
+from scenarios.files.errors import ScenarioError
 from scenarios.long_run import RunSettings, num_hosts
-from scenarios.schema import ScenarioTable
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, Node
-from simulator.host import Host
-from simulator.interconnect.kinds import Switch
-from simulator.link import Link
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, FailureKind, Restart
-from simulator.reliability.published import failure_model, source
-from simulator.reliability.recovery import Recovery
+from scenarios.schema.scenario import ScenarioTable
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, Node
+from simulator.machine.host import Host
+from simulator.machine.topology import Link, Switch
+from simulator.reliability.failures import Component, FailureKind, Restart, failure_model, source
+from simulator.reliability.long_run import Checkpoint, Recovery
 
 from ..simulator.reliability.reference import expected_goodput
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import library, load
-from scenarios.cluster_file import cluster_document, cluster_table, exact
-from scenarios.command_line import run
-from scenarios.magnitudes import unusual
-from scenarios.reader import parse
+from scenarios import load
+from scenarios.commands.main import run
+from scenarios.files import library
+from scenarios.files.reader import parse
+from scenarios.inputs.cluster_file import cluster_document, cluster_table, exact
+from scenarios.inputs.remarks import unusual
 from simulator import units
 from simulator.catalog import cluster, cluster_names
 from simulator.units import Dimension, format_bandwidth, format_compute_rate

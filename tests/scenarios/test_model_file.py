@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scenarios import load
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
 from simulator.models.presets import MODELS
 
 QWEN3 = {

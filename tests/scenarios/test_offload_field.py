@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from scenarios import library, load
-from scenarios.errors import ScenarioError
+from scenarios import load
+from scenarios.files import library
+from scenarios.files.errors import ScenarioError
+from scenarios.files.reader import Document, read
 from scenarios.loader import scenario_in
-from scenarios.reader import Document, read
 from scenarios.scenario import Scenario
-from strategies.offloading import Offloading, StepPlace
+from strategies.plan.offloading import Offloading, StepPlace
 
 
 def scenario(**plan: Any) -> Scenario:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scenarios import load
-from scenarios.errors import ScenarioError
+from scenarios.files.errors import ScenarioError
 
 SCENARIO = """\
 model:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import load
-from scenarios.nothing_fits import nothing_fits, room_in_words
-from scenarios.prediction_interval import (
+from scenarios.fitting import nothing_fits, room_in_words
+from scenarios.intervals import (
     FIGURES,
     FIRST_THAT_FITS,
     RISK,
@@ -26,10 +26,10 @@ from scenarios.prediction_interval import (
     with_margin,
 )
 from simulator.catalog import accelerator, cluster, timed_products
-from simulator.kernels.matmul import MatmulModel
-from strategies.completion import complete
+from simulator.machine.kernels import MatmulModel
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 
 @pytest.mark.parametrize("preset", ["dgx-a100-80gb", "dgx-h100", "dgx-b200", "dgx-b300", "dgx-1-v100-32gb"])

@@ -6,29 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from executor.exit_codes import INTERRUPTED
-from scenarios import recipe_comparison as study
-from scenarios import recipe_runs
+from executor.launch.processes import INTERRUPTED
 from scenarios.console import BAD_INPUT
-from scenarios.interchange.acceptance import trainers_of
+from scenarios.interchange.targets import trainers_of
 from scenarios.loader import load
-from scenarios.recipe_comparison import chosen_cases, main, page
-from scenarios.recipe_runs import (
+from scenarios.recipes import recipes
+from scenarios.studies import recipe_comparison as recipe_runs
+from scenarios.studies import recipe_comparison as study
+from scenarios.studies.recipe_comparison import (
     Comparison,
     Outcome,
     Sayable,
     SearchOutcome,
     cases,
+    chosen_cases,
     compare_case,
     fastest,
+    main,
     outcome,
+    page,
     read,
     to_line,
 )
-from scenarios.recipes import recipes
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 from strategies.search.starts import engineer_layouts
 
 SMALL = "techniques/pipeline-1f1b"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scenarios.recipe_runs import SLACK, cases, fastest, outcome
 from scenarios.recipes import recipe_layouts
+from scenarios.studies.recipe_comparison import SLACK, cases, fastest, outcome
 from strategies.cost_model import SimulatedCost
 from strategies.search.starts import engineer_layouts
 

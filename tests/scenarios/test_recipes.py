@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from scenarios import recipes as module
-from scenarios.errors import ScenarioError
-from scenarios.library import root
+from scenarios.files.errors import ScenarioError
+from scenarios.files.library import root
+from scenarios.files.reader import parse
+from scenarios.inputs.plan_table import rule_violations
 from scenarios.loader import load
-from scenarios.plan_table import rule_violations
-from scenarios.reader import parse
-from scenarios.recipe_runs import recipe_scenario
 from scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipes, recipes_in
-from strategies.layout import Layout
-from strategies.plan_layout import layout_of
+from scenarios.studies.recipe_comparison import recipe_scenario
+from strategies.plan.completion import layout_of
+from strategies.plan.layout import Layout
 
 from ..pace import measure_cpu
 

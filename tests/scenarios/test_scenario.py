@@ -5,18 +5,17 @@ from pathlib import Path
 import pytest
 
 from scenarios import load
-from scenarios.errors import ScenarioError
-from scenarios.nearest import nearest_that_fits, reason
+from scenarios.files.errors import ScenarioError
+from scenarios.fitting import nearest_that_fits, reason
 from scenarios.scenario import Scenario
-from scenarios.schema import PlanDocument, PlanTable
+from scenarios.schema.scenario import PlanDocument, PlanTable
 from scenarios.simulation import simulation
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.plan import Plan, Recompute
-from strategies.plan_layout import layout_of
-from strategies.problem import Problem
-from strategies.recomputation import SomeOperators
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan, Recompute
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import SomeOperators
+from strategies.plan.rules import violations
 from strategies.search import Space
 
 
@@ -90,8 +89,8 @@ def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
 
 
 def _data(name: str) -> dict[str, object]:
-    from scenarios.library import find
-    from scenarios.reader import read
+    from scenarios.files.library import find
+    from scenarios.files.reader import read
 
     data: dict[str, object] = read(find(name)).data
     return data
@@ -272,8 +271,8 @@ def test_limits_of_the_space_hold() -> None:
 
 
 def test_a_space_is_the_word_wide_or_limits_of_any_field(tmp_path: Path) -> None:
-    from strategies.offloading import Offloading
-    from strategies.recomputation import FirstLayers
+    from strategies.plan.offloading import Offloading
+    from strategies.plan.recomputation import FirstLayers
 
     given = (Path(__file__).parents[2] / "scenarios/local/dp2.yaml").read_text().split("\nsearch:")[0]
     (tmp_path / "wide.yaml").write_text(given + "search: {space: wide}\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.command_line import run
+from scenarios.commands.main import run
 from scenarios.loader import load
 from scenarios.scenario import FRAMEWORK_OF
 

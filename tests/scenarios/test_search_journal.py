@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from scenarios import load
-from scenarios.command_line import run
-from scenarios.errors import ScenarioError
+from scenarios.commands.main import run
+from scenarios.files.errors import ScenarioError
 from scenarios.scenario import Scenario
 from strategies.search import LAYOUT_ALGORITHMS
 

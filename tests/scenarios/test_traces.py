@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.traces.chakra_nodes import ReadNode, read_nodes
-from reports.traces.chakra_reader import read_chakra
+from reports.traces.chakra_reader import ReadNode, read_chakra, read_nodes
 from scenarios import load
-from scenarios.command_line import run
+from scenarios.commands.main import run
 from simulator.engine import simulate
-from strategies.schedule import schedule
+from strategies.schedules.schedule import schedule
 
 SCENARIO = """\
 model: {{transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 2048, vocab: 4096{model}}}}}

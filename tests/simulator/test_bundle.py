@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.bundle import LONGEST, shapes
+from simulator.engine.flows import LONGEST, shapes
 
 SECOND = 10**12
 

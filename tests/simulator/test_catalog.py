@@ -16,7 +16,7 @@ from simulator.catalog import (
 )
 from simulator.catalog.records import names, record
 from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
-from simulator.interconnect.kinds import Dragonfly, FatTree, LeafSpine, Mesh, Switch, Torus
+from simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Mesh, Switch, Torus
 
 KINDS = [(kind, name) for kind in ("accelerators", "clusters") for name in names(kind)]
 IDENTITY = ("accelerator",)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from simulator.collection import no_collection
+from simulator.program import no_collection
 
 
 @pytest.mark.parametrize("before", [True, False])

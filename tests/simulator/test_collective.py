@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
-from simulator.collective import Phase, algorithms, choose, idle_time, measured_time, phases
-from simulator.collective_kinds import Algorithm, Collective, CollectiveCurve
-from simulator.interconnect.kinds import Dragonfly, FatTree, Graph, LeafSpine, Mesh, Ring, Switch, Torus
-from simulator.link import Link
+from simulator.collective import Algorithm, Collective, CollectiveCurve
+from simulator.collectives.choose import algorithms, choose, idle_time, measured_time, phases
+from simulator.collectives.traffic import Phase
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, Ring, Switch, Torus
 
 from .collectives.machines import MANY, NIC, PORT, machine, time
 

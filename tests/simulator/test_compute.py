@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
 from simulator.catalog import accelerator
-from simulator.compute import (
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import (
     Pass,
     matmul_time,
     operator_launches,
@@ -17,12 +17,12 @@ from simulator.compute import (
     streaming_kind,
     weight_gradient_time,
 )
-from simulator.kernels.matmul import Matmul, MatmulModel
+from simulator.machine.kernels import Matmul, MatmulModel
 from simulator.models.dlrm import Dlrm
 from simulator.models.experts import Experts
-from simulator.models.model import Model
-from simulator.models.resnet import ResNet
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import Model, build
+from simulator.models.transformer import Transformer
+from simulator.models.vision import ResNet
 from simulator.operator_graph import Block, Operator, OperatorKind
 
 IDEAL = Accelerator("ideal", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e6, launch=0.5)

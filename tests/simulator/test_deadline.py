@@ -4,7 +4,7 @@ import pytest
 
 from simulator.deadline import check_deadline, watched_by
 from simulator.engine import step_time
-from simulator.engine.environment import EVENTS, Environment
+from simulator.engine.discrete_event import EVENTS, Environment
 
 
 class Over(Exception):

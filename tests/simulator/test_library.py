@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
-from simulator.collective import algorithms, candidates, choose, fastest, idle_time, phases
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.interconnect.kinds import LeafSpine, Switch
-from simulator.library import LOSSLESS, SIMPLE, Library, Protocol
-from simulator.link import Link
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import algorithms, candidates, choose, fastest, idle_time, phases
+from simulator.machine.cluster import LOSSLESS, SIMPLE, Cluster, Library, Protocol
+from simulator.machine.topology import LeafSpine, Link, Switch
 
 from .collectives.machines import NIC, loads, machine, time
 

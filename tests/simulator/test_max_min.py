@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.max_min import OWN, fair_groups
-from simulator.network import bundle, max_min_rates
+from simulator.engine.flows import OWN, bundle, fair_groups, max_min_rates
 
 from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
 

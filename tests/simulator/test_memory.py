@@ -7,17 +7,7 @@ from hypothesis import given, settings
 
 from simulator.engine import simulate
 from simulator.memory import CATEGORIES, MemoryProfile, sweep
-from simulator.program import (
-    Category,
-    Change,
-    HostClass,
-    MemoryChange,
-    Piece,
-    Program,
-    Task,
-    TaskKind,
-    Work,
-)
+from simulator.program import Category, Change, HostClass, MemoryChange, Piece, Program, Task, TaskKind, Work
 from simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import program, programs

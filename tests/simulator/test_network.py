@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator import network
-from simulator.network import Bundle, Network, bundle, max_min_rates
+from simulator.engine import network
+from simulator.engine.flows import Bundle, bundle, max_min_rates
+from simulator.engine.network import Network
 
 from .fluid import (
     LINKS,

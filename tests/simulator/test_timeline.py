@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from simulator.engine import simulate
 from simulator.engine.longest_path import finish_times
 from simulator.program import Flow, Piece, Program, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
-from simulator.timeline import LinkUse, Span, Timeline, simulated
+from simulator.spans import Span
+from simulator.timeline import LinkUse, Timeline, simulated
 from simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import LINKS, program, programs

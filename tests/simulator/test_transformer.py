@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.models.model import build
 from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer, build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import Block
 
 

@@ -7,9 +7,8 @@ import numpy as np
 from simulator.program import Program
 from simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy
 from simulator.timeline import Timeline
-from strategies.explanation.critical_path import critical_path
-from strategies.explanation.device_time import device_time
-from strategies.resources import spent
+from strategies.evaluation import spent
+from strategies.explanation.critical_path import critical_path, device_time
 
 Figures = dict[tuple[object, ...], float]
 

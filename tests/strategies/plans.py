@@ -10,15 +10,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster, Node, Tenant
-from simulator.collective_kinds import Collective
-from simulator.host import Host, Pcie
-from simulator.interconnect.kinds import (
+from simulator.collective import Collective
+from simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Tenant
+from simulator.machine.cluster import Protocol as LibraryProtocol
+from simulator.machine.host import Host, Pcie
+from simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
     FatTree,
     LeafSpine,
+    Link,
     Mesh,
     NodeNetwork,
     PcieTree,
@@ -26,23 +28,20 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
-from simulator.library import LOSSLESS, Library
-from simulator.library import Protocol as LibraryProtocol
-from simulator.link import Link
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
-from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.mesh import AXES, DATA, PIPELINE, TENSOR
-from strategies.offloading import NOTHING, WHOLE, Offloading, StepPlace
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute, SomeOperators
-from strategies.schedule import SCHEDULES
-from strategies.training import Training
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES, DATA, PIPELINE, TENSOR
+from strategies.plan.offloading import NOTHING, WHOLE, Offloading, StepPlace
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute, SomeOperators
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import SCHEDULES
 
 from .problems import IDEAL
 

@@ -1,13 +1,12 @@
 """Small problems that several tests share."""
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import FULL_BISECTION, Cluster, homogeneous
-from simulator.host import Host
-from simulator.interconnect.kinds import Fabric
-from simulator.link import Link
-from simulator.models.transformer import Transformer, build
-from strategies.problem import Problem
-from strategies.training import Training
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import FULL_BISECTION, Cluster, homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Fabric, Link
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.problem import Problem, Training
 
 IDEAL = Accelerator("ideal", (("fp32", 1e12), ("bf16", 2e12)), memory=1e12, memory_bandwidth=1e12)
 

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.collective_kinds import Collective
-from strategies.sharding import Redistribution, ShardingSpec
+from simulator.collective import Collective
+from strategies.plan.sharding import Redistribution, ShardingSpec
 
 Array = NDArray[np.int64]
 Rank = tuple[int, ...]

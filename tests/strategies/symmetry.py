@@ -5,7 +5,7 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
-from simulator.interconnect.kinds import Crossbar, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
+from simulator.machine.topology import Crossbar, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
 
 from .plans import Case, Machine
 

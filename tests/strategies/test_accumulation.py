@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.accelerator import Accelerator
 from simulator.engine import simulate, step_time
+from simulator.machine.accelerator import Accelerator
 from simulator.units import to_ticks
-from strategies.completion import complete
-from strategies.framework import FRAMEWORKS, MEGATRON
-from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.problem import Problem
-from strategies.schedule import ActionKind
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS, MEGATRON
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.schedules.schedule import ActionKind
 
 from .problems import problem
 

@@ -16,20 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import step_time
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.framework import FRAMEWORKS
-from strategies.group import Group, PassChoice, StateChoice
-from strategies.layout import GRADIENT_REDUCTIONS, Layout
-from strategies.layout_rules import violations
 from strategies.lowering import lower
-from strategies.offloading import NOTHING, WHOLE, Offloading
-from strategies.parallelism import Attention
-from strategies.problem import Problem
-from strategies.recomputation import PerStage, Recompute
-from strategies.schedule import SCHEDULES
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS
+from strategies.plan.group import Group, PassChoice, StateChoice
+from strategies.plan.layout import GRADIENT_REDUCTIONS, Layout
+from strategies.plan.offloading import NOTHING, WHOLE, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import PerStage, Recompute
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import SCHEDULES
 from strategies.search.choices import family_of
-from strategies.training import Training
 
 from ..examples import LONG
 from .plans import OFFLOADINGS, ORDERS, RECOMPUTATIONS, SEQUENCE, Case, Network, any_machine

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from simulator.engine import step_time
-from strategies.bound import Bounds
-from strategies.completion import complete
+from strategies.bounds.step_time import Bounds
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.lowering.stage import Machine, StageCosts
-from strategies.offloading import WHOLE, Offloading
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.lowering.costs.stage import Machine, StageCosts
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 from .problems import problem
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from simulator.engine import simulate, step_time
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.bounds.path_times import path_times
 from strategies.lowering import StageCosts, lower
-from strategies.mesh import AXES
-from strategies.path_times import path_times
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 from strategies.search import layouts
 
 from .problems import problem

@@ -30,16 +30,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.collective_kinds import Collective, CollectiveCurve
+from simulator.collective import Collective, CollectiveCurve
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
-from strategies.layout import Layout
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from strategies.lowering import Granularity, lower
-from strategies.parallelism import Attention
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import FirstLayers, Recompute
 
 from .problems import problem
 

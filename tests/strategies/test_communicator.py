@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-from simulator.cluster import Cluster, Node
-from simulator.collective import choose, idle_time, phases
-from simulator.collective_kinds import Collective
-from simulator.host import Host
-from simulator.interconnect.kinds import Crossbar, Switch
-from simulator.link import Link
+from simulator.collective import Collective
+from simulator.collectives.choose import choose, idle_time, phases
+from simulator.machine.cluster import Cluster, Node
+from simulator.machine.host import Host
+from simulator.machine.topology import Crossbar, Link, Switch
 from simulator.units import TICKS_PER_SECOND
-from strategies.lowering.classes import fold
-from strategies.lowering.communicator import Communicator
-from strategies.lowering.placed import Placed
-from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from strategies.lowering.rank_classes.classes import fold
+from strategies.lowering.rank_classes.machine import Communicator
+from strategies.lowering.rank_classes.placement import Placed
+from strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
 from .plans import NCCL
 from .problems import IDEAL

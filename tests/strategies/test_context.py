@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import simulate, step_time
 from simulator.program import TaskKind
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.step import Step, chain_ticks
-from strategies.parallelism import Attention
-from strategies.problem import Problem
+from strategies.lowering.costs.steps import Step, chain_ticks
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 
 from .problems import problem
 

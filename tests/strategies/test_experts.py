@@ -2,20 +2,20 @@
 
 import pytest
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import OperatorKind
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import StageCosts
-from strategies.lowering.optimizer import updated_parameters
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
-from strategies.training import Training
+from strategies.lowering.costs.optimizer import updated_parameters
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import Recompute
+from strategies.plan.rules import violations
 
 from .problems import problem
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Collective, CollectiveCurve
+from simulator.collective import Collective, CollectiveCurve
 from simulator.engine import simulate, step_time
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
 
 from .problems import problem
 from .test_experts import mixture

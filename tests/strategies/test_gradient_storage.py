@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from simulator.models.experts import Experts
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.lowering.gradient_storage import begin_in_step, in_ddp_buckets
-from strategies.offloading import WHOLE, Offloading
-from strategies.training import Training
+from strategies.lowering.costs.optimizer import begin_in_step, in_ddp_buckets
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.problem import Training
 
 from .problems import problem
 

@@ -13,32 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import simulate, step_time
-from simulator.models.bert import Bert
+from simulator.models.encoders import T5, Bert
 from simulator.models.experts import Experts
-from simulator.models.resnet import ResNet
-from simulator.models.t5 import T5
-from simulator.models.transformer import Transformer, build
-from simulator.models.vit import VisionTransformer
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from simulator.models.vision import ResNet, VisionTransformer
 from simulator.operator_graph import OperatorGraph, Tensor
 from simulator.program import Category, TaskKind
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.liveness import Liveness
-from strategies.lowering.operator import BlockLayout
-from strategies.lowering.recompute import BlockMemory
-from strategies.lowering.step import Step
-from strategies.mesh import DATA, TENSOR, TENSOR_ROWS
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute, SomeOperators
-from strategies.sharding import Redistribution, ShardingSpec, after, redistribute
+from strategies.lowering.costs.liveness import Liveness
+from strategies.lowering.costs.operator import BlockLayout
+from strategies.lowering.costs.recompute import BlockMemory
+from strategies.lowering.costs.steps import Step
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute, SomeOperators
+from strategies.plan.rules import violations
+from strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
 
 from .problems import problem
 

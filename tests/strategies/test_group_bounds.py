@@ -7,23 +7,23 @@ from random import Random
 import numpy as np
 import pytest
 
-from simulator.cluster import Cluster, Tenant
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import step_time
-from simulator.link import Link
+from simulator.machine.cluster import Cluster, Tenant
+from simulator.machine.topology import Link
 from simulator.models.experts import Experts
 from simulator.units import TICKS_PER_SECOND
-from strategies.completion import complete
+from strategies.bounds.group_bounds import FloatArray
 from strategies.cost_model import SimulatedCost
-from strategies.group import Group, PassChoice, StateChoice
-from strategies.group_bounds import FloatArray
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import lower
-from strategies.offloading import WHOLE, Offloading
-from strategies.parallelism import Attention
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.plan.completion import complete
+from strategies.plan.group import Group, PassChoice, StateChoice
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.plan.rules import violations
 from strategies.search.choices import family_of
 from strategies.search.space import Space, choices_of, count, groups, layouts
 

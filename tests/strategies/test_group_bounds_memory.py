@@ -7,19 +7,19 @@ from math import inf
 import numpy as np
 import pytest
 
-from simulator.cluster import Cluster
+from simulator.machine.cluster import Cluster
 from simulator.models.experts import Experts
-from strategies.completion import complete
+from strategies.bounds.memory import Needs
 from strategies.cost_model import SimulatedCost
-from strategies.group import Group, PassChoice, StateChoice
-from strategies.layout import Layout
-from strategies.lowering.memory import StageMemory, stage_memory
-from strategies.needs import Needs
-from strategies.offloading import WHOLE, Offloading
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators
-from strategies.schedule import Action, ActionKind
+from strategies.lowering.costs.memory import StageMemory, stage_memory
+from strategies.plan.completion import complete
+from strategies.plan.group import Group, PassChoice, StateChoice
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.schedules.schedule import Action, ActionKind
 
 from .problems import problem
 

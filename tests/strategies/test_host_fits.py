@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
 from simulator.engine import simulate
-from strategies.completion import complete
+from simulator.machine.cluster import Cluster
 from strategies.cost_model import SimulatedCost
 from strategies.explanation.relief import reliefs
 from strategies.explanation.shortfall import shortfall
-from strategies.group import Group, PassChoice, StateChoice
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.offloading import NOTHING, OFFLOADS, WHOLE, Offloading
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.group import Group, PassChoice, StateChoice
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import NOTHING, OFFLOADS, WHOLE, Offloading
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
 
 from .plans import OFFLOADINGS, Case, any_cases
 from .problems import problem

@@ -13,25 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
 from simulator.engine import discrete_event, longest_path, simulate, step_time
-from simulator.host import Host
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import Crossbar, Mesh, Switch
-from simulator.library import LOSSLESS
-from simulator.link import Link
+from simulator.machine.cluster import LOSSLESS, Cluster
+from simulator.machine.host import Host
+from simulator.machine.topology import Crossbar, Link, Mesh, Switch
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program
 from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import Granularity, lower
-from strategies.lowering.contention import Passes
-from strategies.lowering.cuts import Cuts
-from strategies.lowering.gradient_storage import begin_in_step
-from strategies.recomputation import SomeOperators
-from strategies.training import Training
+from strategies.lowering.costs.optimizer import begin_in_step
+from strategies.lowering.tasks.cuts import Cuts, Passes
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Training
+from strategies.plan.recomputation import SomeOperators
+from strategies.plan.rules import violations
 
 from ..examples import examples
 from .accounts import seconds, sums

@@ -2,10 +2,10 @@
 
 import pytest
 
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.schedule import SCHEDULES
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import SCHEDULES
 
 from .problems import problem
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.models.builder import BlockBuilder
 from simulator.models.layers import cross_entropy, linear, residual
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorKind
-from strategies.framework import MEGATRON, TORCH, Framework
-from strategies.lowering.liveness import Held, Liveness
-from strategies.lowering.operator import BlockLayout
-from strategies.lowering.recompute import Moments, moments
-from strategies.mesh import Axis, Mesh
-from strategies.plan import Recompute
-from strategies.sharding import OperatorSharding, ShardingSpec
+from strategies.lowering.costs.liveness import Held, Liveness
+from strategies.lowering.costs.operator import BlockLayout
+from strategies.lowering.costs.recompute import Moments, moments
+from strategies.plan.framework import MEGATRON, TORCH, Framework
+from strategies.plan.mesh import Axis, Mesh
+from strategies.plan.plan import Recompute
+from strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 ONE = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 1)))
 TWO = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 2)))

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.builder import BlockBuilder
 from simulator.models.experts import Experts
 from simulator.models.layers import cross_entropy, linear, norm, residual
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import BlockBuilder, build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import Block, OperatorKind
-from strategies.completion import complete
-from strategies.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
-from strategies.layout import Layout
 from strategies.lowering import StageCosts
-from strategies.lowering.buffers import Boundary
-from strategies.lowering.liveness import Liveness
-from strategies.lowering.operator import BlockLayout
-from strategies.lowering.recompute import BlockMemory, Moments, moments
-from strategies.mesh import Axis, Mesh
-from strategies.plan import Recompute
-from strategies.recomputation import OfLayer, SomeOperators
-from strategies.sharding import OperatorSharding
+from strategies.lowering.costs.liveness import Liveness
+from strategies.lowering.costs.memory import Boundary
+from strategies.lowering.costs.operator import BlockLayout
+from strategies.lowering.costs.recompute import BlockMemory, Moments, moments
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import Axis, Mesh
+from strategies.plan.plan import Recompute
+from strategies.plan.recomputation import OfLayer, SomeOperators
+from strategies.plan.sharding import OperatorSharding
 
 from .problems import problem
 

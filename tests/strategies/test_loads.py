@@ -6,19 +6,17 @@ from itertools import product
 import numpy as np
 import pytest
 
-from simulator import collective
-from simulator.cluster import Cluster, Node, Tenant
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.host import Host, Pcie
+from simulator.collective import Algorithm, Collective
+from simulator.collectives import choose as collective
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine, PcieTree, Switch
-from simulator.library import LOSSLESS, Library, Protocol
-from simulator.link import Link
-from strategies.lowering import loads
-from strategies.lowering.classes import ClassTable, fold
-from strategies.lowering.placed import Placed
-from strategies.lowering.refinement import Groups, mix
-from strategies.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Protocol, Tenant
+from simulator.machine.host import Host, Pcie
+from simulator.machine.topology import Crossbar, Fabric, LeafSpine, Link, PcieTree, Switch
+from strategies.lowering.rank_classes import placement as loads
+from strategies.lowering.rank_classes.classes import ClassTable, fold
+from strategies.lowering.rank_classes.placement import Placed
+from strategies.lowering.rank_classes.refinement import Groups, mix
+from strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
 from .problems import IDEAL
 from .test_refinement import by_the_book, numbered

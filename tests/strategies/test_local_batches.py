@@ -8,23 +8,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import simulate, step_time
-from simulator.interconnect.kinds import Mesh
-from simulator.link import Link
+from simulator.machine.topology import Link, Mesh
 from simulator.program import Program, TaskKind
-from strategies.completion import complete
+from strategies.bounds.memory import Needs
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.local_batches import data_ranks
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.mesh import DATA, PIPELINE, TENSOR
-from strategies.needs import Needs
-from strategies.offloading import Offloading
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA, PIPELINE, TENSOR, data_ranks
+from strategies.plan.offloading import Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import Recompute
+from strategies.plan.rules import violations
 
 from .plans import Case, any_cases
 from .problems import IDEAL, problem

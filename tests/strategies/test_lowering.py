@@ -9,21 +9,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate, step_time
-from simulator.interconnect.kinds import Crossbar, Fabric, LeafSpine
+from simulator.machine.topology import Crossbar, Fabric, LeafSpine
 from simulator.program import Program, StreamKind, TaskKind
 from simulator.units import to_seconds
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.framework import FRAMEWORKS
-from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.optimizer import optimizer_ticks
-from strategies.lowering.stage import StageCost
-from strategies.mesh import DATA, PIPELINE, TENSOR
-from strategies.plan import Plan, Recompute, Stage
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recomputation, SomeOperators
-from strategies.schedule import SCHEDULES, ActionKind
+from strategies.lowering.costs.optimizer import optimizer_ticks
+from strategies.lowering.costs.stage import StageCost
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA, PIPELINE, TENSOR
+from strategies.plan.plan import Plan, Recompute, Stage
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, Recomputation, SomeOperators
+from strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from .problems import IDEAL, problem
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Tenant
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
 from simulator.engine import simulate, step_time
-from simulator.host import Pcie
-from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
-from simulator.link import Link
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Tenant
+from simulator.machine.host import Pcie
+from simulator.machine.topology import Crossbar, Dragonfly, FatTree, LeafSpine, Link, Mesh, Ring, Switch, Torus
 from simulator.program import StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
-from strategies.completion import complete
+from simulator.spans import Span
+from simulator.timeline import Timeline
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.offloading import NOTHING, Offloading
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.problem import Problem
 
 from .problems import problem
 

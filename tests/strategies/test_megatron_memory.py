@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from simulator.catalog import cluster
+from simulator.models.attention import LatentAttention
 from simulator.models.experts import Experts
-from simulator.models.latent_attention import LatentAttention
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
-from strategies.layout import Layout
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.bounds.memory import Needs
 from strategies.lowering import StageCosts
-from strategies.needs import Needs
-from strategies.parallelism import Attention
-from strategies.problem import Problem
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem, Training
 
 GIB = 2.0**30
 RUNS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "fixtures/megatron_b200.json").read_text())["runs"]

@@ -4,28 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.accelerator import Accelerator
+from simulator.machine.accelerator import Accelerator
 from simulator.program import Category
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.lowering.block import BlockCosts
-from strategies.lowering.fully_sharded import Sharing, changes
-from strategies.lowering.memory import (
-    ONCE,
-    Copies,
-    StageMemory,
-    peak_activations,
-    resident,
-    stage_memory,
-)
-from strategies.lowering.offload import ALL_ON_DEVICES, OnHost
-from strategies.lowering.parameters import Parameters
-from strategies.lowering.recompute import BlockMemory
-from strategies.lowering.variant import FORWARD_PASS
-from strategies.lowering.weights import unit
-from strategies.offloading import WHOLE, Offloading
-from strategies.plan import Plan
-from strategies.training import Training
+from strategies.lowering.costs.block import BlockCosts
+from strategies.lowering.costs.memory import ONCE, Copies, StageMemory, peak_activations, resident, stage_memory
+from strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost
+from strategies.lowering.costs.optimizer import Parameters
+from strategies.lowering.costs.recompute import BlockMemory
+from strategies.lowering.costs.weights import unit
+from strategies.lowering.tasks.fully_sharded import Sharing, changes
+from strategies.lowering.tasks.variants import FORWARD_PASS
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
 
 from .problems import problem
 

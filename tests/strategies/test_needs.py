@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.bounds.memory import Needs
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.memory import StageMemory, peak_activations, stage_memory
-from strategies.lowering.recompute import BlockMemory
-from strategies.needs import Needs
-from strategies.offloading import Offloading
-from strategies.schedule import ActionKind, Schedule
+from strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
+from strategies.lowering.costs.recompute import BlockMemory
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import Offloading
+from strategies.schedules.schedule import ActionKind, Schedule
 
 from .problems import problem
 from .test_lowering import Case, cases

@@ -11,22 +11,21 @@ from hypothesis import strategies as st
 
 from simulator.engine import simulate, step_time
 from simulator.engine.longest_path import finish_times
-from simulator.host import Pcie
-from simulator.interconnect.kinds import PcieTree
-from simulator.link import Link
+from simulator.machine.host import Pcie
+from simulator.machine.topology import Link, PcieTree
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
 from simulator.timeline import Timeline
 from simulator.units import to_seconds
-from strategies.completion import complete
+from strategies.bounds.path_times import path_times
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.gradient_storage import begin_in_step
-from strategies.offloading import CHUNKS, NOTHING, Offloading, StepPlace
-from strategies.path_times import path_times
-from strategies.plan import Plan, Recompute
-from strategies.problem import Problem
+from strategies.lowering.costs.optimizer import begin_in_step
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
+from strategies.plan.plan import Plan, Recompute
+from strategies.plan.problem import Problem
 
 from .problems import problem
 from .test_lowering import Case, cases

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 
 from .problems import problem
 

@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.accelerator import Accelerator
+from simulator.machine.accelerator import Accelerator
 from simulator.units import to_ticks
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.lowering.optimizer import optimizer_ticks, state_bytes, step_bytes, updated_parameters
-from strategies.lowering.parameters import Parameters
-from strategies.mesh import DATA, EXPERT, Axis, Mesh
-from strategies.plan import Plan
-from strategies.training import Training
+from strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes, step_bytes, updated_parameters
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA, EXPERT, Axis, Mesh
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
 
 from .problems import problem
 

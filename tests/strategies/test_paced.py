@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.layout import Layout
-from strategies.paced import paced, paces
-from strategies.problem import Problem
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.search.choices import paced, paces
 
 from .problems import problem
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.builder import BlockBuilder
 from simulator.models.layers import linear
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import OperatorGraph
-from strategies.partition import most_stages, num_layers, partition, share_ends
+from strategies.plan.partition import most_stages, num_layers, partition, share_ends
 
 from .problems import problem
 

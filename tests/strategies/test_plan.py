@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.plan import Plan, Recompute
-from strategies.recomputation import FirstLayers, SomeOperators
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan, Recompute
+from strategies.plan.recomputation import FirstLayers, SomeOperators
 
 from .problems import problem
 

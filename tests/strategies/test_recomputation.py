@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 
 from simulator.engine import simulate, step_time
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.program import TaskKind
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
+from strategies.bounds.memory import Needs
+from strategies.bounds.path_times import path_times
 from strategies.lowering import StageCosts, lower
-from strategies.needs import Needs
-from strategies.parallelism import Attention
-from strategies.path_times import path_times
-from strategies.plan import Plan, Recompute
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
-from strategies.schedule import ActionKind
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan, Recompute
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import ActionKind
 
 from .problems import problem
 from .test_experts import mixture

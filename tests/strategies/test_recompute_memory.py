@@ -2,16 +2,15 @@
 
 import pytest
 
-from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective
-from simulator.models.builder import BlockBuilder
+from simulator.collective import Collective
+from simulator.machine.accelerator import Accelerator
 from simulator.models.layers import cross_entropy, linear
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorKind
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.framework import MEGATRON, TORCH, Framework
-from strategies.lowering.operator import BlockSteps
-from strategies.lowering.recompute import (
+from strategies.lowering.costs.operator import BlockSteps
+from strategies.lowering.costs.recompute import (
     BlockMemory,
     Moments,
     moments,
@@ -19,10 +18,11 @@ from strategies.lowering.recompute import (
     recomputed_operators,
     with_recompute,
 )
-from strategies.lowering.step import Step
-from strategies.mesh import CONTEXT, TENSOR
-from strategies.recomputation import OfLayer, Recompute, SomeOperators
-from strategies.schedule import ActionKind
+from strategies.lowering.costs.steps import Step
+from strategies.plan.framework import MEGATRON, TORCH, Framework
+from strategies.plan.mesh import CONTEXT, TENSOR
+from strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
+from strategies.schedules.schedule import ActionKind
 
 from .test_live_tensors import LOGITS, SIZES, TOKENS, WEIGHT, WIDE, X, head, live
 

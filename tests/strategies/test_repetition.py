@@ -8,21 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.program import Program
-from strategies.completion import complete
-from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.copies import updates
-from strategies.lowering.cuts import Cuts
 from strategies.lowering.lower import _Passes, _Step
-from strategies.lowering.one_step import Step
-from strategies.lowering.passes import Chain
-from strategies.lowering.pieces import Granularity
-from strategies.lowering.shape import step_shape
-from strategies.lowering.skeleton import Skeleton
-from strategies.lowering.step_shape import PartShape, StageShape
-from strategies.lowering.unflushed import _Unflushed
-from strategies.lowering.volumes import Volumes
-from strategies.schedule import Action
+from strategies.lowering.tasks.cuts import Cuts, Granularity
+from strategies.lowering.tasks.residents import updates
+from strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
+from strategies.lowering.tasks.skeleton import Skeleton
+from strategies.lowering.tasks.step import Chain, Step
+from strategies.lowering.tasks.unflushed import _Unflushed
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.schedules.schedule import Action
 
 from .plans import Case, any_cases
 from .problems import problem

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.in_order import in_order
-from strategies.schedule import KINDS, SCHEDULES, Action, ActionKind, Schedule, rank_order, schedule
+from strategies.schedules.orders import in_order
+from strategies.schedules.schedule import KINDS, SCHEDULES, Action, ActionKind, Schedule, rank_order, schedule
 
 RANKS, MICROBATCHES = st.integers(1, 6), st.integers(1, 12)
 FORWARD, BACKWARD, INPUT, WEIGHT = KINDS

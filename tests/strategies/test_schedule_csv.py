@@ -5,8 +5,7 @@ import io
 
 import pytest
 
-from strategies.schedule import SCHEDULES, OrderError, Schedule, schedule
-from strategies.schedule_csv import from_csv, to_csv
+from strategies.schedules.schedule import SCHEDULES, OrderError, Schedule, from_csv, schedule, to_csv
 
 EVERY = [
     schedule(name, 4, 12, 2 if name in ("interleaved", "looped_bfs", "zbv", "dualpipev") else 1)

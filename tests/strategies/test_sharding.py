@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.program import TaskKind
-from strategies.completion import complete
-from strategies.layout import Layout
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR
-from strategies.sharding import REPLICATED, ShardingSpec, after, redistribute
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import TENSOR
+from strategies.plan.sharding import REPLICATED, ShardingSpec, after, redistribute
 
 from .problems import problem
 from .redistributed import Ranks

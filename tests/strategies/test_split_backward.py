@@ -7,12 +7,12 @@ import pytest
 
 from simulator.engine import step_time
 from simulator.program import TaskKind
-from strategies.completion import complete
-from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
-from strategies.plan import Plan, Stage
-from strategies.problem import Problem
-from strategies.schedule import SCHEDULES, ActionKind
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan, Stage
+from strategies.plan.problem import Problem
+from strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from .problems import problem
 

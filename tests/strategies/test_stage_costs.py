@@ -5,16 +5,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Collective
-from strategies.completion import complete
-from strategies.layout import Layout
+from simulator.collective import Collective
 from strategies.lowering import StageCosts
-from strategies.lowering.classes import BACKWARD, FORWARD
-from strategies.lowering.liveness import Liveness
-from strategies.lowering.recompute import moments
-from strategies.mesh import DATA, TENSOR
-from strategies.plan import Recompute
-from strategies.recomputation import OfLayer, SomeOperators
+from strategies.lowering.costs.liveness import Liveness
+from strategies.lowering.costs.recompute import moments
+from strategies.lowering.rank_classes.classes import BACKWARD, FORWARD
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA, TENSOR
+from strategies.plan.plan import Recompute
+from strategies.plan.recomputation import OfLayer, SomeOperators
 
 from .problems import problem
 from .test_lowering import Case, cases

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from simulator.collective_kinds import Collective
-from simulator.compute import read_again
-from simulator.models.builder import BlockBuilder
+from simulator.collective import Collective
+from simulator.machine.compute import read_again
 from simulator.models.layers import linear, norm
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, Operator, OperatorKind
 from simulator.program import TaskKind
 from simulator.units import TICKS_PER_SECOND
-from strategies.lowering.operator import BlockLayout
-from strategies.lowering.redistribution import (
+from strategies.lowering.costs.operator import (
     Around,
+    BlockLayout,
     Groups,
     collectives,
     defers,
@@ -22,9 +22,9 @@ from strategies.lowering.redistribution import (
     kept_cut,
     transfers,
 )
-from strategies.lowering.step import Step
-from strategies.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
-from strategies.sharding import REPLICATED, OperatorSharding, ShardingSpec
+from strategies.lowering.costs.steps import Step
+from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
+from strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 from .operators.tiny import layer, setting, tiny_problem
 

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective, CollectiveCurve
+from simulator.collective import Collective, CollectiveCurve
 from simulator.engine import simulate, step_time
+from simulator.machine.accelerator import Accelerator
 from simulator.models.experts import Experts
 from simulator.program import TaskKind
 from simulator.units import to_ticks
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.framework import FRAMEWORKS, MEGATRON
-from strategies.layout import Layout
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.operator import block_steps
-from strategies.lowering.step import Step, chain_ticks
-from strategies.lowering.tensor_overlap import with_overlap
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from strategies.lowering.costs.operator import block_steps
+from strategies.lowering.costs.rewrites import with_overlap
+from strategies.lowering.costs.steps import Step, chain_ticks
+from strategies.plan.completion import complete
+from strategies.plan.framework import FRAMEWORKS, MEGATRON
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
 from .problems import problem
 

@@ -5,22 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.accelerator import Accelerator
-from simulator.compute import Pass, operator_time
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass, operator_time
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import Block, Operator, OperatorKind, Tensor
 from simulator.program import Category
 from simulator.units import to_ticks
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.bounds.memory import Needs
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.optimizer import optimizer_ticks, state_bytes
-from strategies.lowering.parameters import Parameters
-from strategies.needs import Needs
-from strategies.problem import Problem
-from strategies.schedule import ActionKind
-from strategies.training import Training
+from strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
+from strategies.schedules.schedule import ActionKind
 
 from .problems import IDEAL, problem
 from .test_experts import COUNT, HIDDEN, SEQUENCE, TOP_K, WIDTH, mixture

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.engine import longest_path, simulate, step_ticks, step_time
 from simulator.memory import CATEGORIES
 from simulator.program import Category, Program, TaskKind
-from strategies.completion import complete
+from strategies.bounds.memory import Needs
+from strategies.bounds.path_times import path_times
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.optimizer import optimizer_ticks
-from strategies.mesh import DATA
-from strategies.needs import Needs
-from strategies.offloading import WHOLE, Offloading
-from strategies.path_times import path_times
-from strategies.plan import Plan, Stage
-from strategies.problem import Problem
+from strategies.lowering.costs.optimizer import optimizer_ticks
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import DATA
+from strategies.plan.offloading import WHOLE, Offloading
+from strategies.plan.plan import Plan, Stage
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 from strategies.search import layouts
 
 from .problems import problem

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from simulator.engine import simulate, step_time
 from simulator.engine.longest_path import finish_times
 from simulator.program import StreamKind, TaskKind
-from strategies.completion import complete
+from strategies.bounds.memory import Needs
+from strategies.bounds.path_times import path_times
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.layout_rules import violations
 from strategies.lowering import StageCosts, lower
-from strategies.needs import Needs
-from strategies.path_times import path_times
-from strategies.plan import Plan
-from strategies.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.rules import violations
 from strategies.schedules.rule import Placement
+from strategies.schedules.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
 
 from .problems import problem
 

@@ -1,6 +1,6 @@
 """Attention as one kernel."""
 
-from executor.capture.dims import Dim
+from executor.capture.rules.dims import Dim
 from executor.capture.rules.work import RESULT, Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 

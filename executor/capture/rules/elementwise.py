@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from executor.capture.dims import Axes, Dim
+from executor.capture.rules.dims import Axes, Dim
 from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 

@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from executor.capture.dims import Axes, Dim
+from executor.capture.rules.dims import Axes, Dim
 from executor.capture.rules.work import Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 

@@ -1,6 +1,6 @@
 """Parts of tensors, and tensors put together of parts: no axis cuts the dim along which that is done."""
 
-from executor.capture.dims import Axes, Dim
+from executor.capture.rules.dims import Axes, Dim
 from executor.capture.rules.views import same
 from executor.capture.rules.work import Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind

@@ -1,6 +1,6 @@
 """Sums, which leave partial results where they are cut, and reductions that do not."""
 
-from executor.capture.dims import Axes, Dim
+from executor.capture.rules.dims import Axes, Dim
 from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from executor.capture.dims import Axes, Dim, leaves
+from executor.capture.rules.dims import Axes, Dim, leaves
 from executor.capture.rules.work import Call, Rule, Work, present
 from simulator.operator_graph import OperatorKind
 

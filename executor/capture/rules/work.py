@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from executor.capture.dims import Axes, Dim, Dims, leaves
+from executor.capture.rules.dims import Axes, Dim, Dims, leaves
 from simulator.operator_graph import OperatorKind
 
 ALIAS = torch.ops.aten.alias.default

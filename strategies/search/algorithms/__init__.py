@@ -13,7 +13,7 @@ from typing import Any
 class Registry(Mapping[str, type[Any]]):
     """The frozen dataclasses of algorithms by name, of which only the places are known without an import.
 
-    >>> found = Registry({"mcmc": "strategies.search.mcmc.MCMC"})
+    >>> found = Registry({"mcmc": "strategies.search.algorithms.mcmc.MCMC"})
     >>> list(found), found["mcmc"].__name__
     (['mcmc'], 'MCMC')
     """
@@ -45,10 +45,10 @@ class Registry(Mapping[str, type[Any]]):
 
 STAGE_ALGORITHMS = Registry(
     {
-        "pipeline_dp": "strategies.search.pipeline_dp.PipelineDP",
-        "layer_dp": "strategies.search.layer_dp.LayerDP",
-        "inter_stage_milp": "strategies.search.inter_stage_milp.InterStageMILP",
-        "auto": "strategies.search.auto.Auto",
+        "pipeline_dp": "strategies.search.algorithms.stages.PipelineDP",
+        "layer_dp": "strategies.search.algorithms.stages.LayerDP",
+        "inter_stage_milp": "strategies.search.algorithms.stages.InterStageMILP",
+        "auto": "strategies.search.algorithms.auto.Auto",
     }
 )
 """Algorithms that choose a layout whose stages may differ in their layers and in what they recompute."""
@@ -56,16 +56,16 @@ STAGE_ALGORITHMS = Registry(
 LAYOUT_ALGORITHMS = (
     Registry(
         {
-            "best_first": "strategies.search.best_first.BestFirst",
-            "exhaustive": "strategies.search.exhaustive.Exhaustive",
-            "breadth_first": "strategies.search.breadth_first.BreadthFirst",
-            "beam": "strategies.search.beam.Beam",
-            "mcmc": "strategies.search.mcmc.MCMC",
-            "mcts": "strategies.search.mcts.MCTS",
-            "reinforcement": "strategies.search.reinforcement.Reinforcement",
-            "random": "strategies.search.random.RandomSearch",
-            "expert": "strategies.search.expert.Expert",
-            "bottleneck": "strategies.search.bottleneck.Bottleneck",
+            "best_first": "strategies.search.algorithms.best_first.BestFirst",
+            "exhaustive": "strategies.search.algorithms.exhaustive.Exhaustive",
+            "breadth_first": "strategies.search.algorithms.exhaustive.BreadthFirst",
+            "beam": "strategies.search.algorithms.beam.Beam",
+            "mcmc": "strategies.search.algorithms.mcmc.MCMC",
+            "mcts": "strategies.search.algorithms.mcts.MCTS",
+            "reinforcement": "strategies.search.algorithms.reinforcement.Reinforcement",
+            "random": "strategies.search.algorithms.random.RandomSearch",
+            "expert": "strategies.search.algorithms.expert.Expert",
+            "bottleneck": "strategies.search.algorithms.bottleneck.Bottleneck",
         }
     )
     | STAGE_ALGORITHMS
@@ -74,11 +74,11 @@ LAYOUT_ALGORITHMS = (
 
 OPERATOR_ALGORITHMS = Registry(
     {
-        "frontier": "strategies.search.frontier.Frontier",
-        "integer_programming": "strategies.search.integer_programming.IntegerProgramming",
-        "dynamic_programming": "strategies.search.dynamic_programming.DynamicProgramming",
-        "recursive_programming": "strategies.search.recursive_programming.RecursiveProgramming",
-        "sharding_propagation": "strategies.search.sharding_propagation.ShardingPropagation",
+        "frontier": "strategies.search.algorithms.operators.Frontier",
+        "integer_programming": "strategies.search.algorithms.operators.IntegerProgramming",
+        "dynamic_programming": "strategies.search.algorithms.operators.DynamicProgramming",
+        "recursive_programming": "strategies.search.algorithms.operators.RecursiveProgramming",
+        "sharding_propagation": "strategies.search.algorithms.operators.ShardingPropagation",
     }
 )
 """Algorithms that choose a sharding for every operator."""

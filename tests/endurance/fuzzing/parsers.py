@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scenarios.errors import Fault, ScenarioError
-from scenarios.reader import parse
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.reader import parse
 
 from . import corpus
 from .mutation import Mutator
@@ -69,19 +69,19 @@ def _plan(folder: Path) -> Read:
 
 
 def _cluster(folder: Path) -> Read:
-    from scenarios.cluster_file import cluster_in
+    from scenarios.inputs.cluster_file import cluster_in
 
     return lambda content: cluster_in(parse(content, "c.yaml"))
 
 
 def _graph(folder: Path) -> Read:
-    from scenarios.graph_file import graph_in
+    from scenarios.inputs.graph_file import graph_in
 
     return lambda content: graph_in(parse(content, "g.json")).graph(1, "bf16")
 
 
 def _config(folder: Path) -> Read:
-    from scenarios.model_file import model_in
+    from scenarios.inputs.named_files import model_in
     from simulator.models.model import build
 
     def read(content: bytes) -> object:
@@ -95,13 +95,13 @@ def _config(folder: Path) -> Read:
 
 
 def _rows(folder: Path) -> Read:
-    from scenarios.published import runs_in
+    from scenarios.published.runs import runs_in
 
     return lambda content: runs_in(content.splitlines(keepends=True), "rows.jsonl")
 
 
 def _kernels(folder: Path) -> Read:
-    from simulator.calibration.rows import read_rows
+    from simulator.calibration.kernel_rows import read_rows
 
     return lambda content: read_rows(content.splitlines(keepends=True))
 
@@ -113,13 +113,13 @@ def _collectives(folder: Path) -> Read:
 
 
 def _machine(folder: Path) -> Read:
-    from executor.device_cluster import cluster_of
+    from executor.calibration.device_cluster import cluster_of
 
     return lambda content: cluster_of(content.splitlines())
 
 
 def _schedule(folder: Path) -> Read:
-    from strategies.schedule import Schedule, is_text, rule_of
+    from strategies.schedules.schedule import Schedule, is_text, rule_of
 
     def read(content: bytes) -> object:
         text = content.decode("utf-8", "replace")
@@ -129,7 +129,7 @@ def _schedule(folder: Path) -> Read:
 
 
 def _question(folder: Path) -> Read:
-    from scenarios.question import plan_fields
+    from scenarios.explanation import plan_fields
 
     return lambda content: plan_fields(content.decode("utf-8", "surrogateescape"))
 
@@ -165,7 +165,7 @@ _TRIALS: tuple[dict[str, object], ...] = tuple(
 
 
 def _manifest(folder: Path) -> Read:
-    from executor.checkpoint import manifest
+    from executor.training.checkpoint import manifest
 
     return lambda content: manifest(folder, content)
 

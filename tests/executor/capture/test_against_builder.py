@@ -14,12 +14,11 @@ from executor.capture.capture import capture
 from simulator.catalog import cluster
 from simulator.models.transformer import Transformer
 from simulator.operator_graph import OperatorGraph
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.problem import Problem
-from strategies.recomputation import recomputation
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import recomputation
 
 SIZES: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 8192}
 

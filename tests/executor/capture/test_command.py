@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from scenarios import load
-from scenarios.command_line import run
+from scenarios.commands.main import run
 
 HEAD = """
 import torch

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tiny_requests import HOSTILE, request
 
-from executor.export.kubernetes import MAX_LABEL, to_kubernetes
+from executor.export.launchers import MAX_LABEL, to_kubernetes
 from executor.export.request import CannotSay
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from executor.device import CPU
 from executor.export.request import Request
-from executor.fault_trials import small_job
+from executor.studies.fault_trials import small_job
 
 HOSTILE = (
     'a"; rm -rf / #',

@@ -19,16 +19,15 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from executor.capture.capture import capture
 from executor.capture.captured import Captured
-from executor.heartbeat import Heartbeat
+from executor.launch.process_group import joined
+from executor.launch.worker import run_rank
 from executor.operators.collectives import Ranks
 from executor.operators.network import OperatorNetwork
-from executor.operators.pipeline import Pipeline
-from executor.operators.trainer import device_mesh
-from executor.process_group import joined
-from executor.recorder import Recorder
-from executor.worker import run_rank
-from strategies.mesh import PIPELINE
-from strategies.plan import Plan
+from executor.operators.trainer import Pipeline, device_mesh
+from executor.recording.rank_files import Heartbeat
+from executor.recording.recorder import Recorder
+from strategies.plan.mesh import PIPELINE
+from strategies.plan.plan import Plan
 
 Sent = Counter[tuple[int, int]]
 """Bytes that a rank sends in a step, by the pipeline position of both ends."""

@@ -12,7 +12,7 @@ import pytest
 from reports.page.html import html
 from reports.page.report import Report
 from simulator.program import TaskKind
-from simulator.timeline import Span
+from simulator.spans import Span
 
 from .browser import Browser
 from .conftest import HOSTILE

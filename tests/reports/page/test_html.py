@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from reports.document import plain
 from reports.page.html import html
 from reports.page.report import Report
-from reports.text import plain
 from simulator.timeline import Timeline
 
 from .conftest import HOSTILE

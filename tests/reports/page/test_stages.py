@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from reports.page.report import Report
-from reports.page.stages import blocks_text, stage_rows
+from reports.page.sections import blocks_text, stage_rows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reports.page.columns import Columns
-from reports.page.step import step as page_step
+from reports.page.sections import step as page_step
 from simulator.spans import TASK_KINDS
 from simulator.timeline import Timeline
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.traces import chakra_nodes
+from reports.traces import chakra_reader as chakra_nodes
 from reports.traces.chakra_reader import read_chakra
 from reports.traces.protobuf import message, number, packed, tag, text, varint
 from simulator.engine import simulate, step_ticks

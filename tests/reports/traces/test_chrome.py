@@ -7,7 +7,8 @@ from typing import Any
 
 from reports.traces.chrome import write_trace
 from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 
 def traced(timeline: Timeline, path: Path) -> list[dict[str, Any]]:

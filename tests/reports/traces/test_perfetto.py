@@ -12,7 +12,8 @@ from reports.traces.perfetto import estimated_size, write_perfetto
 from reports.traces.processes import processes, span_name
 from simulator.memory import CATEGORIES
 from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.timeline import Span, Timeline
+from simulator.spans import Span
+from simulator.timeline import Timeline
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -9,10 +9,9 @@ from simulator.catalog import cluster
 from simulator.models.experts import Experts
 from simulator.models.model import build
 from simulator.models.transformer import Transformer
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.problem import Problem
-from strategies.training import Training
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
 
 GPT = Transformer(layers=8, hidden=64, heads=8, kv_heads=8, ffn=256, vocab=256, tied_embeddings=False)
 LLAMA = replace(GPT, kv_heads=4, ffn_kind="swiglu", positions="rotary", vocab=64)

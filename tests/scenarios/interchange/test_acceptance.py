@@ -12,13 +12,12 @@ from test_laws import LAYOUTS, TRAININGS, drawn
 
 from executor.export.request import CannotSay
 from executor.supported import unsupported
-from scenarios.interchange.acceptance import EXECUTE, NAMES, Acceptance, sayable
 from scenarios.interchange.facts import LayoutFacts, Meanings, Request, facts_of
-from scenarios.interchange.targets import TARGETS
+from scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, sayable
 from scenarios.scenario import Scenario, SearchSettings
-from strategies.layout import Layout
-from strategies.parallelism import Attention
-from strategies.problem import Problem
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem
 from strategies.search import Space, layouts
 from strategies.search.acceptance import FIELDS, Answers
 

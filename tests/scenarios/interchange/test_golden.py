@@ -6,9 +6,9 @@ import pytest
 
 from scenarios.interchange.facts import PLAN
 from scenarios.interchange.targets import TARGETS
-from strategies.offloading import NOTHING, Offloading
-from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import FirstLayers, Recompute
 
 TORCHTITAN = """
 def laid_out(config: Trainer.Config) -> Trainer.Config:

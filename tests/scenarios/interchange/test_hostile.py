@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from small_requests import request
 from test_golden import EXPECTED
 
-from scenarios.errors import ScenarioError
+from scenarios.files.errors import ScenarioError
 from scenarios.interchange.target import Target
 from scenarios.interchange.targets import TARGETS
-from simulator.plain_text import is_plain
+from simulator.files import is_plain
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WORDS = (

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
 from executor.export.request import CannotSay
+from scenarios.inputs.plan_table import layout_in, rule_violations
 from scenarios.interchange.facts import FIELDS, PLAN, Facts, Request, facts_of, plan_document
-from scenarios.interchange.stated import stated
+from scenarios.interchange.lines import stated
 from scenarios.interchange.target import Target, agrees
 from scenarios.interchange.targets import TARGETS
 from scenarios.interchange.torchtitan import TORCHTITAN
-from scenarios.plan_table import layout_in, rule_violations
-from scenarios.schema import PlanTable
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.mesh import AXES
-from strategies.offloading import NOTHING, Offloading
-from strategies.parallelism import Attention
-from strategies.plan import Plan
-from strategies.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from scenarios.schema.scenario import PlanTable
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WHOLE, PART = Offloading(optimizer=(1.0,)), Offloading(optimizer=(0.5,))

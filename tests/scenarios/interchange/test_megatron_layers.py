@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
 from executor.export.request import CannotSay
-from executor.recomputable import UNFUSED_CORE
-from scenarios.errors import ScenarioError
-from scenarios.interchange.acceptance import Acceptance
+from executor.supported import UNFUSED_CORE
+from scenarios.files.errors import ScenarioError
+from scenarios.inputs.plan_table import layout_in, rule_violations
 from scenarios.interchange.facts import Request, plan_document
+from scenarios.interchange.lines import stated
 from scenarios.interchange.megatron import MEGATRON
-from scenarios.interchange.stated import stated
-from scenarios.plan_table import layout_in, rule_violations
-from scenarios.schema import PlanTable
-from simulator.models.latent_attention import LatentAttention
+from scenarios.interchange.targets import Acceptance
+from scenarios.schema.scenario import PlanTable
+from simulator.models.attention import LatentAttention
 from simulator.models.model import build
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
 from strategies.search import Space
 from strategies.search.acceptance import Answers
 

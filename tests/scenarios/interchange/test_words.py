@@ -7,13 +7,13 @@ import pytest
 from small_requests import MODELS, TRAINING, request
 
 from executor.export.request import CannotSay
-from scenarios.errors import ScenarioError
-from scenarios.interchange.stated import stated
+from scenarios.files.errors import ScenarioError
+from scenarios.interchange.lines import stated
 from scenarios.interchange.target import agrees
 from scenarios.interchange.targets import TARGETS
-from strategies.offloading import Offloading
-from strategies.parallelism import Attention
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators
+from strategies.plan.offloading import Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
 RING, GATHER, ULYSSES = Attention.RING, Attention.ALL_GATHER, Attention.ULYSSES
 BOTH = Offloading(optimizer=(1.0,), parameters=(1.0,))

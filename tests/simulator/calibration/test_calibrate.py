@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.accelerator import Accelerator
-from simulator.calibration.calibrate import (
+from simulator.calibration.accelerator_fits import (
     Sustained,
     calibrate,
     distance,
@@ -16,16 +15,15 @@ from simulator.calibration.calibrate import (
     sustained_factors,
     sustained_of,
 )
-from simulator.calibration.document import to_document
-from simulator.calibration.evidence import Devices, agreements
+from simulator.calibration.evidence import Devices, agreements, to_document
+from simulator.calibration.kernel_rows import Row, read_rows
 from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
+from simulator.calibration.least_squares import fit
 from simulator.calibration.parameters import Parameter, exponential_head, with_attention, with_matmul
-from simulator.calibration.rows import Row, read_rows
-from simulator.calibration.search import fit
 from simulator.catalog import accelerator, data_sheet
-from simulator.compute import Pass
-from simulator.kernels.attention import AttentionShape
-from simulator.kernels.matmul import Matmul
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass
+from simulator.machine.kernels import AttentionShape, Matmul
 
 SAMPLE = Path(__file__).parent / "kernels.jsonl"
 SHEET = data_sheet("h100-80gb")

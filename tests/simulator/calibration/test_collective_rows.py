@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.calibration.collective_rows import Timing, read_rows
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
 
 ROW = {
     "source_id": "somebody",

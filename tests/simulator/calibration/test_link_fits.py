@@ -12,14 +12,24 @@ import pytest
 
 from simulator.calibration.collective_report import report
 from simulator.calibration.collective_rows import CollectiveRow, Timing, read_rows
-from simulator.calibration.collectives import TECHNOLOGIES, deviations, disagreements, dump, errors, fit_links, held_out
 from simulator.calibration.least_squares import least_squares
-from simulator.calibration.link_terms import Figures, cases, predict
+from simulator.calibration.link_fits import (
+    TECHNOLOGIES,
+    Figures,
+    cases,
+    deviations,
+    disagreements,
+    dump,
+    errors,
+    fit_links,
+    held_out,
+    predict,
+)
 from simulator.catalog import cluster, sources, statuses
-from simulator.collective import choose, idle_time, phases
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.library import Library, Protocol
-from simulator.link import Link
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import choose, idle_time, phases
+from simulator.machine.cluster import Library, Protocol
+from simulator.machine.topology import Link
 
 SAMPLE = Path(__file__).parent / "collectives.jsonl"
 ROWS, SKIPPED = read_rows(SAMPLE.read_text("utf-8").splitlines())

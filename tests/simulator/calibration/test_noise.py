@@ -5,16 +5,15 @@ from math import sqrt
 
 import pytest
 
-from simulator.calibration.collective_noise import collective_floors
+from simulator.calibration.collective_report import collective_floors
 from simulator.calibration.collective_rows import CollectiveRow
-from simulator.calibration.kernel_noise import group, kernel_floors, what
+from simulator.calibration.evidence import group, kernel_floors, what
+from simulator.calibration.kernel_rows import Row
 from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
 from simulator.calibration.noise import Times
-from simulator.calibration.rows import Row
-from simulator.collective_kinds import Collective
-from simulator.compute import Pass
-from simulator.kernels.attention import AttentionShape
-from simulator.kernels.matmul import Matmul
+from simulator.collective import Collective
+from simulator.machine.compute import Pass
+from simulator.machine.kernels import AttentionShape, Matmul
 
 
 def row(kernel: Kernel, seconds: float, publisher: str = "a/a", bandwidth: float | None = None) -> Row:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
-from simulator.collective import able, phases
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.collectives.alike import Alike
-from simulator.interconnect.kinds import Crossbar, Fabric, Graph, LeafSpine
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import able, phases
+from simulator.collectives.placement import Alike
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar, Fabric, Graph, LeafSpine
 
 from ..interconnect.machines import clusters
 from .machines import machine

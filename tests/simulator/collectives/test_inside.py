@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import phases
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.collectives.inside import inside
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import phases
 from simulator.collectives.placement import place
-from simulator.interconnect.kinds import Mesh, NodeNetwork, PcieTree, Ring, Switch
+from simulator.collectives.ring import inside
+from simulator.machine.topology import Mesh, NodeNetwork, PcieTree, Ring, Switch
 
 from .machines import MANY, PORT, loads, machine
 

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import algorithms, phases
-from simulator.collective_kinds import Algorithm, Collective
-from simulator.interconnect.kinds import FatTree, LeafSpine, Mesh, Switch
-from simulator.link import Link
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import algorithms, phases
+from simulator.machine.topology import FatTree, LeafSpine, Link, Mesh, Switch
 
 from .machines import MANY, PORT, latencies, loads, machine, time
 

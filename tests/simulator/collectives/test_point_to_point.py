@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import phases
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
 from simulator.collectives import point_to_point
+from simulator.collectives.choose import phases
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import LeafSpine
+from simulator.machine.topology import LeafSpine
 
 from .machines import MANY, latencies, loads, machine, time
 

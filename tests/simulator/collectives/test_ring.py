@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import LeafSpine, Mesh, Ring, Switch
-from simulator.link import Link
+from simulator.machine.topology import LeafSpine, Link, Mesh, Ring, Switch
 
 from .machines import MANY, NIC, PORT, latencies, loads, machine, time
 

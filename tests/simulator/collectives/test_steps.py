@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
-from simulator.collective import phases
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import phases
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import LeafSpine
-from simulator.link import Link
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import LeafSpine, Link
 
 from .fluid import Message, run
 from .machines import machine

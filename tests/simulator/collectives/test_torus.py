@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
-from simulator.collective import algorithms, idle_time, phases
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import algorithms, idle_time, phases
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import Torus
-from simulator.link import Link
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Link, Torus
 
 from .machines import latencies, loads, machine, time
 

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import homogeneous
-from simulator.collective import phases
-from simulator.collective_kinds import Algorithm, Collective
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import phases
 from simulator.collectives.placement import place
 from simulator.collectives.tree import _level
-from simulator.host import Host
 from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.kinds import LeafSpine
-from simulator.link import Link
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import LeafSpine, Link
 
 from .machines import MANY, latencies, loads, machine
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from simulator.engine.extrapolation import recurrence
+from simulator.engine.steady_state import recurrence
 
 
 def test_a_recurrence_is_the_earliest_repetition() -> None:

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.bundle import shapes
-from simulator.engine.sharing import narrow_rows
+from simulator.engine.flows import narrow_rows, shapes
 from simulator.engine.step_graph import compile_program
 
 from ..fluid import LINKS, TICKS, Transfer, capacities, ends_of, transfers

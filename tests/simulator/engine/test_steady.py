@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.engine import longest_path, simulate, step_ticks, step_time
-from simulator.engine.steady import window
+from simulator.engine.steady_state import window
 from simulator.program import Program, RankClass, Steps, Stream, StreamKind, Task, TaskKind, program_of
-from simulator.window import Window
+from simulator.timeline import Window
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 

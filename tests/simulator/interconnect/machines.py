@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, Node
-from simulator.host import Host, Pcie
 from simulator.interconnect.interconnect import Interconnect
-from simulator.interconnect.kinds import (
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, Node
+from simulator.machine.host import Host, Pcie
+from simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
     FatTree,
     Graph,
     LeafSpine,
+    Link,
     Mesh,
     NodeNetwork,
     PcieTree,
@@ -27,7 +28,6 @@ from simulator.interconnect.kinds import (
     Switch,
     Torus,
 )
-from simulator.link import Link
 
 DEVICE = Accelerator("device", (("bf16", 1e12),), memory=1e9, memory_bandwidth=1e9)
 FAST, SLOW, NIC = Link(1e-6, 300e9), Link(3e-6, 30e9), Link(5e-6, 50e9)

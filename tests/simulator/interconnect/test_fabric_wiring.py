@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import Dragonfly, FatTree, LeafSpine
-from simulator.link import Link
+from simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Link
 
 from .machines import FAST, NIC, SLOW, bandwidth, machine, node, one
 

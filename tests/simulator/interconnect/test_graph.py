@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import Graph
+from simulator.machine.topology import Graph
 
 from .machines import FAST, SLOW, graphs, machine, node, one
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.cluster import Cluster
-from simulator.host import Host, Pcie
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import PcieTree, Torus
-from simulator.link import Link
+from simulator.machine.cluster import Cluster
+from simulator.machine.host import Host, Pcie
+from simulator.machine.topology import Link, PcieTree, Torus
 
 from .machines import FAST, SLOW, bandwidth, clusters, machine, node, one
 

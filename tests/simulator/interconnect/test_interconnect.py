@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.catalog import cluster
-from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Ring, Torus
-from simulator.interconnect.numbering import numbering
+from simulator.interconnect.links import numbering
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Ring, Torus
 
 from .machines import (
     CUBE_MESH,

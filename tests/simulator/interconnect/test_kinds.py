@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simulator.interconnect.kinds import Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Torus
-from simulator.link import Link
+from simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, PcieTree, Torus
 
 LINK = Link(1e-6, 1e9)
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from simulator.host import Host, Pcie
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import Mesh, PcieTree, Ring, Switch
-from simulator.link import Link
+from simulator.machine.host import Host, Pcie
+from simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
 
 from .machines import CUBE_MESH, FAST, SLOW, bandwidth, machine, node, one
 

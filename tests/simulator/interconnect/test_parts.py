@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import Cluster
 from simulator.interconnect.interconnect import Interconnect
-from simulator.interconnect.kinds import Torus
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Torus
 
 from .machines import FAST, clusters, every_pair, machine, node
 

@@ -3,7 +3,7 @@
 import networkx as nx
 
 from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.kinds import Torus
+from simulator.machine.topology import Torus
 
 from .machines import FAST, machine, node, one
 

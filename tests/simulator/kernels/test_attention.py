@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
 from simulator.catalog import accelerator
-from simulator.compute import Pass, attention_time, operator_time
-from simulator.kernels.attention import AttentionModel, AttentionShape, attention_compute_time
-from simulator.kernels.matmul import MatmulModel
-from simulator.models.transformer import Transformer, build
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass, attention_time, operator_time
+from simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 
 RATE = 1e6
 SHAPE = AttentionShape(heads=6, queries=100, keys=100, width=50.0, seen=50.0, padded=50.0)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from simulator.accelerator import Accelerator
-from simulator.compute import Pass, operator_time
-from simulator.kernels.attention import SECOND, AttentionModel
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import Pass, operator_time
+from simulator.machine.kernels import SECOND, AttentionModel
 from simulator.models.attention import ATTENTION
-from simulator.models.transformer import Transformer, build
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from simulator.operator_graph import OperatorKind
 
 IDEAL = Accelerator("ideal", (("bf16", 1e12),), 1e9, 1e18, attention=AttentionModel(1.0, 1.0, second=1.5))

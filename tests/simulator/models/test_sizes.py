@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from simulator.models.dlrm import Dlrm
-from simulator.models.resnet import ResNet
 from simulator.models.transformer import Transformer
 from simulator.models.unet import UNet
+from simulator.models.vision import ResNet
 
 DLRM = {"rows": (10,), "hots": (1,), "embedding": 16, "dense": 4, "bottom": (16,), "top": (1,)}
 UNET = {

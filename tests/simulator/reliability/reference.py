@@ -9,18 +9,8 @@ from math import ceil, exp, expm1
 
 from hypothesis import strategies as st
 
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import (
-    Component,
-    Failure,
-    FailureKind,
-    FailureModel,
-    FailureRate,
-    Restart,
-)
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.outcome import Interruption, Outcome
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from simulator.reliability.long_run import Checkpoint, Interruption, LongRun, Outcome, Recovery
 from simulator.units import to_seconds
 
 NEVER = FailureModel("hardly ever", (FailureRate(FailureKind.HOST, 1e30, Component.JOB, Restart.IN_PLACE),))

@@ -3,12 +3,10 @@ from math import exp, sqrt
 
 import pytest
 
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
 from simulator.reliability.goodput import Goodput, goodput
 from simulator.reliability.job import replay
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER, expected_goodput
 

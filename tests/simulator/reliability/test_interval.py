@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.interval import best_interval, daly_interval, young_interval
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.failures import Component, FailureKind, FailureModel, FailureRate, Restart
+from simulator.reliability.goodput import best_interval, daly_interval, young_interval
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import expected_goodput
 

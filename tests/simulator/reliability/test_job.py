@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.brief import in_full
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
 from simulator.reliability.job import replay, simulate_run
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER, Reference, runs, traces
 

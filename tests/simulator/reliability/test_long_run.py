@@ -2,9 +2,7 @@ from typing import Any
 
 import pytest
 
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER
 

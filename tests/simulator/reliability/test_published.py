@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 import simulator
-from simulator.reliability.checkpoint import Checkpoint
-from simulator.reliability.failure import FailureKind
-from simulator.reliability.goodput import goodput
-from simulator.reliability.interval import best_interval
-from simulator.reliability.long_run import LongRun
-from simulator.reliability.published import failure_model, failure_model_names, figure, source
-from simulator.reliability.recovery import Recovery
+from simulator.reliability.failures import FailureKind, failure_model, failure_model_names, figure, source
+from simulator.reliability.goodput import best_interval, goodput
+from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import expected_goodput
 

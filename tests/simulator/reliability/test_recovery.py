@@ -1,6 +1,6 @@
 import pytest
 
-from simulator.reliability.recovery import HostPool, Recovery
+from simulator.reliability.long_run import HostPool, Recovery
 from simulator.units import to_ticks
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation.ranking import Ranking, ranking
-from strategies.plan import Recompute
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.plan import Recompute
+from strategies.plan.problem import Problem
 from strategies.search.space import Space, layouts
 
 from ..problems import IDEAL, problem

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from simulator.engine import ENGINES, simulate, step_ticks
 from simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
 from simulator.units import TICKS_PER_SECOND
-from strategies.completion import complete
-from strategies.explanation.critical_path import ELSEWHERE, SHARING, critical_path
-from strategies.explanation.device_time import WAITING, device_time
-from strategies.layout import Layout
+from strategies.explanation.critical_path import ELSEWHERE, SHARING, WAITING, critical_path, device_time
 from strategies.lowering import lower
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 from ...simulator.programs import programs
 from ..problems import problem

@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 from simulator.engine import simulate
-from strategies.completion import complete
 from strategies.explanation.guidelines import Recommendation, recommendations, sharded_bytes, state_bytes
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
 
 from ..problems import IDEAL, problem
 

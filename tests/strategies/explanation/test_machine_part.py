@@ -2,16 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.cluster import homogeneous
-from simulator.collective_kinds import Collective, CollectiveCurve
-from simulator.host import Host
-from simulator.interconnect.kinds import Torus
-from simulator.link import Link
+from simulator.collective import Collective, CollectiveCurve
+from simulator.machine.cluster import homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link, Torus
 from simulator.models.transformer import Transformer
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.explanation.machine_part import machine_parts, with_memory
-from strategies.layout import Layout
+from strategies.explanation.machine_parts import machine_parts, with_memory
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 from ..problems import IDEAL, on, problem
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.completion import complete
-from strategies.explanation.migration import holdings, migration
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.explanation.lost_devices import holdings, migration
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 
 from ..problems import problem
 

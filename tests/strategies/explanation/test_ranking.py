@@ -3,13 +3,13 @@ from math import inf
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation import ranking as module
-from strategies.explanation.machine_part import machine_parts, with_host_memory, with_memory
+from strategies.explanation.machine_parts import machine_parts, with_host_memory, with_memory
 from strategies.explanation.ranking import fits, fits_with, ranking
-from strategies.plan import Plan
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import Recompute
 from strategies.search.choices import offloadings
 from strategies.search.descent import known_layouts
 from strategies.search.driver import OutOfTime

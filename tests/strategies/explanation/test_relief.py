@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.explanation.relief import reliefs
 from strategies.explanation.shortfall import shortfall
-from strategies.layout import Layout
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, OfStage, Recompute
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, OfStage, Recompute
 
 from ..problems import IDEAL, problem
 

@@ -3,12 +3,11 @@ from math import inf
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
+from strategies.explanation.lost_devices import replan
 from strategies.explanation.ranking import fits, ranking
-from strategies.explanation.replan import replan
-from strategies.layout import Layout
-from strategies.plan_layout import layout_of
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.layout import Layout
 from strategies.search.space import Space
 
 from ..problems import IDEAL, problem

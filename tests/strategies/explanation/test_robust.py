@@ -2,8 +2,8 @@ from math import inf
 
 import pytest
 
+from strategies.explanation.alternatives import prospect, prospects
 from strategies.explanation.ranking import fits
-from strategies.explanation.robust import prospect, prospects
 from strategies.explanation.uncertainty import Uncertainty
 
 from .cases import RANKED

@@ -1,5 +1,5 @@
+from strategies.explanation.alternatives import alternatives, differing, runner_up
 from strategies.explanation.ranking import fits
-from strategies.explanation.runner_up import alternatives, differing, runner_up
 
 from .cases import CRAMPED, RANKED, brute_force
 

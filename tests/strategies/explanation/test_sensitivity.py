@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from strategies.explanation.machine_part import machine_parts
+from strategies.explanation.machine_parts import machine_parts
 from strategies.explanation.ranking import fits
 from strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
 

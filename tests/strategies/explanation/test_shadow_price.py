@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.completion import complete
-from strategies.explanation.machine_part import machine_parts
+from strategies.explanation.machine_parts import machine_parts
 from strategies.explanation.ranking import fits, ranking
-from strategies.explanation.shadow_price import next_larger_memory, price_of_memory, prices_of_rates
-from strategies.layout import Layout
+from strategies.explanation.sensitivity import next_larger_memory, price_of_memory, prices_of_rates
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 
 from ..problems import IDEAL, problem
 from .cases import CRAMPED, RANKED, brute_force

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 
 from simulator.engine import simulate
-from strategies.explanation.device_time import device_time
+from strategies.explanation.critical_path import device_time
 from strategies.explanation.ranking import fits
 from strategies.explanation.why_not import nearest, why_not
-from strategies.layout import Layout
 from strategies.lowering import lower
-from strategies.parallelism import Attention
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
 from strategies.search.space import Space, layouts
 
 from .cases import CRAMPED, RANKED, brute_force

@@ -2,13 +2,13 @@
 
 from random import Random
 
-from strategies.mesh import DATA, PIPELINE, TENSOR, TENSOR_DEPTH, TENSOR_ROWS, Axis, Mesh
 from strategies.operators.choices import choices
-from strategies.operators.complete import operator_plan
-from strategies.partition import partition
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.sharding import OperatorSharding
+from strategies.operators.operator_plan import operator_plan
+from strategies.plan.mesh import DATA, PIPELINE, TENSOR, TENSOR_DEPTH, TENSOR_ROWS, Axis, Mesh
+from strategies.plan.partition import partition
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 

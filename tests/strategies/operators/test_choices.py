@@ -7,8 +7,8 @@ import pytest
 from simulator.models.model import build
 from simulator.models.presets import MODELS
 from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
-from strategies.mesh import TENSOR, TENSOR_ROWS
 from strategies.operators.choices import choices, cuttable, refused
+from strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
 
 def operator(model: str, name: str) -> tuple[Block, Operator]:

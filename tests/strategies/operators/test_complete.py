@@ -3,12 +3,12 @@
 import pytest
 
 from simulator.operator_graph import BATCH
-from strategies.mesh import DATA, TENSOR, TENSOR_ROWS
 from strategies.operators.choices import choices
-from strategies.operators.complete import agreeing, all_kept, nearly_data, operator_plan, shared, with_data
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.sharding import OperatorSharding
+from strategies.operators.operator_plan import agreeing, all_kept, nearly_data, operator_plan, shared, with_data
+from strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 

@@ -5,18 +5,18 @@ from random import Random
 
 import pytest
 
-from simulator.collective_kinds import Collective
+from simulator.collective import Collective
 from simulator.units import TICKS_PER_SECOND
 from strategies.cost_model import SimulatedCost
-from strategies.framework import FRAMEWORKS, MEGATRON
 from strategies.lowering import StageCosts
-from strategies.lowering.operator import arriving_steps, returning_steps
-from strategies.lowering.step import chain_ticks
-from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from strategies.lowering.costs.operator import arriving_steps, returning_steps
+from strategies.lowering.costs.steps import chain_ticks
 from strategies.operators.costs import operator_costs
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.sharding import ShardingSpec
+from strategies.plan.framework import FRAMEWORKS, MEGATRON
+from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.sharding import ShardingSpec
 
 from ..problems import problem
 

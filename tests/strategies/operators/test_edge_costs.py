@@ -4,17 +4,15 @@ from random import Random
 
 import pytest
 
-from simulator.collective_kinds import Collective
-from simulator.models.builder import BlockBuilder
+from simulator.collective import Collective
 from simulator.models.layers import linear, norm
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block, OperatorKind
 from simulator.units import TICKS_PER_SECOND
 from strategies.cost_model import SimulatedCost
-from strategies.mesh import TENSOR, TENSOR_DEPTH
-from strategies.operators.costs import operator_costs
-from strategies.operators.edge_costs import EdgeCosts
-from strategies.operators.setting import Setting
-from strategies.sharding import OperatorSharding
+from strategies.operators.costs import EdgeCosts, Setting, operator_costs
+from strategies.plan.mesh import TENSOR, TENSOR_DEPTH
+from strategies.plan.sharding import OperatorSharding
 
 from .tiny import WIDE, X, layer, setting, tiny_problem
 

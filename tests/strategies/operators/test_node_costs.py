@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.accelerator import Accelerator
-from simulator.collective_kinds import Collective
-from simulator.models.builder import BlockBuilder
+from simulator.collective import Collective
+from simulator.machine.accelerator import Accelerator
+from simulator.models.model import BlockBuilder
 from simulator.operator_graph import Block
 from simulator.units import TICKS_PER_SECOND
 from strategies.cost_model import SimulatedCost
 from strategies.lowering import StageCosts, lower
-from strategies.lowering.gradient_storage import begin_in_step
-from strategies.mesh import TENSOR
-from strategies.operators.costs import operator_costs
-from strategies.operators.node_costs import NodeCosts
-from strategies.sharding import OperatorSharding
+from strategies.lowering.costs.optimizer import begin_in_step
+from strategies.operators.costs import NodeCosts, operator_costs
+from strategies.plan.mesh import TENSOR
+from strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 from .tiny import DOWN, PEAKS, SIDE, UP, WIDE, X, layer, setting, tiny_problem

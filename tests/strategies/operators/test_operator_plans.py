@@ -9,11 +9,11 @@ import pytest
 from simulator.operator_graph import BATCH
 from strategies.cost_model import SimulatedCost
 from strategies.lowering import StageCosts
-from strategies.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
-from strategies.operators.complete import operator_plan, with_data
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.sharding import OperatorSharding
+from strategies.operators.operator_plan import operator_plan, with_data
+from strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 from ..test_laws import LAWS, Lowered

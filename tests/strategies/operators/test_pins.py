@@ -3,11 +3,10 @@
 import pytest
 
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR, TENSOR_ROWS
-from strategies.operators.choices import choices
-from strategies.operators.pins import Pin, admitted, broken, resolved
+from strategies.operators.choices import Pin, admitted, broken, choices, resolved
+from strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from strategies.search import OPERATOR_ALGORITHMS, PINNED_ALGORITHMS, Space, search
-from strategies.search.operators import check_pins
+from strategies.search.operator_search import check_pins
 
 from ..problems import problem
 

@@ -7,7 +7,7 @@ import pytest
 
 from strategies.operators.brute_force import brute_force
 from strategies.operators.cost_graph import CostGraph, Edge, restrict
-from strategies.operators.propagation import propagate
+from strategies.operators.recursion import propagate
 
 
 def graph(sizes: list[int], edges: list[tuple[int, int, list[list[int]]]]) -> CostGraph:

@@ -7,8 +7,8 @@ import pytest
 from simulator.models.model import build
 from simulator.models.presets import MODELS
 from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from strategies.operators.recursion import Level, recurse
+from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 from ...pace import measure_cpu
 

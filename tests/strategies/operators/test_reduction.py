@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import Solution, restrict
-from strategies.operators.reduction import needed, tied
+from strategies.operators.cost_graph import Solution, needed, restrict, tied
 
 from .graphs import cases, costs, layers
 

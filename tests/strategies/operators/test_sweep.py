@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from strategies.operators.brute_force import brute_force
+from strategies.operators.bucket_elimination import Price, Sweep
 from strategies.operators.cost_graph import CostGraph, Solution, least_memory
-from strategies.operators.sweep import Price, Sweep
 
 from .graphs import random_graph
 

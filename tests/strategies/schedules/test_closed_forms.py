@@ -4,18 +4,32 @@ from collections.abc import Callable
 
 import pytest
 
-from strategies.schedule import SCHEDULES, Schedule, schedule
 from strategies.schedules.dualpipev import dualpipev_bubble, dualpipev_in_flight
-from strategies.schedules.gpipe import gpipe_bubble, gpipe_in_flight
-from strategies.schedules.interleaved import interleaved_bubble, interleaved_in_flight
-from strategies.schedules.interleaved_zero_bubble import interleaved_zb_bubble, interleaved_zb_in_flight
-from strategies.schedules.looped_bfs import looped_bfs_bubble, looped_bfs_in_flight
-from strategies.schedules.naive import naive_bubble, naive_in_flight
-from strategies.schedules.one_f_one_b import one_f_one_b_bubble, one_f_one_b_in_flight
-from strategies.schedules.order import PassTimes
+from strategies.schedules.flushed import (
+    gpipe_bubble,
+    gpipe_in_flight,
+    interleaved_bubble,
+    interleaved_in_flight,
+    looped_bfs_bubble,
+    looped_bfs_in_flight,
+    naive_bubble,
+    naive_in_flight,
+    one_f_one_b_bubble,
+    one_f_one_b_in_flight,
+)
 from strategies.schedules.pipedream import pipedream_bubble, pipedream_in_flight, weight_versions
-from strategies.schedules.zbv import zbv_bubble, zbv_in_flight
-from strategies.schedules.zero_bubble import zb1p_bubble, zb1p_in_flight, zb2p_bubble, zb2p_in_flight
+from strategies.schedules.rule import PassTimes
+from strategies.schedules.schedule import SCHEDULES, Schedule, schedule
+from strategies.schedules.zero_bubble import (
+    interleaved_zb_bubble,
+    interleaved_zb_in_flight,
+    zb1p_bubble,
+    zb1p_in_flight,
+    zb2p_bubble,
+    zb2p_in_flight,
+    zbv_bubble,
+    zbv_in_flight,
+)
 
 from .unit_time import walk
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 
 from simulator.engine.compiled import compiled, installed
-from strategies.in_order import in_order
-from strategies.schedule import KINDS, SCHEDULES, Schedule, rank_order
-from strategies.schedules.order import BACKWARD, FORWARD, WEIGHT, Order
-from strategies.schedules.rule import Placement, ScheduleRule
+from strategies.schedules.orders import in_order
+from strategies.schedules.rule import BACKWARD, FORWARD, WEIGHT, Order, Placement, ScheduleRule
+from strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order
 
 from ...examples import LONG, examples
 from ..test_schedule import custom_schedules

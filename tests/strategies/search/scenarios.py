@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, homogeneous
-from simulator.host import Host
-from simulator.link import Link
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link
 from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer, build
-from strategies.completion import complete
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from strategies.cost_model import SimulatedCost
-from strategies.offloading import Offloading
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.plan.completion import complete
+from strategies.plan.offloading import Offloading
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import FirstLayers, Recompute
 from strategies.search import Space, layouts
 from strategies.search.space import count
-from strategies.training import Training
 
 ROOM = 1e12
 """Bytes of a device that holds every plan."""

@@ -8,20 +8,18 @@ from random import Random
 import numpy as np
 from hypothesis import strategies as st
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import homogeneous
-from simulator.host import Host
-from simulator.link import Link
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.evaluation import Evaluation
-from strategies.group import Group
-from strategies.group_bounds import FloatArray
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.resources import Resource
+from strategies.bounds.group_bounds import FloatArray
+from strategies.evaluation import Evaluation, Resource
+from strategies.plan.group import Group
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
 from strategies.search import Space
-from strategies.training import Training
 
 
 def small_problem(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
 from strategies.search import ALGORITHMS, BestFirst, Space, installed, layouts, neighbours, search
 from strategies.search.acceptance import Answers, Rule
 from strategies.search.space import count

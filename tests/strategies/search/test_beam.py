@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.completion import complete
+from strategies.plan.completion import complete
 from strategies.search import Beam, Space, layouts, neighbours, search
 
 from .small_problems import FakeCost, small_problem

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 from strategies.search import BestFirst, Space, layouts, search
 from strategies.search.choices import offloadings
 from strategies.search.space import CORE

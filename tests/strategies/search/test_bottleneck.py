@@ -3,10 +3,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
-from strategies.plan import Plan, Recompute
-from strategies.resources import Resource
+from strategies.evaluation import Resource
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan, Recompute
 from strategies.search import Bottleneck, Space, layouts, search
 
 from ..problems import problem

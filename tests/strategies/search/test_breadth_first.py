@@ -1,5 +1,5 @@
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
 from strategies.search import BreadthFirst, Space, layouts, neighbours, search
 
 from .small_problems import FakeCost, small_problem

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import CostModel
 from strategies.evaluation import Evaluation
 from strategies.operators.cost_graph import Shortfall, Solution
 from strategies.operators.costs import OperatorCosts
 from strategies.operators.integer_programming import integer_programming
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
 from strategies.search import (
     OPERATOR_ALGORITHMS,
     Certificate,
@@ -25,7 +25,7 @@ from strategies.search import (
     layouts,
     search,
 )
-from strategies.search.operators import operator_search
+from strategies.search.operator_search import operator_search
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem

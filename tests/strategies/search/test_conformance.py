@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import simulate
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Trial
 from strategies.lowering import lower
-from strategies.operators.rules import cuts_operators, operator_violations
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.operators.operator_plan import cuts_operators, operator_violations
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
 from strategies.search import (
     ALGORITHMS,
     LAYOUT_ALGORITHMS,

@@ -2,8 +2,8 @@ from collections import Counter
 
 from hypothesis import given, settings
 
-from strategies.layout import Layout
-from strategies.problem import Problem
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
 from strategies.search import Space, layouts
 from strategies.search.decisions import Decisions, Partial
 

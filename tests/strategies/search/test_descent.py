@@ -8,14 +8,13 @@ from math import inf
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation
-from strategies.layout import Layout
-from strategies.plan import Plan
-from strategies.plan_layout import layout_of
+from strategies.plan.completion import complete, layout_of
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
 from strategies.search import Space, layouts
-from strategies.search.best_first import Run
+from strategies.search.algorithms.best_first import Run
 from strategies.search.choices import family_of
 from strategies.search.descent import descend, known_layouts
 from strategies.search.space import choices_of, groups_near, neighbours

@@ -5,12 +5,12 @@ from typing import ClassVar
 import pytest
 
 from simulator.deadline import check_deadline
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
 from strategies.search import Progress, Proof, SearchResult, Space, layouts, search
 from strategies.search.descent import known_layouts
 from strategies.search.driver import BUDGET, FINISHED, MAX_REPEATS, NEAREST_SECONDS, OUT_OF_TIME, OutOfTime

@@ -1,4 +1,4 @@
-from strategies.completion import complete
+from strategies.plan.completion import complete
 from strategies.search import Exhaustive, layouts, search
 
 from .small_problems import FakeCost, small_problem

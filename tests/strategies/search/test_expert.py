@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from strategies.plan import Plan, Recompute
+from strategies.plan.plan import Plan, Recompute
 from strategies.search import Expert, search
 
 from .small_problems import FakeCost, small_problem

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from strategies.completion import complete
 from strategies.cost_model import SimulatedCost
 from strategies.evaluation import Evaluation
-from strategies.plan import Plan
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
 from strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
-from strategies.search.ahead import ahead
+from strategies.search.driver import ahead
 from strategies.search.fan_out import FanOut
 
 from ..problems import problem

@@ -8,7 +8,7 @@ import pytest
 
 from strategies.search import LAYOUT_ALGORITHMS, Space, search
 from strategies.search import space as spaces
-from strategies.search.random import drawn, permuted
+from strategies.search.algorithms.random import drawn, permuted
 from strategies.search.space import layouts
 
 from .small_problems import FakeCost, small_problem

@@ -4,11 +4,11 @@ from math import exp
 
 import pytest
 
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.plan import Plan
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
 from strategies.search import MCMC, Space, layouts, neighbours, search
-from strategies.search.mcmc import _Place
+from strategies.search.algorithms.mcmc import _Place
 
 from .small_problems import FakeCost, small_problem
 

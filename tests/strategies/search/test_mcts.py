@@ -4,11 +4,11 @@ from statistics import mean
 
 import pytest
 
-from strategies.completion import complete
-from strategies.plan import Plan
+from strategies.plan.completion import complete
+from strategies.plan.plan import Plan
 from strategies.search import MCTS, RandomSearch, SearchAlgorithm, Space, layouts, search
+from strategies.search.algorithms.mcts import Arm, _learn, _softmin
 from strategies.search.decisions import Decisions, Partial
-from strategies.search.mcts import Arm, _learn, _softmin
 
 from .small_problems import FakeCost, small_problem
 

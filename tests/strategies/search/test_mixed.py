@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from simulator.accelerator import Accelerator
-from simulator.cluster import Cluster, Node, Switch
-from simulator.host import Host
-from simulator.link import Link
-from simulator.models.transformer import Transformer, build
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster, Node
+from simulator.machine.host import Host
+from simulator.machine.topology import Link, Switch
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
 from strategies.cost_model import SimulatedCost
-from strategies.problem import Problem
+from strategies.plan.problem import Problem, Training
 from strategies.search import BestFirst, Space, search
-from strategies.training import Training
 
 
 def mixed_problem() -> Problem:

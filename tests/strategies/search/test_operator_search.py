@@ -12,12 +12,11 @@ from simulator.models.presets import MODELS
 from simulator.operator_graph import BATCH
 from strategies.cost_model import SimulatedCost
 from strategies.lowering import StageCosts
-from strategies.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-from strategies.plan import Plan
-from strategies.problem import Problem
+from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
 from strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
-from strategies.search.operators import arrangements, microbatches
-from strategies.training import Training
+from strategies.search.operator_search import arrangements, microbatches
 
 from ..problems import problem
 

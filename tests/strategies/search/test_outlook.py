@@ -2,9 +2,9 @@ from math import inf
 
 import pytest
 
-from strategies.completion import complete
+from strategies.plan.completion import complete
 from strategies.search import layouts
-from strategies.search.outlook import Outlooks
+from strategies.search.decisions import Outlooks
 
 from .small_problems import FakeCost, small_problem
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from strategies.completion import complete
+from strategies.bounds.memory import Needs
 from strategies.cost_model import SimulatedCost
 from strategies.lowering import StageCosts
-from strategies.needs import Needs
-from strategies.problem import Problem
-from strategies.recomputation import FirstLayers, Recompute
+from strategies.plan.completion import complete
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import FirstLayers, Recompute
 from strategies.search import ALGORITHMS, BestFirst, InterStageMILP, LayerDP, PipelineDP, Space, layouts, search
-from strategies.search.per_stage import divided, meshes, of_layers
+from strategies.search.stage_search import divided, meshes, of_layers
 
 from ..problems import problem
 

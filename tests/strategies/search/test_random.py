@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from strategies.completion import complete
+from strategies.plan.completion import complete
 from strategies.search import RandomSearch, Space, layouts, search
 
 from .small_problems import FakeCost, small_problem

@@ -5,11 +5,11 @@ from statistics import mean
 import pytest
 import torch
 
-from strategies.completion import complete
+from strategies.plan.completion import complete
 from strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, installed, layouts, search
+from strategies.search.algorithms.policy import Policy, operators
+from strategies.search.algorithms.reinforcement import draw
 from strategies.search.decisions import Branch, Decisions
-from strategies.search.policy import Policy, operators
-from strategies.search.reinforcement import draw
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem
@@ -118,9 +118,9 @@ def test_features_tell_values_and_sizes_apart() -> None:
 
 
 def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
-    from scenarios.command_line import run
+    from scenarios.commands.main import run
 
-    monkeypatch.setattr("strategies.search.reinforcement.find_spec", lambda name: None)
+    monkeypatch.setattr("strategies.search.algorithms.reinforcement.find_spec", lambda name: None)
     assert run(["search", "local/dp2", "--algorithm", "reinforcement", "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" or json.loads(captured.out)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.completion import complete
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.plan import Recompute
-from strategies.problem import Problem
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Recompute
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
 from strategies.search import Space, layouts, neighbours
 from strategies.search.space import CORE
 

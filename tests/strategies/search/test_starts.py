@@ -7,15 +7,14 @@ import pytest
 from simulator.catalog import cluster
 from simulator.models.model import build
 from simulator.models.presets import MODELS
-from strategies.layout import Layout
-from strategies.layout_rules import violations
-from strategies.parallelism import Attention
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
+from strategies.plan.layout import Layout
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import Recompute
+from strategies.plan.rules import violations
 from strategies.search.descent import known_layouts
 from strategies.search.space import Space
 from strategies.search.starts import engineer_layouts
-from strategies.training import Training
 
 from ..problems import problem as small_problem
 

@@ -6,12 +6,12 @@ from math import inf
 import pytest
 
 from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.completion import complete
+from strategies.bounds.step_time import least_step_time
 from strategies.cost_model import SimulatedCost
-from strategies.floor import least_step_time
-from strategies.layout import Layout
-from strategies.partition import partition
-from strategies.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.partition import partition
+from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
 from strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
 from strategies.search.choices import offloadings
 from strategies.search.descent import best_known, known_by_path, known_groups, known_layouts

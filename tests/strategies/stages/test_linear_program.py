@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import step_time
-from strategies.completion import complete
-from strategies.layout import Layout
+from strategies.bounds.memory import Needs
 from strategies.lowering import StageCosts, lower
-from strategies.needs import Needs
-from strategies.plan import Plan
-from strategies.problem import Problem
-from strategies.recomputation import Recompute
-from strategies.search.per_stage import divided, of_layers
-from strategies.stages.linear_program import DivisionProgram, rounded
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import Recompute
+from strategies.search.stage_search import divided, of_layers
+from strategies.stages.integer_programs import DivisionProgram, rounded
 from strategies.stages.tables import division_problem, least_work
 
 from ..problems import problem

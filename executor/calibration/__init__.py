@@ -1,0 +1,1 @@
+"""Measures this machine, its host and its devices, for the simulator."""

@@ -1,0 +1,262 @@
+"""Measure this machine into a Cluster that the simulator can predict its own runs with."""
+
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
+from executor.calibration.pace import at_pace, pace
+from executor.launch.launcher import launch, require_torch
+from executor.recording.rank_files import teller
+from executor.recording.timeline import physical_memory
+from simulator.calibration.least_squares import least_squares
+from simulator.collective import Collective, CollectiveCurve
+from simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from simulator.machine.cluster import Cluster, homogeneous
+from simulator.machine.compute import Pass, operator_launches, operator_time
+from simulator.machine.host import Host
+from simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
+from simulator.machine.topology import Link
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from strategies.plan.problem import Training
+from strategies.plan.recomputation import HOOKS
+
+_OPERATORS = {
+    "norm": ("layers.input_norm",),
+    "elementwise": ("layers.attention_residual", "layers.activation", "layers.feed_forward_residual"),
+    "dropout": ("layers.attention_residual",),
+    "softmax": ("layers.softmax",),
+    "embedding": ("embedding.token",),
+    "cross_entropy": ("head.cross_entropy",),
+    GATED_ACTIVATION: ("layers.activation",),
+    ROTARY: ("layers.rotary",),
+    RMS_NORM: ("layers.input_norm",),
+}
+Row = tuple[int, int, int, float]
+AttentionRow = tuple[int, int, int, float, float]
+"""Heads of all sequences, tokens, head dim, and seconds of forward and of backward."""
+
+
+def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[str], None] | None = None) -> Cluster:
+    """Return this machine as a cluster of ``processes`` accelerators: its cores, one thread each, all busy at once.
+
+    Parameters
+    ----------
+    seconds
+        About how long to measure, besides some seconds to start and for some training steps.
+    progress
+        Called with what is measured now.
+    """
+    if processes < 1 or seconds <= 0:
+        raise ValueError(f"processes is at least 1 and seconds positive, met {processes} and {seconds}")
+    require_torch()
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
+        folder = Path(name)
+        launch("executor.calibration.worker", [name, str(seconds)], folder, processes, poll=teller(folder, progress))
+        found = _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
+    if progress is not None:
+        progress("training steps")
+    return at_pace(found, pace(found))
+
+
+def _cluster(ranks: Sequence[Mapping[str, Any]]) -> Cluster:
+    measured = curves(row for rank in ranks for row in rank["collectives"])
+    loopback = link(measured)
+    memory = physical_memory()
+    host = Host(platform.node() or "host", memory, median(rank["copy"] for rank in ranks), os.cpu_count() or 1)
+    accelerator = _accelerator(ranks, memory / len(ranks))
+    return homogeneous("this machine", accelerator, host, 1, len(ranks), loopback, loopback, 1, measured)
+
+
+def _accelerator(ranks: Sequence[Mapping[str, Any]], memory: float) -> Accelerator:
+    products = {name: _median_rows([rank["matmul"][name] for rank in ranks]) for name in ("fp32", "fp64")}
+    launch_time = median(rank["layer"] for rank in ranks) / launches(build(TINY, 2, "fp32"))
+    peak = {name: best_rate(rows) for name, rows in products.items()}
+    bandwidth = median(rank["copy"] for rank in ranks)
+    kinds = {kind: median(rank["kinds"][kind] for rank in ranks) for kind in ranks[0]["kinds"]}
+    gradient = min(median(rate for rank in ranks for rate in rank["gradient"]), 2.0)
+    matmul = fit_matmul(peak["fp32"], products["fp32"]).with_gradient(gradient)
+    attended = [
+        (*same[0][:3], median(row[3] for row in same), median(row[4] for row in same))
+        for same in zip(*(rank["attention"] for rank in ranks), strict=True)
+    ]
+    layer = _layer(TINY)
+    sharded = median(rank["sharded_layer"] - rank["layer"] for rank in ranks) / product_launches(layer)
+    unit = median(rank["sharded_unit"] - rank["layer"] for rank in ranks) / 2  # gathered once and reduced once
+    again = median(rank["recomputed_layer"] - rank["layer"] for rank in ranks) - (1 + HOOKS) * launch_time
+    stepping = median(rank["tiny_optimizer"] for rank in ranks)
+    return Accelerator(
+        name=f"core of {platform.processor() or platform.machine() or 'cpu'}",
+        peak_flops=tuple(peak.items()),
+        memory=memory,
+        memory_bandwidth=bandwidth,
+        launch=launch_time,
+        matmul=replace(matmul, sharpness=1.0),  # alone its operands are in caches; in a step it waits for them first
+        attention=fit_attention(peak["fp32"] * matmul.fraction, launch_time, attended),
+        kernel_bandwidth=tuple(
+            (kind, _rate(kind, seconds, stepping if kind == "optimizer" else launch_time) / bandwidth)
+            for kind, seconds in kinds.items()
+        ),
+        sharded_launch=max(sharded, 0.0),
+        unit_launch=max(unit, 0.0),
+        recompute_launch=max(again, 0.0),
+        optimizer_launch=stepping / len(layer.parameters),
+        computes_collectives=True,
+    )
+
+
+def launches(graph: OperatorGraph) -> int:
+    """Return how many launches the simulator counts for forward and backward of one layer."""
+    layer = next(block for block in graph.blocks if block.layer)
+    return sum(sum(operator_launches(operator, direction) for direction in Pass) for operator in layer.operators)
+
+
+def product_launches(layer: Block) -> int:
+    """Return how many of a layer's launches are of products with parameters: those that are cut."""
+    products = [operator for operator in layer.operators if operator.kind is OperatorKind.MATMUL]
+    return sum(operator_launches(operator, direction) for operator in products for direction in Pass)
+
+
+def _layer(spec: Transformer) -> Block:
+    return next(block for block in build(spec, 2, "fp32").blocks if block.layer)
+
+
+def best_rate(rows: Sequence[Row]) -> float:
+    """Return the highest FLOP/s among measured products ``(m, n, k, seconds)``.
+
+    >>> best_rate([(10, 10, 10, 2.0), (10, 10, 20, 2.0)])
+    2000.0
+    """
+    return max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
+
+
+def fit_matmul(peak: float, rows: Sequence[Row]) -> MatmulModel:
+    """Return the fraction of ``peak`` and the ``half_k`` that fit measured products with least relative error.
+
+    ``seconds * peak / (2 m n k) = 1 / fraction + (half_k / fraction) / k`` is linear in ``1 / k``.
+    """
+    slowness = np.array([seconds * peak / (2.0 * m * n * k) for m, n, k, seconds in rows])
+    columns = np.array([[1.0, 1.0 / k] for _, _, k, _ in rows])
+    (base, slope), *_ = np.linalg.lstsq(columns / slowness[:, None], np.ones(len(rows)), rcond=None)
+    if slope < 0:  # no gain from a long k: the best constant
+        base, slope = float(np.sum(1 / slowness) / np.sum(1 / slowness**2)), 0.0
+    fraction = min(1.0, 1.0 / float(base))
+    return MatmulModel(fraction=fraction, half_k=float(slope) * fraction)
+
+
+def fit_attention(rate: float, launch_time: float, rows: Sequence[AttentionRow]) -> AttentionModel:
+    """Return the parts of ``rate`` FLOP/s, the ``half_head`` and the launches that fit measured causal attention.
+
+    Errors are those of logarithms.
+    """
+
+    def model_of(logarithms: NDArray[np.float64]) -> AttentionModel:
+        forward, backward, half_head, launches = np.exp(logarithms).tolist()
+        return AttentionModel(forward=forward, backward=backward, half_head=half_head, launch=launches * launch_time)
+
+    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+        model = model_of(logarithms)
+        found = []
+        for heads, tokens, head_dim, *seconds in rows:
+            shape = AttentionShape(heads, tokens, tokens, head_dim, tokens / 2, head_dim)
+            for is_backward, measured in zip((False, True), seconds, strict=True):
+                work = attention_compute_time(model, rate, 0, shape, backward=is_backward)
+                found.append(math.log((launch_time + model.launch + work) / measured))
+        return np.array(found)
+
+    start, low, high = np.log([[0.75, 0.75, 16.0, 4.0], [1e-4, 1e-4, 1e-3, 1e-2], [1.0, 1.0, 1e3, 1e2]])
+    return model_of(least_squares(residuals, start, (low, high), np.ones(2 * len(rows)), outlier=0.5)[0])
+
+
+def _rate(kind: str, seconds: float, launch_time: float) -> float:
+    """Return the byte/s that make the simulator's time of ``kind`` the measured one.
+
+    What launches cost is taken off, down to a twentieth of the time.
+    """
+    if kind == "optimizer":
+        training = Training(1, 1, "fp32", "adamw")
+        each = training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes
+        return _layer(MEASURED).num_parameters * each / max(seconds - launch_time, seconds / 20)
+    names = _OPERATORS[kind]
+    return traffic(kind) / max(seconds - 2 * len(names) * launch_time, seconds / 20)
+
+
+def traffic(kind: str) -> float:
+    """Return the bytes that the simulator counts for forward and backward of the measured operators of ``kind``."""
+    attention = "unfused" if kind == "softmax" else "flash"
+    model = LLAMA if kind in (GATED_ACTIVATION, ROTARY, RMS_NORM) else MEASURED
+    spec = replace(model, attention=attention, dropout=kind == "dropout")
+    unit = Accelerator("unit", (("fp32", 1e30),), memory=1.0, memory_bandwidth=1.0)  # seconds are bytes
+    total = 0.0
+    for block in build(spec, SEQUENCE, "fp32").blocks:
+        for operator in block.operators:
+            if f"{block.name}.{operator.name}" in _OPERATORS[kind]:
+                sizes = dict(operator.dims) | {"batch": BATCH}
+                total += sum(operator_time(unit, block, operator, sizes, direction) for direction in Pass)
+    return total
+
+
+def _median_rows(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    return [(*same[0][:3], median(row[3] for row in same)) for same in zip(*ranks, strict=True)]
+
+
+def curves(rows: Iterable[tuple[str, int, int, float]]) -> tuple[CollectiveCurve, ...]:
+    """Return measured collectives (name, ranks, bytes, seconds) as curves; of equal ones the median.
+
+    A larger message takes no less: neighbours that say so by chance are given their mean.
+
+    >>> curve, = curves([("send", 2, 1, 3.0), ("send", 2, 4, 1.0), ("send", 2, 16, 5.0)])
+    >>> curve.points
+    ((1.0, 2.0), (4.0, 2.0), (16.0, 5.0))
+    """
+    times: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for name, size, nbytes, seconds in rows:
+        times.setdefault((name, size), {}).setdefault(nbytes, []).append(seconds)
+    result = []
+    for (name, size), points in times.items():
+        rising = _rising([median(points[nbytes]) for nbytes in sorted(points)])
+        result.append(
+            CollectiveCurve(Collective(name), size, tuple(zip(map(float, sorted(points)), rising, strict=True)))
+        )
+    return tuple(result)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the sequence that never falls and is next to ``values`` in the least squares (pool adjacent violators)."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [fmean(pool) for pool in pools for _ in pool]
+
+
+def link(measured: Sequence[CollectiveCurve]) -> Link:
+    """Return what sending shows of the link between two devices."""
+    send = next((curve for curve in measured if curve.collective is Collective.SEND), None)
+    if send is None:  # one process talks to nobody
+        return Link(latency=0.0, bandwidth=1e9)
+    return link_of(send.points)
+
+
+def link_of(points: Sequence[tuple[float, float]]) -> Link:
+    """Return messages of rising (bytes, seconds) as a link: time of the fastest message, rate of the largest.
+
+    >>> link_of(((8.0, 1.0), (100.0, 11.0)))
+    Link(latency=1.0, bandwidth=10.0, launch=0.0)
+    """
+    latency, (size, seconds) = min(seconds for _, seconds in points), points[-1]
+    return Link(latency=latency, bandwidth=size / max(seconds - latency, seconds / 20))

@@ -1,0 +1,363 @@
+"""Kernels that a device is timed with, forward or backward alone.
+
+Matrix products are those of a linear layer and its gradients, batches, and fp8. Attention is one fused kernel, or
+products and softmax one after the other. Memory bounds norms, softmax, elementwise kernels, loss and optimizer. Of a
+layer that is small enough only its launches count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from executor.calibration.figures import TINY
+from executor.model.network import Layer
+from executor.recording.private_torch import has_kernel
+from executor.recording.timer import Run
+
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+"""What torch calls the dtypes of rows; ``tf32`` and ``fp32`` differ in how products round."""
+FIRST_WITH_FP8 = (8, 9)
+"""CUDA compute capability of the first devices that multiply in fp8 (Ada and Hopper)."""
+_LAYOUTS = {"fwd": "TN", "dgrad": "NN", "wgrad": "NT"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearProduct:
+    """A product of a linear layer from ``k`` to ``n`` over ``m`` tokens.
+
+    Parameters
+    ----------
+    direction
+        ``fwd``: [m, k] x [k, n]. ``dgrad``: the gradient of the input, [m, n] x [n, k]. ``wgrad``: that of the
+        weight, [n, m] x [m, k].
+    """
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    direction: str = "fwd"
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.m * self.n * self.k
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields: the sizes are those of the product that is made."""
+        m, n, k = self.m, self.n, self.k
+        sizes = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[self.direction]
+        named = dict(zip(("m", "n", "k"), sizes, strict=True))
+        return {
+            "kernel": "gemm",
+            "dtype": self.dtype,
+            "pass": self.direction,
+            **named,
+            "layout": _LAYOUTS[self.direction],
+            "accumulate": False,
+        }
+
+    def prepare(self, device: str) -> Run:
+        """Return the product on random operands."""
+        torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
+        if self.dtype == "fp8":
+            return self._scaled(device)
+        random = partial(torch.randn, device=device, dtype=DTYPES[self.dtype])
+        if self.direction == "fwd":
+            return partial(functional.linear, random(self.m, self.k), random(self.n, self.k))
+        gradient = random(self.m, self.n)
+        if self.direction == "dgrad":
+            return partial(torch.mm, gradient, random(self.n, self.k))
+        return partial(torch.mm, gradient.t(), random(self.m, self.k))
+
+    def _scaled(self, device: str) -> Run:
+        """Return the product with one scale a tensor, and its result in bf16."""
+        scale = torch.ones((), device=device)
+        source, weight = (torch.randn(rows, self.k, device=device).to(DTYPES["fp8"]) for rows in (self.m, self.n))
+        recipe = functional.ScalingType.TensorWise
+        return partial(functional.scaled_mm, source, weight.t(), scale, recipe, scale, recipe, use_fast_accum=True)
+
+
+def has_fp8(device: str) -> bool:
+    """Return whether torch multiplies in fp8 on a device."""
+    if device == "cuda" and torch.cuda.get_device_capability() < FIRST_WITH_FP8:
+        return False
+    return has_kernel("aten::_scaled_mm_v2", device)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedProduct:
+    """``batch`` products [m, k] x [k, n] in one kernel."""
+
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        sizes = {name: getattr(self, name) for name in ("batch", "m", "n", "k")}
+        return {"kernel": "bmm", "dtype": self.dtype, "pass": "fwd", **sizes}
+
+    def prepare(self, device: str) -> Run:
+        """Return the products on random operands."""
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(self.batch, *shape, device=device, dtype=DTYPES[self.dtype])
+
+        return partial(torch.bmm, random(self.m, self.k), random(self.k, self.n))
+
+
+def one_direction(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, backward: bool) -> Run:
+    """Return a run of ``function(*inputs)`` as training runs it, or of its gradients to all ``inputs``."""
+    if not backward:
+        return lambda: function(*inputs)
+    result = function(*inputs)
+    gradient = torch.ones_like(result)
+    return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of ``batch`` sequences, forward or its gradients alone.
+
+    Parameters
+    ----------
+    fused
+        Whether it is one kernel that keeps no scores (FlashAttention, Dao 2023), or products and softmax.
+    """
+
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    sequence: int
+    head_dim: int
+    causal: bool = True
+    backward: bool = False
+    fused: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields; what is not fused has a name of its own, for it is no single kernel."""
+        direction = "bwd" if self.backward else "fwd"
+        return {
+            "kernel": f"attention_{direction}" if self.fused else f"unfused_attention_{direction}",
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "seq_q": self.sequence,
+            "seq_kv": self.sequence,
+            "causal": self.causal,
+            "impl": "torch sdpa, flash" if self.fused else "torch eager",
+        }
+
+    def prepare(self, device: str) -> Run:
+        """Return attention over random queries, keys and values, or its gradients."""
+
+        def random(heads: int) -> Tensor:
+            shape = self.batch, heads, self.sequence, self.head_dim
+            return torch.randn(*shape, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
+
+        inputs = random(self.heads), random(self.kv_heads), random(self.kv_heads)
+        if self.fused:
+            return one_direction(self._fused, inputs, backward=self.backward)
+        future = torch.ones(self.sequence, self.sequence, dtype=torch.bool, device=device).triu(1)
+
+        def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            scores = query @ key.transpose(-1, -2) / sqrt(self.head_dim)
+            seen = scores.masked_fill(future, float("-inf")) if self.causal else scores
+            return torch.softmax(seen, dim=-1) @ value
+
+        return one_direction(unfused, inputs, backward=self.backward)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=self.causal, enable_gqa=self.kv_heads != self.heads
+            )
+
+
+WIDTH = 4096
+"""Elements of a row that a norm or softmax is over, where the tensor has as many."""
+
+
+def _layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, weight.shape, weight, bias)
+
+
+def _rmsnorm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight)
+
+
+def _dropout(x: Tensor) -> Tensor:
+    return functional.dropout(x, 0.1)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, dim=-1)
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "layernorm": (_layernorm, 2),
+    "rmsnorm": (_rmsnorm, 1),
+    "softmax": (_softmax, 0),
+    "dropout": (_dropout, 0),
+    "gelu": (functional.gelu, 0),
+}
+"""Functions of a tensor, and how many parameters as wide as a row each has."""
+STREAMS = ("layernorm", "rmsnorm", "softmax", "dropout", "gelu")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One of `STREAMS` over a tensor of ``elements``, forward or backward."""
+
+    name: str
+    dtype: str
+    elements: int
+    backward: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        direction = "bwd" if self.backward else "fwd"
+        return {"kernel": self.name, "dtype": self.dtype, "pass": direction, "elements": self.elements, "impl": "torch"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the kernel on random values."""
+        function, parameters = _FUNCTIONS[self.name]
+        width = min(WIDTH, self.elements)
+        shapes = [(self.elements // width, width), *[(width,)] * parameters]
+        inputs = [torch.randn(shape, device=device, dtype=DTYPES[self.dtype], requires_grad=True) for shape in shapes]
+        return one_direction(function, inputs, backward=self.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """The sum of two tensors, as of a residual."""
+
+    dtype: str
+    elements: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {"kernel": "add", "dtype": self.dtype, "pass": "fwd", "elements": self.elements, "impl": "torch"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the sum of random values."""
+        one, other = torch.randn(2, self.elements, device=device, dtype=DTYPES[self.dtype])
+        return lambda: one + other
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of a table by token, or the gradient of the whole table."""
+
+    dtype: str
+    rows: int
+    hidden: int
+    vocab: int
+    backward: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        sizes = {"rows": self.rows, "hidden": self.hidden, "vocab": self.vocab, "elements": self.rows * self.hidden}
+        direction = "bwd" if self.backward else "fwd"
+        return {"kernel": "embedding", "dtype": self.dtype, "pass": direction, **sizes, "impl": "torch"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the look-up of random tokens."""
+        tokens = torch.randint(self.vocab, (self.rows,), device=device)
+        table = torch.randn(self.vocab, self.hidden, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
+        return one_direction(lambda weight: functional.embedding(tokens, weight), [table], backward=self.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropy:
+    """The mean cross entropy of ``rows`` tokens over a vocabulary, from logits of ``dtype``."""
+
+    dtype: str
+    rows: int
+    vocab: int
+    backward: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        sizes = {"rows": self.rows, "vocab": self.vocab, "elements": self.rows * self.vocab}
+        direction = "bwd" if self.backward else "fwd"
+        return {"kernel": "cross_entropy", "dtype": self.dtype, "pass": direction, **sizes, "impl": "torch eager"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the loss of random logits and targets."""
+        targets = torch.randint(self.vocab, (self.rows,), device=device)
+        logits = torch.randn(self.rows, self.vocab, device=device, dtype=DTYPES[self.dtype], requires_grad=True)
+        return one_direction(lambda x: functional.cross_entropy(x, targets), [logits], backward=self.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """A step of AdamW over ``params`` fp32 parameters: one fused kernel, or one for each operation."""
+
+    params: int
+    fused: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields: a fused step moves 28 bytes a parameter."""
+        made = "AdamW fused" if self.fused else "AdamW foreach"
+        return {
+            "kernel": "optimizer_step",
+            "dtype": "fp32",
+            "params": self.params,
+            "bytes": 28 * self.params,
+            "impl": made,
+            "note": "bytes = 28 per parameter (read p,g,m,v; write p,m,v)",
+        }
+
+    def prepare(self, device: str) -> Run:
+        """Return the step."""
+        parameter = torch.nn.Parameter(torch.zeros(self.params, device=device))
+        parameter.grad = torch.ones_like(parameter)
+        return torch.optim.AdamW([parameter], fused=self.fused, foreach=not self.fused).step
+
+
+@dataclass(frozen=True, slots=True)
+class TinyLayer:
+    """Forward and backward of a layer of hidden size 8, as the host launches it."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {
+            "kernel": "layer_fwd_bwd",
+            "dtype": "bf16",
+            "batch": 1,
+            "seq_q": 2,
+            "hidden": TINY.hidden,
+            "impl": HOST_BOUND,
+        }
+
+    def prepare(self, device: str) -> Run:
+        """Return both passes."""
+        layer = Layer(TINY).to(device=device, dtype=torch.bfloat16)
+        x = torch.randn(1, 2, TINY.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
+        inputs = (x, *layer.parameters())
+        gradient = torch.ones_like(x)
+        return lambda: torch.autograd.grad(layer(x), inputs, gradient)
+
+
+HOST_BOUND = "torch eager, bound by the host's launches"
+"""What rows of layers say whose time is that of their launches."""

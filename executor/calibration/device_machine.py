@@ -1,0 +1,104 @@
+"""The machine whose devices are measured, as rows of measurements name it."""
+
+import datetime
+import os
+import platform
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from executor.calibration.figures import PUBLISHER
+
+GIB = 2.0**30
+
+_NAMES = (
+    (r"GH200 480GB", "GH200 SXM 96GB", "NVLink4"),
+    (r"GB200\b", "GB200 SXM", "NVLink5/NVSwitch"),
+    (r"B200\b", "B200 SXM", "NVLink5/NVSwitch"),
+    (r"H200$", "H200 SXM", "NVLink4/NVSwitch"),
+    (r"H100 80GB HBM3", "H100 SXM", "NVLink4/NVSwitch"),
+    (r"A100-SXM4-80GB", "A100 SXM", "NVLink3/NVSwitch"),
+    (r"A100-SXM4-40GB", "A100 SXM 40GB", "NVLink3/NVSwitch"),
+    (r"A100 80GB PCIe", "A100 PCIe", "PCIe"),
+    (r"L40S", "L40S", "PCIe"),
+    (r"V100-SXM2-16GB", "V100 SXM2 16GB", "NVLink2"),
+    (r"V100-SXM2", "V100 SXM2", "NVLink2"),
+)
+"""How drivers name a device, and what rows name it and its links, as `simulator.calibration` reads both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What rows say of the machine that they were measured on.
+
+    Parameters
+    ----------
+    accelerator, link
+        Device and links between devices, as rows name them.
+    memory, host_memory
+        Bytes of one device and of the host.
+    """
+
+    accelerator: str
+    link: str
+    devices: int
+    memory: float
+    host: str
+    host_memory: float
+    cores: int
+    software: str
+    date: str
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that every row of this machine has; names as in ``data/README.md``."""
+        words = re.sub(r"[^a-z0-9]+", "_", self.accelerator.lower())
+        return {
+            "source_id": f"meshwise_{words}_{self.date}",
+            "source_repo": PUBLISHER,
+            "date": self.date,
+            "machine": self.host,
+            "accelerator": self.accelerator,
+            "accel_mem_gb": self.memory / 1e9,
+            "devices_per_node": self.devices,
+            "host_mem_GiB": self.host_memory / GIB,
+            "cores": self.cores,
+            "software": self.software,
+        }
+
+
+def this_machine(device: str) -> Machine:
+    """Return this machine with its devices of a kind, ``"cuda"`` or ``"cpu"``."""
+    cuda = device == "cuda"
+    host_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    cores = os.cpu_count() or 1
+    name, link = known_name(torch.cuda.get_device_name(0)) if cuda else ("cpu", "shared memory")
+    devices = torch.cuda.device_count() if cuda else cores
+    if cuda and devices > 1 and not torch.cuda.can_device_access_peer(0, 1):
+        link = "PCIe"
+    return Machine(
+        accelerator=name,
+        link=link,
+        devices=devices,
+        memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else host_memory / cores,
+        host=platform.node() or "host",
+        host_memory=host_memory,
+        cores=cores,
+        software=f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if cuda else ""),
+        date=datetime.date.today().isoformat(),
+    )
+
+
+def known_name(device: str) -> tuple[str, str]:
+    """Return what rows name a device that a driver names ``device``, and its links; its own name where unknown.
+
+    >>> known_name("NVIDIA H200")
+    ('H200 SXM', 'NVLink4/NVSwitch')
+    >>> known_name("NVIDIA H200 NVL")
+    ('NVIDIA H200 NVL', 'PCIe')
+    """
+    for pattern, name, link in _NAMES:
+        if re.search(pattern, device):
+            return name, link
+    return device, "PCIe"

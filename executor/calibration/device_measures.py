@@ -1,0 +1,230 @@
+"""Rows of kernels: each of them prepared, timed and released, or left out with a reason.
+
+What is measured is every kernel with its sizes, or those of a trial on a CPU.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from typing import Any, Protocol
+
+import torch
+
+from executor.calibration.device_kernels import (
+    STREAMS,
+    Addition,
+    Attention,
+    BatchedProduct,
+    CrossEntropy,
+    Embedding,
+    LinearProduct,
+    OptimizerStep,
+    Stream,
+    TinyLayer,
+    has_fp8,
+)
+from executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
+from executor.calibration.figures import described
+from executor.recording.timer import Run, Timer
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+class DeviceKernel(Protocol):
+    """Something to time: what a row says of it, and how to run it."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields but the time."""
+        ...
+
+    def prepare(self, device: str) -> Run:
+        """Return it ready to run on a device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of what is measured.
+
+    Parameters
+    ----------
+    shapes
+        (m, n, k) of products that are timed forward, in every dtype.
+    layers
+        (m, n, k) of linear layers that are timed forward and for both gradients, in 16 bits.
+    sustained
+        (m, n, k) of products that are timed in a row too, for long enough that clocks sink.
+    attention
+        (batch, heads, heads of keys, sequence, head dim).
+    unfused
+        The same of attention by products and softmax.
+    tables
+        (rows, hidden, vocabulary) of embeddings and losses.
+    copies, messages
+        Bytes.
+    """
+
+    shapes: tuple[tuple[int, int, int], ...]
+    layers: tuple[tuple[int, int, int], ...]
+    sustained: tuple[tuple[int, int, int], ...]
+    attention: tuple[tuple[int, int, int, int, int], ...]
+    unfused: tuple[tuple[int, int, int, int, int], ...]
+    elements: tuple[int, ...]
+    tables: tuple[tuple[int, int, int], ...]
+    params: tuple[int, ...]
+    copies: tuple[int, ...]
+    messages: tuple[int, ...]
+
+
+_SQUARES = tuple((size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192, 16384))
+_DEPTHS = tuple((8192, 8192, k) for k in (64, 128, 256, 512, 1024, 2048))
+_ROWS = tuple((m, 4096, 4096) for m in (16, 64, 128, 256, 512, 768, 784, 1536, 2560, 2576))
+_LAYERS = tuple(
+    (m, n * hidden, k * hidden)
+    for hidden in (1024, 2048, 4096, 8192)
+    for m in (1024, 4096, 16384)
+    for n, k in ((3, 1), (1, 1), (4, 1), (1, 4))
+)
+_TOKENS = 16384
+_FUSED = tuple(
+    (_TOKENS // sequence, 2048 // width, 2048 // width, sequence, width)
+    for sequence in (512, 1024, 2048, 4096, 8192, 16384)
+    for width in (64, 128)
+)
+_GROUPED = tuple((8192 // sequence, 32, 8, sequence, 128) for sequence in (1024, 2048, 4096, 8192))
+
+FULL = Sizes(
+    shapes=(*_SQUARES, *_DEPTHS, *_ROWS),
+    layers=_LAYERS,
+    sustained=tuple(shape for shape in _LAYERS if 2 * shape[0] * shape[1] * shape[2] >= 5e11),
+    attention=(*_FUSED, *_GROUPED),
+    unfused=tuple((4096 // sequence * 2, 16, 16, sequence, 128) for sequence in (512, 1024, 2048, 4096)),
+    elements=(2**22, 2**24, 2**26, 2**28),
+    tables=((8192, 4096, 32000), (8192, 4096, 51200), (8192, 4096, 128256)),
+    params=(2**24, 2**27, 2**29),
+    copies=(4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, GIB),
+    messages=tuple(4**exponent * KIB for exponent in range(11)),
+)
+"""What a GPU is measured with: 1 KiB to 1 GiB of messages."""
+
+SMALL = Sizes(
+    shapes=((32, 32, 32),),
+    layers=((32, 64, 32),),
+    sustained=((32, 64, 32),),
+    attention=((1, 4, 2, 16, 8),),
+    unfused=((1, 2, 2, 16, 8),),
+    elements=(8192,),
+    tables=((16, 32, 64),),
+    params=(1024,),
+    copies=(4 * KIB,),
+    messages=(KIB, 4 * KIB),
+)
+"""A trial of every kernel on a CPU."""
+
+
+def kernels(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
+    """Yield everything that is timed run by run, from cold caches."""
+    yield from _products(sizes, device)
+    for shape, causal, backward in product(sizes.attention, (True, False), (False, True)):
+        yield Attention("bf16", *shape, causal=causal, backward=backward)
+    for (batch, heads, _, sequence, width), backward in product(sizes.unfused, (False, True)):
+        yield Attention("bf16", batch, heads, heads, sequence, width, backward=backward, fused=False)
+    yield from _streams(sizes)
+    for nbytes in sizes.copies:
+        yield DeviceCopy(nbytes)
+        for to_device, pinned in product((True, False), (True, False)):
+            yield HostCopy(nbytes, to_device, pinned)
+
+
+def in_a_row(sizes: Sizes) -> Iterator[DeviceKernel]:
+    """Yield everything that is timed run after run: what the host's launches bound, and sustained products."""
+    yield Launch()
+    yield TinyLayer()
+    for shape in sizes.sustained:
+        yield LinearProduct("bf16", *shape)
+
+
+def _products(sizes: Sizes, device: str) -> Iterator[DeviceKernel]:
+    dtypes = ("bf16", "fp16", "tf32", "fp32", *(("fp8",) if has_fp8(device) else ()))
+    for dtype, shape in product(dtypes, sizes.shapes):
+        yield LinearProduct(dtype, *shape)
+    for dtype, shape in product(("bf16", "fp16"), (shape for shape in sizes.layers if shape not in sizes.shapes)):
+        yield LinearProduct(dtype, *shape)
+    for shape, direction in product(sizes.layers, ("dgrad", "wgrad")):
+        yield LinearProduct("bf16", *shape, direction)
+    for batch, heads, _, sequence, width in sizes.unfused:
+        yield BatchedProduct("bf16", batch * heads, sequence, sequence, width)
+        yield BatchedProduct("bf16", batch * heads, sequence, width, sequence)
+
+
+def _streams(sizes: Sizes) -> Iterator[DeviceKernel]:
+    for name, elements, backward in product(STREAMS, sizes.elements, (False, True)):
+        yield Stream(name, "bf16", elements, backward)
+    for elements in sizes.elements:
+        yield Addition("bf16", elements)
+    for (rows, hidden, vocab), backward in product(sizes.tables, (False, True)):
+        yield Embedding("bf16", rows, hidden, vocab, backward)
+        yield CrossEntropy("fp32", rows, vocab, backward)
+    for params, fused in product(sizes.params, (True, False)):
+        yield OptimizerStep(params, fused)
+
+
+IN_A_ROW = 0.01
+"""Part of the whole time for one kernel in a row, and as much before it counts: in 30 s 0.3 s, and clocks sink in
+about 0.01."""
+MOST_IN_A_ROW = 20_000
+
+Note = Callable[[str], None]
+Skip = Callable[[str, str], None]
+"""Told what is left out, and why: a shape for which there is no memory, a kernel that a device has not."""
+
+
+def kernel_rows(
+    sizes: Sizes, fields: Mapping[str, Any], timer: Timer, seconds: float, note: Note, skip: Skip
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for every kernel that runs, all timed equally long, together for about ``seconds``.
+
+    Parameters
+    ----------
+    fields
+        What every row says of the machine.
+    note
+        Told what is timed now.
+    """
+    cold, hot = list(kernels(sizes, timer.device)), list(in_a_row(sizes))
+    share = seconds / (len(cold) + len(hot))
+
+    def median(run: Run) -> tuple[float, int]:
+        return timer.median(run, share), 1
+
+    def repeated(run: Run) -> tuple[float, int]:
+        run()
+        count = min(max(ceil(IN_A_ROW * seconds / timer.once(run)), 1), MOST_IN_A_ROW)
+        return timer.in_a_row(run, count), count
+
+    every = [*((kernel, repeated) for kernel in hot), *((kernel, median) for kernel in cold)]
+    for number, (kernel, measure) in enumerate(every, start=1):
+        what = described(kernel.fields())
+        note(f"{number} of {len(every)}: {what}")
+        try:
+            taken, count = measure(kernel.prepare(timer.device))
+        except RuntimeError as error:  # all that torch raises, out of memory among them
+            skip(what, reason(error))
+        else:
+            yield {**fields, **kernel.fields(), "time_us": taken * 1e6, "in_a_row": count}
+        release(timer.device)
+
+
+def reason(error: RuntimeError) -> str:
+    """Return why a kernel did not run, in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
+
+
+def release(device: str) -> None:
+    """Give back the memory that the allocator holds for tensors that are gone."""
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,207 @@
+"""Collectives between the devices of this machine, one process a device, and copies.
+
+Copies are those between host and device and inside the device; what a launch takes is timed beside them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.calibration.device_machine import Machine
+from executor.launch.process_group import loopback
+from executor.recording.private_torch import all_gather, reduce_scatter
+from executor.recording.timer import Run, Timer
+
+TOOL = "torch.distributed, in a row as nccl-tests do"
+"""The device's clock around many runs, which is what `simulator.calibration` takes from these words."""
+LEAST, MOST = 5, 1000
+"""Runs in a row."""
+WIDTH = 4
+"""Bytes of an element."""
+
+
+@contextmanager
+def joined(folder: Path, device: str, timeout: float) -> Iterator[None]:
+    """Run the body inside a group of all ranks: NCCL with a device each, or gloo. Waits end after ``timeout`` s."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
+    group = partial(
+        dist.init_process_group, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+    )
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        group("nccl", device_id=torch.device("cuda", rank))
+    else:
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+        group("gloo")
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def group_sizes(ranks: int) -> list[int]:
+    """Return the sizes of groups that are measured: powers of 2, and all ranks.
+
+    >>> group_sizes(6)
+    [2, 4, 6]
+    """
+    return sorted({2**power for power in range(1, ranks.bit_length())} | {ranks}) if ranks > 1 else []
+
+
+def collective_rows(
+    messages: Sequence[int], machine: Machine, timer: Timer, seconds: float, note: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield, on rank 0 alone, a row for every collective, group of first ranks and size, in about ``seconds``.
+
+    The ranks that are in no group wait.
+    """
+    rank, sizes = dist.get_rank(), group_sizes(dist.get_world_size())
+    share = seconds / max(5 * len(sizes) * len(messages), 1)
+    for size in sizes:
+        group = dist.new_group(list(range(size)))
+        if rank < size:
+            for name, nbytes, taken in _group_times(group, size, messages, timer, share, note):
+                if rank == 0:
+                    yield _row(machine, name, size, nbytes, taken)
+        dist.barrier()
+
+
+def _row(machine: Machine, name: str, size: int, nbytes: int, seconds: float) -> dict[str, Any]:
+    return {
+        **machine.fields(),
+        "collective": name,
+        "n_ranks": size,
+        "n_nodes": 1,
+        "ranks_per_node": size,
+        "intra_node_link": machine.link,
+        "dtype": "float",
+        "size_bytes": nbytes,
+        "time_us": seconds * 1e6,
+        "tool": TOOL,
+    }
+
+
+def _group_times(
+    group: dist.ProcessGroup,
+    size: int,
+    messages: Sequence[int],
+    timer: Timer,
+    share: float,
+    note: Callable[[str], None],
+) -> Iterator[tuple[str, int, float]]:
+    for nbytes in messages:
+        elements = nbytes // WIDTH // size * size
+        for name, run in _runs(group, size, elements, timer.device).items():
+            note(f"{name} of {nbytes} bytes, {size} ranks")
+            taken = timer.in_a_row(run, _agreed(run, group, timer, share))
+            yield name, elements * WIDTH, taken / 2 if name == "p2p" else taken
+
+
+def _agreed(run: Run, group: dist.ProcessGroup, timer: Timer, share: float) -> int:
+    """Return how many runs make about ``share`` seconds, the same on all ranks of a group."""
+    run()
+    count = min(max(ceil(share / max(timer.once(run), 1e-9)), LEAST), MOST)
+    told = torch.tensor([count], device=timer.device)
+    dist.broadcast(told, 0, group=group)
+    return int(told)
+
+
+def _runs(group: dist.ProcessGroup, size: int, elements: int, device: str) -> dict[str, Run]:
+    """Return the collectives over a buffer of ``elements``: a rank's, or all ranks' where it gathers or scatters."""
+    whole, other = torch.zeros(2, elements, device=device)
+    part = torch.zeros(elements // size, device=device)
+    runs: dict[str, Run] = {
+        "all_reduce": partial(dist.all_reduce, whole, group=group),
+        "all_gather": partial(all_gather, whole, part, group=group),
+        "reduce_scatter": partial(reduce_scatter, part, whole, group=group),
+        "all_to_all": partial(dist.all_to_all_single, other, whole, group=group),
+    }
+    return runs | ({"p2p": partial(_ping_pong, whole, group)} if size == 2 else {})
+
+
+def _ping_pong(message: Tensor, group: dist.ProcessGroup) -> None:
+    """Send ``message`` to the other of two ranks and receive it back, or the other way round."""
+    me = group.rank()
+    peer = dist.get_global_rank(group, 1 - me)
+    for sender in (0, 1):
+        if me == sender:
+            dist.send(message, peer, group=group)
+        else:
+            dist.recv(message, peer, group=group)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of ``nbytes`` between host and device.
+
+    Parameters
+    ----------
+    to_device
+        From the host to the device, or back.
+    pinned
+        Whether the host's memory is page-locked; else the driver copies it through a buffer of its own.
+    """
+
+    nbytes: int
+    to_device: bool = True
+    pinned: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        name = "copy_h2d" if self.to_device else "copy_d2h"
+        return {
+            "kernel": name,
+            "dtype": "bytes",
+            "bytes": self.nbytes,
+            "impl": "pinned" if self.pinned else "pageable",
+        }
+
+    def prepare(self, device: str) -> Run:
+        """Return the copy; memory can be pinned for CUDA alone."""
+        pin = self.pinned and device == "cuda"
+        host = torch.ones(self.nbytes, dtype=torch.uint8, pin_memory=pin)
+        far = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
+        source, target = (host, far) if self.to_device else (far, host)
+        return lambda: target.copy_(source, non_blocking=pin)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCopy:
+    """A copy of ``nbytes`` inside the memory of the device, which reads and writes each."""
+
+    nbytes: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {"kernel": "memcpy", "dtype": "bytes", "bytes": self.nbytes, "note": "each byte is read and written"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the copy."""
+        source = torch.ones(self.nbytes, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel on one element: what is left of its time are launches, by the device's clock."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {"kernel": "launch", "dtype": "fp32", "elements": 1, "impl": "torch eager"}
+
+    def prepare(self, device: str) -> Run:
+        """Return the kernel."""
+        element = torch.zeros(1, device=device)
+        return lambda: element.add_(1.0)

@@ -1,0 +1,30 @@
+"""One rank of a calibration: ``python -m executor.calibration.worker FOLDER SECONDS``."""
+
+import json
+import sys
+from pathlib import Path
+
+from executor.calibration.figures import calibration_file
+from executor.launch.worker import run_rank
+
+TIMEOUT = 60.0
+
+
+def main(folder: Path, seconds: float) -> int:
+    """Measure for about ``seconds``, leave the figures in ``folder`` and return the exit code."""
+    return run_rank(folder, lambda rank: _measure(folder, rank, seconds))
+
+
+def _measure(folder: Path, rank: int, seconds: float) -> None:
+    from executor.calibration.measures import measure_all  # torch comes after the watch on the parent has begun
+    from executor.launch.process_group import joined
+    from executor.recording.rank_files import Heartbeat
+
+    heartbeat = Heartbeat(folder, rank)
+    heartbeat.beat("start")
+    with joined(folder, TIMEOUT):
+        calibration_file(folder, rank).write_text(json.dumps(measure_all(seconds, heartbeat.beat)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))

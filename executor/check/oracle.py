@@ -1,0 +1,385 @@
+"""What one rank of a job of any size keeps and sends in a step: the executor's own trainer on tensors without data.
+
+No figure comes from the simulator: parameters, gradients and optimizer states are those that torch makes, the peak is
+that of torch's memory tracker, and communications are those that reach torch's dispatcher.
+
+Every private interface of torch by which one process is any rank of a job that does not exist (torch 2.13).
+
+Fake tensors have shapes and no storage, and a fake process group answers every collective at once. torch's
+``MemTracker`` counts the bytes of every storage from its first use until it is freed; collectives are seen where they
+reach torch's dispatcher.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed._tools.common_utils import get_untyped_storages
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.mod_tracker import ModTracker
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.distributed.pipelining import _utils
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from executor.job import Job
+from executor.model.network import Network
+from executor.parallel.offload import HostMemory
+from executor.recording.accelerator import Accelerator
+from executor.recording.recorder import Recorder
+from executor.recording.tensors import local
+from executor.training import trainer as executor_trainer
+from executor.training.optimizer import states
+from executor.training.trainer import DTYPES, Trainer
+from simulator.brief import brief
+
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "all_to_all_single": "all_to_all",
+}
+"""What torch's operators are called elsewhere; those that are missing have their own names."""
+_SILENT = ("wait_tensor", "recv_", "barrier", "monitored_barrier_", "check_for_nan")
+"""Operators of torch's that move nothing, or what the sender has counted."""
+
+
+class Message(NamedTuple):
+    """A communication that a rank takes part in, or a send of its own: what, among which ranks, and its bytes.
+
+    Bytes are those of the buffer of one rank; of gathers and scatters those of the full one. The group of a send are
+    both its ends.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    size: int
+
+
+class _NoModules(ModTracker):
+    """Knows of no modules: its hooks stand in the way of a backward that is split."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _OneBucket:
+    """A reducer that keeps the bucket of its first step: it would read the sizes of new ones from other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+class Tracker(MemTracker):
+    """Counts live bytes and notes messages; modules may run any number of times.
+
+    ``MemTracker`` itself refuses a second forward pass, as every microbatch is one, for its
+    statistics by module; and it counts the global shapes on which DTensor infers layouts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()  # type: ignore[no-untyped-call]
+        self.inferring, self.peak = False, 0
+        self.messages: list[Message] = []
+        self._left_out: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
+
+    def reset(self) -> None:
+        """Forget the peak and the messages so far."""
+        self.peak = 0
+        self.messages.clear()
+
+    def uncounted(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector that is not counted."""
+        made: Tensor = self.quiet(torch.empty)(elements, dtype=dtype)
+        self._left_out[made.untyped_storage()] = True
+        return made
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is not counted."""
+        return tensor.untyped_storage() in self._left_out
+
+    def _track(self, reftype: Any, t: Tensor) -> None:
+        if isinstance(t, DTensor) or not self.leaves_out(t):
+            super()._track(reftype, t)
+
+    def _update_and_maybe_create_winfos(self, t: Tensor, *args: Any, **kwargs: Any) -> set[Any]:
+        if not isinstance(t, DTensor) and self.leaves_out(t):  # a state of an optimizer on the host
+            return set()
+        return super()._update_and_maybe_create_winfos(t, *args, **kwargs)
+
+    def _update_peak_stats(self, _: Any) -> None:
+        self.peak = max(self.peak, self._curr_mem_snap.get(torch.device("cpu"), {"Total": 0})["Total"])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inferring:
+            return func(*args, **kwargs or {})
+        if (read := _tensors((args, kwargs))) and all(map(self.leaves_out, read)):  # the host computes
+            made = func(*args, **kwargs or {})
+            for tensor in _tensors(made):
+                self._left_out[tensor.untyped_storage()] = True
+            return made
+        result: Any = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if result is not NotImplemented and getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
+            self._note(func, args)
+        return result
+
+    def _note(self, func: Any, args: Any) -> None:
+        operator = func.name().partition("::")[2].partition(".")[0]
+        if operator in _SILENT:
+            return
+        kind, ranks = _NAMES.get(operator, operator), _ranks(args)
+        sizes = [sum(t.nbytes for t in _tensors(part)) for part in args]
+        size = max(sizes)
+        if operator == "all_gather_into_tensor":  # it makes the full buffer
+            size *= len(ranks)
+        if kind == "send":
+            ranks = tuple(sorted({dist.get_rank(), ranks[args[2]]}))
+        self.messages.append(Message(kind, ranks, size))
+
+    def quiet(self, infer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``infer`` with what it makes left uncounted."""
+
+        def quiet(*arguments: Any, **options: Any) -> Any:
+            self.inferring = True
+            try:
+                return infer(*arguments, **options)
+            finally:
+                self.inferring = False
+
+        return quiet
+
+    def unsynchronised(self, network: nn.Module, **options: Any) -> DistributedDataParallel:
+        """Return ``network`` as DistributedDataParallel without what reads data: the first broadcast, the reduction."""
+        module = DistributedDataParallel(network, init_sync=False, **options)
+        ranks = tuple(dist.get_process_group_ranks(options["process_group"]))
+
+        def reduced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+            self.messages.append(Message("all_reduce", ranks, bucket.buffer().nbytes))
+            result: torch.futures.Future[Tensor] = torch.futures.Future()
+            result.set_result(bucket.buffer())
+            return result
+
+        module.register_comm_hook(None, reduced)
+        module.reducer = _OneBucket(module.reducer)  # type: ignore[assignment]
+        return module
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _ranks(args: Any) -> tuple[int, ...]:
+    """Return the ranks of the group that a communication's arguments name."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(argument)
+        elif isinstance(argument, dist.ProcessGroup):
+            group = argument
+        else:
+            continue
+        return tuple(dist.get_process_group_ranks(group))
+    return tuple(dist.get_process_group_ranks(_resolve_process_group(args[-1])))
+
+
+@contextmanager
+def fake_rank(rank: int, ranks: int, replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[Tracker]:
+    """Run the body as ``rank`` of ``ranks`` that do not exist, on tensors without data, and yield what counts them.
+
+    Parameters
+    ----------
+    replaced
+        Objects, names of theirs and what these are meanwhile.
+    """
+    tracker, infer = Tracker(), "_propagate_tensor_meta_non_cached"
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        # what an equal mesh of another rank has left there names that rank's groups
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        with ExitStack() as stack:
+            for target, name, value in (
+                *replaced,
+                (DeviceMesh, "__init__", really(DeviceMesh.__init__)),
+                (ShardingPropagator, infer, tracker.quiet(getattr(ShardingPropagator, infer))),
+                (import_module("torch.optim.adam"), "_get_value", lambda step: 1.0),  # read for the bias correction
+                (Tensor, "__float__", lambda tensor: 1.0),
+            ):
+                stack.enter_context(patch.object(target, name, value))
+            for context in (FakeTensorMode(), tracker):
+                stack.enter_context(context)
+            yield tracker
+    finally:
+        dist.destroy_process_group()
+
+
+def really(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` on tensors with data: the ranks of a mesh are numbers that it reads."""
+
+    def real(*arguments: Any, **options: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*arguments, **options)
+
+    return real
+
+
+def alone(runtime: Any) -> None:
+    """Let a pipeline's runtime take shapes as stated, where torch's asks its neighbours.
+
+    torch drops gradients before the first step, as if they were of a trial of those shapes; here they are kept.
+    """
+    runtime._warmup_p2p = _no_warmup
+    for stage in runtime._stages:
+        stage._post_metadata_inference_cleanup = lambda: None
+
+
+def _no_warmup(stages: Sequence[Any], *_: Any) -> None:
+    modes: Any = getattr(_utils, "InferenceMode", None)  # new in torch 2.13
+    for stage in stages if modes is not None else ():
+        stage._inference_mode = modes.STATIC
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages of ``tensors``, one that several share once."""
+    storages = {id(storage): storage for tensor in tensors for storage in get_untyped_storages(tensor)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+class _SilentHeart:
+    """Beats for nobody."""
+
+    step = -1
+
+    def beat(self, operation: str) -> None:
+        """Do nothing."""
+
+
+class FakeHostMemory(HostMemory):
+    """Tensors without data on the host, which ``tracker`` does not count."""
+
+    def __init__(self, recorder: Recorder, accelerator: Accelerator, *, tracker: Tracker) -> None:
+        super().__init__(recorder, accelerator)
+        self.tracker = tracker
+
+    def room(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector on the host."""
+        return self.tracker.uncounted(elements, dtype)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is on the host."""
+        return self.tracker.leaves_out(tensor)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the host: itself or a copy."""
+        return tensor if self.holds(tensor) else self.copy(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank: what stays from step to step, and the most at any moment of a step.
+
+    Shards of 16 bits are the main weights, which are among ``optimizer``.
+    ``steps`` are the counters that Adam keeps, one fp32 number a parameter tensor; ``optimizer`` is without them.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    steps: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOracle:
+    """What a rank keeps, and what it sends in one step, in order."""
+
+    memory: RankMemory
+    messages: tuple[Message, ...]
+
+    __repr__ = brief()
+
+
+class FakeTrainer(Trainer):
+    """The executor's trainer, without what needs other ranks."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, Recorder(_SilentHeart()))  # type: ignore[arg-type]
+        alone(self.runtime)
+
+    def oracle(self, tracker: Tracker) -> RankOracle:
+        """Return what the rank keeps, and what it did in the step that was tracked."""
+        each = (values.values() for values in states(self.optimizer).values())
+        kept = [value for values in each for value in values if isinstance(value, Tensor)]
+        here = [parameter for parameter in self.parameters if not self.host.holds(local(parameter.detach()))]
+        mains = [parameter for parameter in here if parameter.dtype is not DTYPES[self.job.training.precision]]
+        memory = RankMemory(
+            nbytes(here) - nbytes(mains),
+            nbytes(p.grad for p in here if p.grad is not None),
+            nbytes(value for value in kept if value.dim()) + nbytes(mains),
+            nbytes(value for value in kept if not value.dim()),
+            tracker.peak,
+        )
+        return RankOracle(memory, tuple(tracker.messages))
+
+
+def _converted(network: Network, dtype: torch.dtype) -> Network:
+    """Do as ``Module.to`` does, which refuses tensors that something knows by weak references, as the tracker does."""
+    made: dict[Tensor, nn.Parameter] = {}  # tied ones once
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.dtype is not dtype:
+                setattr(module, name, made.setdefault(parameter, nn.Parameter(parameter.detach().to(dtype))))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+    return network
+
+
+def rank_oracle(job: Job, rank: int, make: Callable[[Job], FakeTrainer] = FakeTrainer) -> RankOracle:
+    """Return what ``rank`` does in any step but the first, with the trainer that ``make`` makes."""
+    replaced = (
+        (executor_trainer, "_device_mesh", really(executor_trainer._device_mesh)),
+        (executor_trainer, "initialize", lambda network, seed: None),
+        (Network, "to", _converted),
+    )
+    with fake_rank(rank, job.plan.mesh.num_ranks, replaced) as tracker:
+        with (
+            patch.object(executor_trainer, "DistributedDataParallel", tracker.unsynchronised),
+            patch.object(executor_trainer, "HostMemory", partial(FakeHostMemory, tracker=tracker)),
+        ):
+            trainer = make(job)
+        trainer.step(0)  # makes optimizer states
+        tracker.reset()
+        trainer.step(1)
+        return trainer.oracle(tracker)

@@ -1,0 +1,128 @@
+"""One process that trains the whole model on the whole batch with plain autograd.
+
+One process that trains the whole model as PipeDream and 2BW publish it: each stage on the weights that are due.
+
+Microbatch after microbatch, with all versions of all weights kept: no pipeline, no order of passes, no stashing.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from executor.job import Job
+from executor.model.network import Network, cross_entropy, initialize
+from executor.training import data
+from executor.training.data import text_of
+from executor.training.optimizer import MAX_NORM, kind_of, set_learning_rate
+from executor.training.trainer import DTYPES
+from strategies.plan.plan import Plan
+
+
+def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the losses, and the gradients of the last update and the parameters by name as arrays."""
+    plan, training = job.plan, job.training
+    blocks = [name for stage in plan.stages for name in stage.blocks]
+    network = Network(job.spec, training.sequence, blocks).to(DTYPES[training.precision])
+    initialize(network, job.seed)
+    kind, options = kind_of(training.optimizer)
+    optimizer = kind(network.parameters(), **options)
+    stage_of = {name: stage for stage, each in enumerate(plan.stages) for name in each.blocks}
+    history = [_snapshot(network)]
+    losses = []
+    every = plan.num_microbatches // plan.updates
+    for step in range(job.steps):
+        losses.append(0.0)
+        for number in range(plan.num_microbatches):
+            microbatch = step * plan.num_microbatches + number
+            seen = {
+                name: history[version_of(plan, stage_of[_block(name)], microbatch)][name].requires_grad_()
+                for name in history[0]
+            }
+            tokens, targets = _microbatch(job, step, number)
+            loss = cross_entropy(functional_call(network, seen, (tokens,)), targets)
+            if number % every == 0:
+                optimizer.zero_grad()
+            _accumulate(network, torch.autograd.grad(loss / every, list(seen.values())))
+            losses[-1] += loss.item() / plan.num_microbatches
+            if (number + 1) % every == 0:
+                set_learning_rate(optimizer, job.learning_rate.at(step, training.optimizer))
+                optimizer.step()
+                history.append(_snapshot(network))
+    arrays: dict[str, Any] = {}
+    for name, parameter in network.named_parameters():
+        arrays[f"parameter {name}"] = parameter.detach().numpy()
+        arrays[f"gradient {name}"] = parameter.grad.numpy() if parameter.grad is not None else None
+    return tuple(losses), arrays
+
+
+def version_of(plan: Plan, stage: int, microbatch: int) -> int:
+    """Return on the weights of how many updates a stage runs a microbatch, counted over all steps.
+
+    PipeDream: ``w(t+1) = w(t) - v f'(w_1(t-n+1), w_2(t-n+2), ..., w_n(t))`` for ``n`` stages, counted from 1 (SOSP
+    2019, section 3.3). 2BW: ``W(t+1) = W(t) - v f'(W(t-1))`` for all of them (ICML 2021, section 3.1).
+    """
+    if plan.rule.updates_every_microbatch:
+        return max(microbatch - plan.pipeline + stage + 1, 0)
+    return max(microbatch // plan.num_microbatches - 1, 0)
+
+
+def _snapshot(network: Network) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+
+
+def _accumulate(network: Network, gradients: tuple[Tensor, ...]) -> None:
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _block(name: str) -> str:
+    """Return the block of a parameter, as plans name it."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def _microbatch(job: Job, step: int, number: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens and targets of a microbatch on all data ranks."""
+    plan, training = job.plan, job.training
+    sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
+    found: list[list[Tensor]] = [[], []]
+    text = text_of(job.data, job.seed)
+    for rank, size in enumerate(sizes):
+        arrays = data.share(step, training.global_batch, training.sequence, rank, sizes, text)
+        for parts, array in zip(found, arrays, strict=True):
+            parts.append(torch.from_numpy(array.copy())[number * size : (number + 1) * size])
+    return torch.cat(found[0]), torch.cat(found[1])
+
+
+def train(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the losses, and the last gradients and the parameters by name as arrays.
+
+    Nothing of the plan is used but the names of its blocks: no microbatches, no groups, no recompute. Steps without a
+    flush are another computation, which `train_unflushed` does.
+    """
+    if job.plan.asynchronous:
+        return train_unflushed(job)
+    blocks = [name for stage in job.plan.stages for name in stage.blocks]
+    network = Network(job.spec, job.training.sequence, blocks).to(DTYPES[job.training.precision])
+    initialize(network, job.seed)
+    kind, options = kind_of(job.training.optimizer)
+    optimizer = kind(network.parameters(), **options)
+    text = text_of(job.data, job.seed)
+    losses = []
+    for step in range(job.steps):
+        tokens, targets = data.batch(step, job.training.global_batch, job.training.sequence, text)
+        optimizer.zero_grad()
+        loss = cross_entropy(network(torch.from_numpy(tokens.copy())), torch.from_numpy(targets.copy()))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if job.training.gradient_clipping:
+            nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+        set_learning_rate(optimizer, job.learning_rate.at(step, job.training.optimizer))
+        optimizer.step()
+        losses.append(loss.item())
+    arrays: dict[str, Any] = {}
+    for name, parameter in network.named_parameters():
+        arrays[f"parameter {name}"] = parameter.detach().numpy()
+        arrays[f"gradient {name}"] = parameter.grad.numpy() if parameter.grad is not None else None
+    return tuple(losses), arrays

@@ -1,0 +1,230 @@
+"""Every system that a plan can be said to, one function each; all start our own worker under torchrun.
+
+A batch script for Slurm: ``sbatch FILE`` runs the plan, one torchrun a node.
+
+Options and variables are those of sbatch(1) and srun(1): ``SLURM_NODEID`` counts the nodes of the allocation from 0,
+and ``scontrol show hostnames`` lists them in that order.
+
+A manifest for Kubernetes: ``kubectl apply -f FILE`` runs the plan, a pod a host.
+
+An Indexed Job gives every pod its number, and with a headless Service the name ``JOB-INDEX.SERVICE`` by which pod 0 is
+met (kubernetes.io, "Job with Pod-to-Pod Communication"). The job document is a ConfigMap; results lie in a volume that
+all pods share.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+
+from executor.export.request import CannotSay, Request
+from executor.launch.several_hosts import ENVIRONMENT, Expanded, require_processes, shell, torchrun
+from executor.supported import unsupported
+
+
+def unlaunchable(request: Request) -> Iterator[str]:
+    """Yield every reason why the worker cannot run a request under torchrun."""
+    job = request.job
+    if job.plan.placement:
+        yield f"placement: torchrun gives ranks to hosts in order, met {len(job.plan.placement)} devices by name"
+    yield from (reason for reason in unsupported(job.spec, job.training, job.plan) if not _is_placement(reason))
+    if not request.folder or not request.folder.isprintable():
+        yield f"folder: a folder that all hosts see, in printable characters, met {request.folder[:60]!a}"
+    try:
+        require_processes(job.plan.mesh.num_ranks, request.processes)
+    except ValueError as error:
+        yield str(error)
+
+
+def _is_placement(reason: str) -> bool:
+    return reason.startswith("placement:")
+
+
+_END = "END_OF_JOB"
+"""Ends the job in the script: no line of JSON is this word."""
+
+
+def to_slurm(request: Request) -> str:
+    """Return the script; `CannotSay` where the worker cannot run the request."""
+    if reasons := tuple(unlaunchable(request)):
+        raise CannotSay("slurm", reasons)
+    name = slurm_name(request.name)
+    jobs, node, first = [Expanded('"$2/job.json"')], Expanded('"$SLURM_NODEID"'), Expanded('"$1"')
+    inner = f"exec {shell(torchrun(request.nodes, request.processes, node, first, request.port, jobs))}"
+    gpus = [f"#SBATCH --gpus-per-node={request.processes}"] if request.gpus else []
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# {request.title}",
+            f"#SBATCH --job-name={name}",
+            f"#SBATCH --nodes={request.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --cpus-per-task={request.processes}",
+            *gpus,
+            f"#SBATCH --output={name}-%j.log",
+            "",
+            "set -euo pipefail",
+            f"run={shlex.quote(request.folder)}",
+            'mkdir -p -- "$run"',
+            'run=$(cd -- "$run" && pwd)',
+            f"cat >\"$run/job.json\" <<'{_END}'",
+            request.job.text(),
+            _END,
+            *(f"export {key}={shlex.quote(value)}" for key, value in environment(request).items()),
+            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            f'srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)} bash "$first" "$run"',
+            "",
+        ]
+    )
+
+
+def environment(request: Request) -> dict[str, str]:
+    """Return what the ranks find in their environment."""
+    return ENVIRONMENT | ({"NCCL_DEBUG": "WARN"} if request.gpus else {})
+
+
+def slurm_name(text: str) -> str:
+    """Return a name of a job in letters, digits, points and hyphens: sbatch reads its options word by word.
+
+    >>> slurm_name("gpt3-175b on 1024 A100"), slurm_name("-- ")
+    ('gpt3-175b-on-1024-A100', 'meshwise')
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "meshwise"
+
+
+MAX_CONFIG = 2**20
+"""Bytes that a ConfigMap holds (kubernetes.io, "ConfigMaps": 1 MiB)."""
+MAX_LABEL = 63
+"""Characters of a host name (RFC 1123): of a pod it is the job's name, a hyphen and its number."""
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_VOLUME, _CONFIG = "/meshwise/volume", "/meshwise/config"
+_COPY_AND_RUN = (
+    'mkdir -p "$0" && cp "$1" "$0/.job.$NODE_RANK" && mv "$0/.job.$NODE_RANK" "$0/job.json" && shift && exec "$@"'
+)
+
+
+def to_kubernetes(request: Request) -> str:
+    """Return the manifest; `CannotSay` where Kubernetes lacks something or the worker cannot run the request."""
+    if reasons := (*unlaunchable(request), *_lacking(request)):
+        raise CannotSay("kubernetes", tuple(reasons))
+    name = kubernetes_name(request.name, request.nodes)
+    documents = [_config(name, request), _service(name), _job(name, request)]
+    return f"# {request.title}\n" + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def _lacking(request: Request) -> list[str]:
+    reasons = []
+    if request.image is None or not _IMAGE.fullmatch(request.image):
+        reasons.append(f"image: the name of a container image with meshwise and torch, met {_met(request.image)}")
+    if request.claim is None or not _SUBDOMAIN.fullmatch(request.claim) or len(request.claim) > 253:
+        reasons.append(f"claim: the name of a volume claim that all pods can write, met {_met(request.claim)}")
+    if (size := len(request.job.text())) > MAX_CONFIG:
+        reasons.append(f"a ConfigMap holds {MAX_CONFIG} bytes, met a job of {size}")
+    return reasons
+
+
+def _met(text: str | None) -> str:
+    return "none" if text is None else f"{text[:60]!a}"
+
+
+def kubernetes_name(text: str, nodes: int) -> str:
+    """Return a name of a job in lower-case letters, digits and hyphens, short enough for the host names of its pods.
+
+    A Service of the same name begins with a letter (RFC 1035).
+
+    >>> kubernetes_name("GPT-3 175B; on A100", 128), kubernetes_name("7b", 1)
+    ('gpt-3-175b-on-a100', 'run-7b')
+    """
+    room = MAX_LABEL - len(f"-{nodes - 1}")
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "meshwise"
+    return (words if words[0].isalpha() else f"run-{words}")[:room].strip("-")
+
+
+def _config(name: str, request: Request) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"job.json": request.job.text()},
+    }
+
+
+def _service(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
+    }
+
+
+def _job(name: str, request: Request) -> dict[str, Any]:
+    pod = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "containers": [_container(name, request)],
+        "volumes": [
+            {"name": "config", "configMap": {"name": name}},
+            {"name": "volume", "persistentVolumeClaim": {"claimName": request.claim}},
+            *([{"name": "shm", "emptyDir": {"medium": "Memory"}}] if request.gpus else []),
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completions": request.nodes,
+            "parallelism": request.nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "template": {"spec": pod},
+        },
+    }
+
+
+def _container(name: str, request: Request) -> dict[str, Any]:
+    """Return the container of a pod: it puts the job into the run's folder, then runs torchrun.
+
+    ``$(NODE_RANK)`` is expanded by Kubernetes; ``$$`` is its escape for a dollar.
+    """
+    folder = f"{_VOLUME}/{request.folder.lstrip('/')}"
+    first = f"{name}-0.{name}"
+    words = torchrun(request.nodes, request.processes, "$(NODE_RANK)", first, request.port, [f"{folder}/job.json"])
+    command = ["sh", "-c", _COPY_AND_RUN, folder, f"{_CONFIG}/job.json", *words]
+    variables = [{"name": key, "value": value} for key, value in environment(request).items()]
+    resources = {"cpu": request.processes} | ({"nvidia.com/gpu": request.processes} if request.gpus else {})
+    return {
+        "name": "ranks",
+        "image": request.image,
+        "command": [word if word == "$(NODE_RANK)" else word.replace("$", "$$") for word in command],
+        "env": [{"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}, *variables],
+        "resources": {"requests": resources, "limits": resources},
+        "volumeMounts": [
+            {"name": "config", "mountPath": _CONFIG},
+            {"name": "volume", "mountPath": _VOLUME},
+            *([{"name": "shm", "mountPath": "/dev/shm"}] if request.gpus else []),
+        ],
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is, and nothing by reference."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+TARGETS: dict[str, Callable[[Request], str]] = {"slurm": to_slurm, "kubernetes": to_kubernetes}
+"""What writes a request for a system, by the name of the system; raises `CannotSay` where it has no words for it."""

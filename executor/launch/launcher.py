@@ -1,0 +1,231 @@
+"""Starts the ranks of a run on this host, watches them, and leaves none behind.
+
+Ranks die with this process however it dies: Linux kills them, and anywhere a rank ends when its stdin closes. Waits
+are bounded: a rank whose heartbeat does not change for ``timeout`` seconds ends the run. Ranks meet through a file and
+listen on the loopback interface alone.
+
+Which rank ended a run, what happened to it, and what each rank was doing.
+
+The first cause is told from its echoes: a rank that is killed or stopped says nothing itself, its peers fail because of
+it, and a wait that ended after its whole time says only that somebody else did not come.
+"""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import executor
+from executor.device import avoid_broken_tiles
+from executor.launch.processes import is_stopped
+from executor.recording.rank_files import WATCH_PARENT, RankError, operation, read_beat, read_errors
+
+LOG_LINES = 12
+_WAITED = 0.9
+"""Part of the time limit after which a failed wait counts as one that ended by it: beats are looked at now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one rank was found when a run went wrong.
+
+    Parameters
+    ----------
+    code
+        What the process returned, minus its signal where it was killed, None while it runs.
+    stopped
+        Whether it waits to be continued (SIGSTOP, a debugger).
+    quiet
+        Seconds since it last said what it does, when the first rank failed.
+    """
+
+    code: int | None
+    stopped: bool
+    quiet: float
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return where everything goes that ``rank`` prints."""
+    return folder / f"rank-{rank}.log"
+
+
+def diagnose(endings: Sequence[Ending], folder: Path, timeout: float) -> str:
+    """Return which rank failed first, how, and where all ranks were, with the end of its log.
+
+    Parameters
+    ----------
+    timeout
+        Seconds that a rank waits for another.
+    """
+    errors = {rank: error for rank, error in read_errors(folder, len(endings)).items() if endings[rank].code}
+    rank, cause = _cause(endings, errors, timeout)
+    others = ", ".join(
+        f"rank {other} at {operation(read_beat(folder, other))}" for other in range(len(endings)) if other != rank
+    )
+    where = operation(read_beat(folder, rank))
+    return f"rank {rank} {cause} (at {where}{'; ' + others if others else ''}){_tail(folder, rank)}"
+
+
+def _cause(endings: Sequence[Ending], errors: Mapping[int, RankError], timeout: float) -> tuple[int, str]:
+    """Return the rank that is to blame and what happened to it."""
+    running = [rank for rank, ending in enumerate(endings) if ending.code is None]
+    silent = [rank for rank, ending in enumerate(endings) if ending.code and rank not in errors]
+    if silent:
+        rank = min(silent, key=lambda rank: _rarity(endings[rank].code or 0))  # of equals the lowest
+        return rank, _ended(endings[rank].code or 0)
+    first = min(errors, key=lambda rank: errors[rank].time, default=None)
+    late = first is None or endings[first].quiet >= _WAITED * timeout
+    if running and late:
+        stopped = [rank for rank in running if endings[rank].stopped]
+        rank = max(stopped or running, key=lambda rank: endings[rank].quiet)
+        how = "was stopped by a signal and has not moved" if stopped else "has not moved"
+        return rank, f"{how} for {endings[rank].quiet:.0f} s"
+    assert first is not None  # a run goes wrong where a rank ends badly or where one is late
+    return first, f"failed: {errors[first].error}"
+
+
+def _rarity(code: int) -> int:
+    """Return how likely an end is an echo of another: gloo's threads abort a process when a peer is gone."""
+    if code == -signal.SIGABRT:
+        return 2
+    return 0 if code < 0 else 1
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _tail(folder: Path, rank: int) -> str:
+    path = log_file(folder, rank)
+    lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:] if path.exists() else []
+    return "\n".join(["", f"end of {path}:", *lines]) if lines else ""
+
+
+POLL = 0.05
+GRACE = 1.0
+"""Seconds that ranks get to end by themselves once one has failed, and again once they are told to."""
+
+
+class ExecutionError(RuntimeError):
+    """A rank failed, was killed or hung; the message says which, where and why."""
+
+
+def require_torch() -> None:
+    """Return where torch is installed, else raise ``ModuleNotFoundError``."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("executing needs torch, which is not installed", name="torch")
+
+
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    ranks: int,
+    *,
+    timeout: float = 600.0,
+    poll: Callable[[], None] | None = None,
+) -> None:
+    """Run ``python -m module arguments`` once a rank and return when all have ended well.
+
+    ``poll`` is called about every 50 ms.
+
+    Raises
+    ------
+    ExecutionError
+        Where a rank fails; the others are stopped. Any exception, ``KeyboardInterrupt`` too,
+        stops the ranks before it leaves.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    clear(folder)
+    avoid_broken_tiles()
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            processes.append(_start(module, arguments, folder, rank, ranks))
+        _watch(processes, folder, timeout, poll or (lambda: None))
+    finally:
+        _stop(processes)
+
+
+def clear(folder: Path) -> None:
+    """Remove what the ranks of an earlier run left in ``folder``."""
+    for stale in (folder / "store", *folder.glob("rank-*")):
+        stale.unlink(missing_ok=True)
+
+
+def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+    root = str(Path(executor.__file__).resolve().parent.parent)
+    inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
+    search_path = os.pathsep.join([root, *filter(None, [inherited.get("PYTHONPATH")])])
+    environment = inherited | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": search_path,
+        WATCH_PARENT: str(os.getpid()),
+    }
+    with log_file(folder, rank).open("wb") as log:
+        return _spawn([module, *arguments], environment, log)
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, poll: Callable[[], None]) -> None:
+    beats = [("", time.monotonic())] * len(processes)
+    while True:
+        codes = [process.poll() for process in processes]
+        poll()
+        if all(code == 0 for code in codes):
+            return
+        now = time.monotonic()
+        for rank, (beat, _) in enumerate(beats):
+            if codes[rank] is None and (fresh := read_beat(folder, rank)) != beat:
+                beats[rank] = (fresh, now)
+        quiet = [now - moved for _, moved in beats]
+        failed = any(code not in (None, 0) for code in codes)
+        if failed:
+            _wait(processes, GRACE)
+        if failed or any(code is None and seconds > timeout for code, seconds in zip(codes, quiet, strict=True)):
+            raise ExecutionError(diagnose(_endings(processes, quiet), folder, timeout))
+        time.sleep(POLL)
+
+
+def _endings(processes: list[subprocess.Popen[bytes]], quiet: list[float]) -> list[Ending]:
+    return [
+        Ending(process.poll(), is_stopped(process.pid), seconds)
+        for process, seconds in zip(processes, quiet, strict=True)
+    ]
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(process.poll() is None for process in processes):
+        time.sleep(POLL)
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.stdin is not None:
+            process.stdin.close()
+    _wait(processes, GRACE)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,166 @@
+"""Joining and leaving the process group of a run.
+
+Hosts of a run reach each other by a network interface that is found here, and all of them see the same folder.
+"""
+
+import os
+import secrets
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from executor.recording.accelerator import CORE, Accelerator
+from executor.recording.rank_files import note_place, several_hosts
+
+_SIOCGIFADDR = 0x8915
+"""Linux: the IPv4 address of an interface (netdevice(7))."""
+_ANY_PORT = 9
+
+
+def loopback() -> str:
+    """Return the name of the loopback interface: ``lo`` on Linux, ``lo0`` elsewhere."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), "lo")
+
+
+def address_towards(host: str) -> str:
+    """Return the address of this machine that packets to ``host`` come from; of its own name that of the name.
+
+    Nothing is sent.
+
+    Raises
+    ------
+    OSError
+        Where the name is not known here or there is no way to it.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(master: str) -> str:
+    """Return the interface by which this host of several reaches the first one, ``master``; empty where not known.
+
+    gloo takes the address of this host's own name, which on many systems is a loopback address: 127.0.1.1.
+
+    Raises
+    ------
+    ValueError
+        Where ``master`` is a name that means this machine alone to this machine, and another one to others.
+    """
+    address = address_towards(master)
+    if ip_address(address).is_loopback and not _says_loopback(master):
+        raise ValueError(
+            f"MASTER_ADDR is an address that all hosts reach, met {master}, which is {address} on "
+            f"{socket.gethostname()}; name its address, or set GLOO_SOCKET_IFNAME to a network interface"
+        )
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+
+
+def _says_loopback(master: str) -> bool:
+    try:
+        return ip_address(master).is_loopback
+    except ValueError:
+        return master == "localhost"
+
+
+def _address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface; empty where it has none."""
+    if sys.platform != "linux":
+        return ""
+    from fcntl import ioctl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+_SEEN_WITHIN = 5.0
+"""Seconds that a network file system gets to show a new file on all hosts."""
+
+
+def require_shared(folder: Path, rank: int) -> None:
+    """Return where all ranks see the same folder; a collective of the default group.
+
+    Raises
+    ------
+    ValueError
+        On every rank, where some see another folder: results of theirs would stay with them.
+    """
+    token = torch.tensor([secrets.randbits(62) if rank == 0 else 0])
+    mark = folder / "shared"
+    if rank == 0:
+        mark.write_text(str(token.item()))
+    dist.broadcast(token, 0)
+    apart = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    apart[rank] = not _shows(mark, str(token.item()))
+    dist.all_reduce(apart)
+    if others := [other for other, is_apart in enumerate(apart.tolist()) if is_apart]:
+        ranks = ", ".join(map(str, others))
+        raise ValueError(f"hosts of a run share its folder, met another {folder} than that of rank 0 on ranks {ranks}")
+
+
+def _shows(path: Path, text: str) -> bool:
+    end = time.monotonic() + _SEEN_WITHIN
+    while not (path.exists() and path.read_text() == text):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the network interface that gloo listens on and connects by."""
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable in which torchrun counts its restarts: its store still has the addresses of the ranks before."""
+
+
+@contextmanager
+def joined(folder: Path, timeout: float, accelerator: Accelerator = CORE) -> Iterator[None]:
+    """Run the body inside a group of all ranks: rendezvous through ``folder``, or as torchrun says.
+
+    Every wait for another rank ends after ``timeout`` seconds. Which interfaces NCCL takes it finds itself, where
+    ``NCCL_SOCKET_IFNAME`` does not say.
+
+    Raises
+    ------
+    ValueError
+        Where the ranks of several hosts do not see one folder, or this host is not to be reached by the name of the
+        first.
+    """
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    accelerator.begin(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    backend = accelerator.backend
+    wait = timedelta(seconds=timeout)
+    master = os.environ.get("MASTER_ADDR")
+    if master is None:
+        os.environ[_INTERFACE] = loopback()
+        store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=wait)
+    else:
+        if several_hosts():
+            note_place(folder, rank, address_towards(master))
+        interface = interface_towards(master) if several_hosts() else loopback()
+        if interface:
+            os.environ.setdefault(_INTERFACE, interface)
+        shared, *_ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        attempt = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", shared)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=ranks, timeout=wait)
+        if several_hosts():
+            require_shared(folder, rank)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()

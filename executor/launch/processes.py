@@ -1,0 +1,165 @@
+"""Processes on this host, the lock by which one run at a time uses a folder, and exit codes.
+
+What Linux says about processes: how they are, who started whom, on which ports they listen.
+
+Where there is no ``/proc``, nothing is known: states are empty and nothing is found.
+"""
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PROC = Path("/proc")
+_STATE, _PARENT = 0, 1
+"""Fields of ``/proc/PID/stat`` behind the name (proc(5))."""
+_LISTENING = "0A"
+_STOPPED = ("T", "t")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal or a debugger and goes on only when told to."""
+    return _fields(pid)[_STATE] in _STOPPED
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs, waits or is stopped; one that has ended and is not yet waited for does not."""
+    return _fields(pid)[_STATE] not in ("", "Z", "X")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process started, and those that they started, lowest number first."""
+    parents = {other: int(_fields(other)[_PARENT]) for other in _pids()}
+    found, fresh = set[int](), {pid}
+    while fresh:
+        fresh = {other for other, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return sorted(found)
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """Return the addresses and TCP ports on which any of the processes listens."""
+    own = {inode for pid in pids for inode in _sockets(pid)}
+    return {place for inode, place in _listeners() if inode in own}
+
+
+def listeners() -> set[tuple[str, int]]:
+    """Return the addresses and TCP ports on which any process of this network namespace listens."""
+    return {place for _, place in _listeners()}
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()] if _PROC.is_dir() else []
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["", "0"]
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that a process holds open."""
+    try:
+        descriptors = list((_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return
+    for descriptor in descriptors:
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[len("socket:[") : -1]
+
+
+def _listeners() -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield inode, address and port of every listening socket of this network namespace."""
+    for name in ("tcp", "tcp6"):
+        path = _PROC / "net" / name
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            if fields[3] == _LISTENING:
+                address, _, port = fields[1].partition(":")
+                yield fields[9], (address_of(address), int(port, 16))
+
+
+def address_of(text: str) -> str:
+    """Return an address that ``/proc/net/tcp`` or ``tcp6`` prints: words of 32 bits in the order of the machine.
+
+    >>> import sys
+    >>> address_of("0100007F" if sys.byteorder == "little" else "7F000001")
+    '127.0.0.1'
+    """
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach an address.
+
+    >>> [is_loopback(each) for each in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "10.0.0.2")]
+    [True, True, True, False, False, False]
+    """
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def lock_file(folder: Path) -> Path:
+    """Return the file that a run holds locked."""
+    return folder / "run.lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path]:
+    """Run the body while no other run uses ``folder``, which is made where it is missing.
+
+    The kernel gives the lock up with the process that holds it, however it ends.
+
+    Raises
+    ------
+    ValueError
+        Where another run holds the folder, or it cannot be written.
+    """
+    path = lock_file(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _acquired(path)
+    except BlockingIOError:
+        holder = path.read_text(errors="replace") if path.exists() else ""
+        met = f"met process {holder or 'unknown'}"
+        raise ValueError(f"{folder}: a run is in progress in this folder, {met}; name another") from None
+    except OSError as error:
+        raise ValueError(f"{folder}: the folder cannot be written: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquired(path: Path) -> int:
+    """Return a descriptor that holds the lock; ``BlockingIOError`` where another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last holder removed this file before it was locked: there may be another by now
+
+
+INTERRUPTED = 130
+"""As a shell says of a process that SIGINT ended: 128 + 2. What was measured until then is written."""

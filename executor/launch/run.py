@@ -1,0 +1,363 @@
+"""Execute a plan on this host and return what was measured.
+
+The losses of a whole run are in one file that grows with it and that a resumed run goes on with.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from executor.check.verification import Verification, require_equal, verify
+from executor.device import CPU, require_device
+from executor.job import Job, checkpoints_folder, metrics_file, result_file
+from executor.launch.launcher import launch, require_torch
+from executor.recording.timeline import read_timeline
+from executor.supported import BYTES, unsupported
+from executor.training.checkpoint import sweep
+from executor.training.continuation import RunOptions, prepared
+from simulator.brief import brief
+from simulator.models.transformer import Transformer
+from simulator.timeline import Timeline
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
+
+Progress = Callable[[int, float, float], None]
+
+
+def metrics_log(folder: Path) -> Path:
+    """Return where a run in ``folder`` has one JSON line a step: step, loss, seconds, learning_rate."""
+    return folder / "metrics.jsonl"
+
+
+def logged(folder: Path, first_step: int, rate: Callable[[int], float], progress: Progress | None) -> Progress:
+    """Return what writes every step down and tells ``progress``; lines from ``first_step`` on are replaced.
+
+    Parameters
+    ----------
+    rate
+        The learning rate of a step.
+    """
+    path = metrics_log(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    before = _lines_before(path, first_step) if first_step else []
+    path.write_text("".join(before))
+
+    def tell(step: int, loss: float, seconds: float) -> None:
+        row = {"step": step, "loss": loss, "seconds": seconds, "learning_rate": rate(step)}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if progress is not None:
+            progress(step, loss, seconds)
+
+    return tell
+
+
+def _lines_before(path: Path, step: int) -> list[str]:
+    """Return the first whole lines of a log that a run wrote before a step."""
+    lines: list[str] = []
+    if path.is_file():
+        for line in path.read_text(errors="replace").splitlines(keepends=True):
+            try:
+                if json.loads(line)["step"] >= step:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            lines.append(line)
+    return lines
+
+
+WARM_UP = 2
+UNVERIFIED_STEPS = 5
+"""Runs of more steps are verified before they begin where nothing else is said."""
+VERIFIED_STEPS = 3
+VERIFIED_HEAD_DIM, VERIFIED_SEQUENCE = 8, 32
+VERIFY = "verify"
+"""The folder of a run's verification, inside the run's own."""
+_NO_OPTIONS = RunOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a plan did on torch.
+
+    Parameters
+    ----------
+    steps
+        Steps that were run: all, or those after the checkpoint that was resumed, which had done ``first_step``.
+    losses
+        Mean cross entropy over the global batch, per step.
+    step_times
+        Seconds of every step: of its slowest rank.
+    step_time
+        Their median without the first two steps.
+    peak_memory
+        Largest bytes of tensors held at once by any rank, as torch's allocator reports them: on a GPU in the timed
+        steps but the first, on cores in a profiled one.
+    host_memory
+        Largest bytes that any rank held at once on its host.
+    reserved_memory
+        Largest bytes that torch's allocator took of any GPU; 0 on cores.
+    """
+
+    steps: int
+    losses: tuple[float, ...]
+    step_times: tuple[float, ...]
+    step_time: float
+    peak_memory: float
+    timeline: Timeline
+    verification: Verification | None
+    first_step: int = 0
+    host_memory: float = 0.0
+    reserved_memory: float = 0.0
+
+    __repr__ = brief("steps", "step_time", "peak_memory", "verification")
+
+
+def execute(
+    spec: Transformer,
+    training: Training,
+    plan: Plan,
+    *,
+    steps: int,
+    verify: bool,
+    folder: Path,
+    seed: int | None = None,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+    options: RunOptions = _NO_OPTIONS,
+    warn: Callable[[str], None] = lambda text: None,
+    device: str = CPU,
+) -> Run:
+    """Return what was measured in ``steps`` steps of ``plan`` on this host, one process a rank.
+
+    Parameters
+    ----------
+    steps
+        Steps of the run in all: one that resumes does those that are left.
+    verify
+        Whether the same plan first runs a scaled-down model in fp64 against one process.
+    folder
+        Where job and results are written, ``metrics.jsonl`` with a line a step and checkpoints among them.
+    seed
+        Of the first parameters and the order of the data; ``None`` for that of the checkpoint, or 0.
+    timeout
+        Seconds without any sign of life of a rank after which the run ends.
+    progress
+        Called with (step, loss, seconds) after every step.
+    options
+        Data, learning rate, checkpoints, and whether the run goes on from one.
+    warn
+        Told of every checkpoint that is damaged and passed over.
+    device
+        What ranks train on: one of `executor.device.DEVICES`.
+
+    Raises
+    ------
+    ValueError
+        Where torch cannot run the plan, GPUs are too few, or data or checkpoint do not fit; nothing was started.
+    ExecutionError
+        Where a rank fails.
+    VerificationError
+        Where the ranks do not compute what one process computes; the steps were not begun.
+    """
+    require_torch()
+    require_device(device, plan.mesh.num_ranks)
+    jobs = jobs_of(
+        spec,
+        training,
+        plan,
+        steps=steps,
+        verify=verify,
+        folder=folder,
+        seed=seed,
+        timeout=timeout,
+        options=options,
+        warn=warn,
+        device=device,
+    )
+    verification = verified(*jobs[1]) if verify else None
+    job = jobs[0][0]
+    tell = logged(folder, job.first_step, lambda step: job.learning_rate.at(step, training.optimizer), progress)
+    try:
+        run_jobs(jobs[:1], tell)
+    finally:
+        sweep(checkpoints_folder(folder))
+    return replace(collect(jobs[:1]), verification=verification)
+
+
+def jobs_of(
+    spec: Transformer,
+    training: Training,
+    plan: Plan,
+    *,
+    steps: int,
+    verify: bool,
+    folder: Path,
+    seed: int | None = None,
+    timeout: float = 600.0,
+    options: RunOptions = _NO_OPTIONS,
+    warn: Callable[[str], None] = lambda text: None,
+    device: str = CPU,
+) -> list[tuple[Job, Path]]:
+    """Return the job of a run, and where asked that of its verification, each with its folder.
+
+    Raises
+    ------
+    ValueError
+        Where torch cannot run the plan, or data or checkpoint do not fit.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is at least 1, met {steps}")
+    refuse(spec, training, plan)
+    job, damaged = prepared(Job(spec, training, plan, steps, timeout=timeout, device=device), seed, options, folder)
+    for text in damaged:
+        warn(f"passed over: {text}")
+    return [(job, folder)] + ([(verification_job(job), folder / VERIFY)] if verify else [])
+
+
+def collect(jobs: Sequence[tuple[Job, Path]]) -> Run:
+    """Return what the ranks of jobs that have ended left in their folders; the second job is a verification."""
+    (job, folder), *checked = jobs
+    times = step_times(job.plan, folder)
+    timeline = read_timeline(job.plan, folder)
+    return Run(
+        steps=len(times),
+        losses=losses(job.plan, len(times), folder),
+        step_times=times,
+        step_time=typical(times),
+        peak_memory=held(job.plan, folder, "peak") or timeline.peak_memory,
+        timeline=timeline,
+        verification=compare(*checked[0]) if checked else None,
+        first_step=job.first_step,
+        host_memory=host_memory(job.plan, folder),
+        reserved_memory=held(job.plan, folder, "reserved"),
+    )
+
+
+def typical(times: Sequence[float]) -> float:
+    """Return the median seconds of the steps after the first two, if there are any.
+
+    >>> typical((9.0, 9.0, 2.0, 3.0, 1.0))
+    2.0
+    """
+    return median(times[WARM_UP:] or times)
+
+
+def held(plan: Plan, folder: Path, what: str) -> float:
+    """Return what the allocators of a profiled job's GPUs held: ``peak`` or ``reserved``, of any rank the most.
+
+    On cores, of which torch keeps no such statistics, it is 0.
+    """
+    found = (json.loads(result_file(folder, rank).read_text())["held"] for rank in range(plan.mesh.num_ranks))
+    return float(max(each[what] if each else 0 for each in found))
+
+
+def host_memory(plan: Plan, folder: Path) -> float:
+    """Return the most bytes that any rank of a profiled job held at once on its host."""
+    ranks = range(plan.mesh.num_ranks)
+    return float(max(json.loads(result_file(folder, rank).read_text())["host"] for rank in ranks))
+
+
+def verified(job: Job, folder: Path) -> Verification:
+    """Run a verification job and return how near it is to one process.
+
+    Raises
+    ------
+    VerificationError
+        Where it is not equal.
+    """
+    run_jobs([(job, folder)])
+    return require_equal(compare(job, folder))
+
+
+def refuse(spec: Transformer, training: Training, plan: Plan) -> None:
+    """Return where the executor can run ``plan``, else raise ``ValueError`` with every reason."""
+    require_torch()
+    if reasons := unsupported(spec, training, plan):
+        raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
+
+
+def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> None:
+    """Run jobs of as many ranks one after the other in one set of processes; progress is the first one's."""
+    paths = [str(job.write(folder).resolve()) for job, folder in jobs]
+    first, folder = jobs[0]
+    poll = progress_of(first.plan, folder, progress, first.first_step)
+    timeout = max(job.timeout for job, _ in jobs)
+    try:
+        launch("executor.launch.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+    finally:
+        poll()
+
+
+def progress_of(plan: Plan, folder: Path, progress: Progress | None, first_step: int = 0) -> Callable[[], None]:
+    """Return what tells ``progress`` of the steps that all ranks have done since it was last called."""
+    told = 0
+
+    def poll() -> None:
+        nonlocal told
+        if progress is not None:
+            rows = _metrics(plan, folder)
+            for step in range(told, min(len(row) for row in rows)):
+                progress(first_step + step, _mean_loss(rows, step), max(row[step]["seconds"] or 0.0 for row in rows))
+                told = step + 1
+
+    return poll
+
+
+def verification_job(job: Job) -> Job:
+    """Return the job in fp64 with the same plan and a model scaled down in its widths.
+
+    Layers, heads and microbatches stay, so stages and cuts do; heads become at most 8 wide,
+    the feed-forward layer at most twice as wide as the hidden one, sequences at most 32 long.
+    """
+    spec, tensor = job.spec, job.plan.tensor
+    hidden = spec.heads * min(spec.head_dim, VERIFIED_HEAD_DIM)
+    ffn = min(spec.ffn, -(-2 * hidden // tensor) * tensor)
+    experts = spec.experts and replace(spec.experts, ffn=min(spec.experts.ffn, -(-2 * hidden // tensor) * tensor))
+    vocab = BYTES if BYTES % tensor == 0 else spec.vocab
+    parts = tensor * (2 * job.plan.context if job.plan.context > 1 else 1)
+    sequence = min(job.training.sequence, -(-VERIFIED_SEQUENCE // parts) * parts)
+    return replace(
+        job,
+        spec=replace(spec, hidden=hidden, ffn=ffn, vocab=vocab, experts=experts),
+        training=replace(job.training, precision="fp64", gradient_precision=None, sequence=sequence),
+        steps=VERIFIED_STEPS,
+        dump=True,
+        profile=False,
+        checkpoint_every=0,
+        resume=None,
+        first_step=0,
+    )
+
+
+def compare(job: Job, folder: Path) -> Verification:
+    """Return how far a dumped job is from one process."""
+    return verify(job, folder, losses(job.plan, job.steps, folder))
+
+
+def losses(plan: Plan, steps: int, folder: Path) -> tuple[float, ...]:
+    """Return the loss of every step: the mean over the ranks of the last stage, equal shares each."""
+    rows = _metrics(plan, folder)
+    return tuple(_mean_loss(rows, step) for step in range(steps))
+
+
+def step_times(plan: Plan, folder: Path) -> tuple[float, ...]:
+    """Return the seconds of every step on its slowest rank."""
+    rows = _metrics(plan, folder)
+    return tuple(max(row[step]["seconds"] or 0.0 for row in rows) for step in range(min(len(row) for row in rows)))
+
+
+def _metrics(plan: Plan, folder: Path) -> list[list[dict[str, float | None]]]:
+    result = []
+    for rank in range(plan.mesh.num_ranks):
+        path = metrics_file(folder, rank)
+        text = path.read_text() if path.exists() else ""
+        result.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
+    return result
+
+
+def _mean_loss(rows: list[list[dict[str, float | None]]], step: int) -> float:
+    values = [loss for row in rows if (loss := row[step]["loss"]) is not None]
+    return sum(values) / len(values)

@@ -1,0 +1,109 @@
+"""One rank: ``python -m executor.launch.worker JOB.json ...``, started by our launcher or by torchrun.
+
+Jobs run one after the other in the same process group; results go beside each job file.
+Nothing is written to stdout.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from executor.recording.rank_files import WATCH_PARENT, RankError, error_file, first_failure, place_file, several_hosts
+
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Environment variable that torchrun gives its ranks."""
+_PR_SET_PDEATHSIG = 1
+
+
+def watch_parent() -> None:
+    """End this process when the launcher or torchrun is gone, however it went; our launcher's pipe to stdin closes."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    if parent := os.environ.get(WATCH_PARENT):
+        _die_with(int(parent))
+        threading.Thread(target=watch, daemon=True).start()
+    elif _TORCHRUN in os.environ:
+        _die_with(os.getppid())
+
+
+def _die_with(parent: int) -> None:
+    """Have Linux kill this process with its parent: a thread cannot where the process is stopped (prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
+
+
+def run_rank(folder: Path, run: Callable[[int], None]) -> int:
+    """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
+    from executor.training.checkpoint import CheckpointError
+
+    watch_parent()
+    rank = int(os.environ.get("RANK", "0"))
+    if not folder.is_dir():
+        print(f"rank {rank} on {socket.gethostname()}: {folder} is not here; hosts of a run share it", file=sys.stderr)
+        return 2
+    for stale in (error_file(folder, rank), place_file(folder, rank)):
+        stale.unlink(missing_ok=True)
+    try:
+        run(rank)
+    except Exception as error:  # the boundary of the process: everything becomes one message
+        if not isinstance(error, CheckpointError):  # which says all there is to say
+            traceback.print_exc()
+        RankError.of(error).write(folder, rank)
+        if several_hosts():
+            print(f"\n{first_failure(folder, int(os.environ['WORLD_SIZE']))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, when all it has to say is in files.
+
+    Interpreters that shut down piece by piece met threads of torch's that were not yet joined: 1 rank in 20 of those
+    that sum partial gradients was aborted there, its work done ("terminate called without an active exception").
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(paths: list[Path]) -> int:
+    """Run every job and return the exit code."""
+    return run_rank(paths[0].parent, lambda rank: _run(paths, rank))
+
+
+def _run(paths: list[Path], rank: int) -> None:
+    from executor.device import require_device
+    from executor.job import Job
+    from executor.launch.process_group import joined
+    from executor.recording.accelerator import (
+        accelerator_of,  # after the watch has begun: torch takes seconds to import
+    )
+    from executor.recording.rank_files import Heartbeat
+    from executor.training.measure import measure
+
+    heartbeat = Heartbeat(paths[0].parent, rank)
+    heartbeat.beat("start")
+    jobs = [Job.read(path) for path in paths]
+    device = jobs[0].device
+    require_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = accelerator_of(device)
+    with joined(paths[0].parent, max(job.timeout for job in jobs), accelerator):
+        for path, job in zip(paths, jobs, strict=True):
+            measure(job, path.parent, heartbeat, rank, accelerator)
+
+
+if __name__ == "__main__":
+    leave(main([Path(argument) for argument in sys.argv[1:]]))

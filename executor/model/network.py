@@ -1,0 +1,372 @@
+"""The decoder transformer that the executor trains, GPT or Llama, cut into the blocks of the operator graph.
+
+Blocks carry the graph's names (``embedding``, ``layers.0``, ..., ``head``), so that a stage
+is built from the names that a plan puts on it, and a parameter has the same name, and the
+same first value, whatever stage or process it lives on.
+
+Rotary positions: queries and keys are turned by where their token stands.
+
+Root mean square norm that keeps its input alone for backward, as torch's own kernel for GPUs does.
+
+On other devices torch composes it of operators, of which each keeps what it reads: the normalised input too, and the
+input in fp32 where it has 16 bits.
+
+References
+----------
+Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding", section 3.2.2.
+Zhang and Sennrich 2019, "Root mean square layer normalization", equation 4.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from executor.model.mixture import Mixture, activation, width
+from executor.model.recompute import recompute_operators, remade_once
+from simulator.models.attention import UNFUSED
+from simulator.models.transformer import Transformer
+from strategies.plan.recomputation import OfStage, Recompute, SomeOperators
+
+BASE = 10000.0
+"""Base of the wavelengths."""
+
+Turn = tuple[Tensor, Tensor]
+"""Cosines and sines, each (positions, half of a head)."""
+
+
+def rotation(positions: Tensor, values: Tensor) -> Turn:
+    """Return cosines and sines that turn ``values``, ``(..., head_dim)``, at some positions.
+
+    Angles are reckoned in fp64 for values of fp64, else in fp32.
+    """
+    half, device = values.shape[-1] // 2, values.device
+    exact = torch.float64 if values.dtype is torch.float64 else torch.float32
+    turns = BASE ** (-torch.arange(half, dtype=exact, device=device) / half)
+    angles = positions.to(device, exact)[:, None] * turns
+    return angles.cos().to(values.dtype), angles.sin().to(values.dtype)
+
+
+def rotated(heads: Tensor, turn: Turn) -> Tensor:
+    """Return ``(batch, sequence, ..., head_dim)`` turned by position: value i with i + half of them.
+
+    Tokens come before heads, so that what attention puts out lies as the next product reads it.
+    """
+    result: Tensor = _Rotated.apply(heads, *turn)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Rotated(torch.autograd.Function):
+    """A turn of pairs of numbers; its gradient is turned back by the same angles, which are all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return what is turned."""
+        ctx.save_for_backward(cosine, sine)
+        return _turned(heads, cosine, sine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of what was turned; none is made of angles."""
+        cosine, sine = ctx.saved_tensors
+        return _turned(gradients[0], cosine, -sine), None, None
+
+
+def _turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    cosine, sine = torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
+    cosine, sine = (part.view(part.shape[0], *(1,) * (heads.dim() - 3), -1) for part in (cosine, sine))
+    one, other = heads.chunk(2, dim=-1)
+    return torch.cat([other, one], dim=-1).mul_(sine).addcmul_(heads, cosine)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Norm along the last dim, ``(..., width)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` over the root of its mean square, times the weight."""
+        if x.is_cuda:
+            return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        result: Tensor = _Norm.apply(x, self.weight, eps)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Norm(torch.autograd.Function):
+    """``y = x r w`` with ``r = (mean(x**2) + eps) ** -0.5``; values of 16 bits are reckoned in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return ``y``."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        wide = x.to(exact)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return gradients: of ``x`` ``r (g w - n mean(g w n))`` with ``n = x r``, and of the weight ``g n`` summed."""
+        x, weight, scale = ctx.saved_tensors
+        gradient = gradients[0].to(scale.dtype)
+        normal = x.to(scale.dtype) * scale
+        of_weight = (gradient * normal).sum(tuple(range(x.dim() - 1)))
+        inner = gradient * weight
+        inner -= normal.mul_((inner * normal).mean(-1, keepdim=True))
+        return inner.mul_(scale).to(x.dtype), of_weight.to(weight.dtype), None
+
+
+ContextFactory = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+Core = Callable[..., Tensor]
+"""Attention of queries to keys and values; a fourth argument says which keys a query sees, in the place of causal."""
+
+
+_NORM = 1e-5
+"""What norms add to a variance, of whatever kind."""
+
+
+class Embedding(nn.Module):
+    """Token, and where they are learned position embedding: ``(batch, sequence)`` -> ``(batch, sequence, hidden)``.
+
+    ``own`` are the positions of the tokens that come; None for all of them.
+    """
+
+    own: Tensor | None = None
+
+    def __init__(self, spec: Transformer, sequence: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(spec.vocab, spec.hidden)
+        learned = spec.positions == "learned"
+        self.position = nn.Parameter(torch.empty(sequence, spec.hidden)) if learned else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the embedded tokens."""
+        embedded: Tensor = self.token(tokens)
+        if self.position is None:
+            return embedded
+        return embedded + (self.position if self.own is None else self.position[self.own])
+
+
+class Layer(nn.Module):
+    """One pre-norm layer.
+
+    Rows of ``qkv`` lie as ``[kv_heads, group + 2, head_dim]`` and those of a gated ``up`` as ``[ffn, 2]``: a column
+    cut is a cut over heads of keys, or over the width. ``own`` are the positions of the tokens that come; None for all
+    of them. ``run`` runs the core of attention. Where tokens are ``routed``, a mixture of experts is in the place of
+    the feed-forward layer.
+    """
+
+    own: Tensor | None = None
+
+    def __init__(self, spec: Transformer, *, routed: bool = False) -> None:
+        super().__init__()
+        hidden, self.head_dim, self.group = spec.hidden, spec.head_dim, spec.heads // spec.kv_heads
+        biases = biases_of(spec)
+        self.core: Core = unfused_attention if spec.attention == UNFUSED else flash_attention
+        self.run: Callable[..., Tensor] = self.run_once
+        self.rotary = spec.positions == "rotary"
+        self.activation = activation(spec.ffn_kind)
+        self.input_norm = norm_of(spec)
+        self.qkv = nn.Linear(hidden, spec.kv_heads * (self.group + 2) * spec.head_dim, bias=biases != "none")
+        self.query_norm, self.key_norm = (_head_norm(spec) for _ in range(2))
+        self.normed = spec.qk_norm
+        self.projection = nn.Linear(spec.heads * spec.head_dim, hidden, bias=biases == "all")
+        self.feed_forward_norm = norm_of(spec)
+        self.mixture = Mixture(spec) if routed else None
+        if not routed:
+            self.up = nn.Linear(hidden, width(spec.ffn_kind, spec.ffn), bias=biases == "all")
+            self.down = nn.Linear(spec.ffn, hidden, bias=biases == "all")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` after attention and feed-forward, both with a residual."""
+        x = x + self.projection(self.attention(self.qkv(self.input_norm(x))))
+        result: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return result
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Return what the feed-forward layer, or the mixture of experts, makes of ``x``."""
+        made = self.down(self.activation(self.up(x))) if self.mixture is None else self.mixture(x)
+        result: Tensor = made
+        return result
+
+    def attention(self, qkv: Tensor) -> Tensor:
+        """Return the attention of however many heads ``qkv`` holds."""
+        batch, sequence, _ = qkv.shape
+        parts = qkv.view(batch, sequence, -1, self.group + 2, self.head_dim)
+        heads = torch.split(parts, [self.group, 1, 1], dim=-2)  # its backward puts three gradients together at once
+        query, key, value = self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2]
+        if self.rotary:
+            turn = rotation(torch.arange(sequence, device=qkv.device) if self.own is None else self.own, query)
+            query, key = rotated(query, turn), rotated(key, turn)
+        if not self.normed and (self.rotary or self.group > 1):  # queries are a copy: a view would keep all of qkv
+            key, value = key if self.rotary else key.clone(), value.clone()
+        context = self.run(self.core, *(part.flatten(2, 3).transpose(1, 2) for part in (query, key, value)))
+        return context.transpose(1, 2).reshape(batch, sequence, -1)
+
+    @staticmethod
+    def run_once(core: Core, *tensors: Tensor) -> Tensor:
+        """Return what a core makes; what backward needs of it is kept."""
+        return core(*tensors)
+
+
+def biases_of(spec: Transformer) -> str:
+    """Return which linear layers have a bias: ``all``, ``qkv`` or ``none``."""
+    return spec.biases or ("all" if spec.ffn_kind == "gelu" else "none")
+
+
+def norm_of(spec: Transformer) -> nn.Module:
+    """Return a norm over the hidden size, of the kind that a model has."""
+    kind = spec.norm or ("layer" if spec.ffn_kind == "gelu" else "rms")
+    return nn.LayerNorm(spec.hidden) if kind == "layer" else RMSNorm(spec.hidden, eps=_NORM)
+
+
+def _head_norm(spec: Transformer) -> nn.Module:
+    return RMSNorm(spec.head_dim, eps=_NORM) if spec.qk_norm else nn.Identity()
+
+
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return causal attention as one kernel; shapes ``(batch, heads, sequence, head_dim)``.
+
+    Several heads of queries may share one of keys and values. Where ``visible``, ``(queries, keys)``, is given, it
+    says which keys a query sees.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped
+    )
+
+
+def unfused_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return causal attention with scores and probabilities kept, operator by operator; else as `flash_attention`."""
+    sequence, group = query.shape[-2], query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    future = (
+        torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).triu(1) if visible is None else ~visible
+    )
+    return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ value
+
+
+class Head(nn.Module):
+    """Final norm and logits; `cross_entropy` is the rest of the block."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.final_norm = norm_of(spec)
+        self.logits = nn.Linear(spec.hidden, spec.vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, ``(batch, sequence, vocab)``."""
+        logits: Tensor = self.logits(self.final_norm(x))
+        return logits
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy over all tokens."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def checkpointed(contexts: ContextFactory, function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return what ``function`` makes of ``inputs``, of which backward keeps nothing but the inputs."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+def no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return contexts that change nothing."""
+    return nullcontext(), nullcontext()
+
+
+class Network(nn.Module):
+    """The blocks named ``blocks``, in order; all of them make the whole model.
+
+    Parameters
+    ----------
+    recompute
+        What is dropped in the forward pass: nothing, the attention core, operators by name, or whole layers; of all or
+        of the first.
+    contexts
+        Makes the contexts under which the forward pass and its recomputation run.
+    splits_backward
+        Whether backward comes in two parts, for both of which what was dropped is made again once.
+
+    ``keeping(number, layer)`` makes the context under which a layer runs forward, its recomputation left out.
+    """
+
+    def __init__(
+        self,
+        spec: Transformer,
+        sequence: int,
+        blocks: Sequence[str],
+        recompute: OfStage = Recompute.NONE,
+        contexts: ContextFactory | None = None,
+        *,
+        splits_backward: bool = False,
+    ) -> None:
+        super().__init__()
+        contexts = contexts or no_contexts
+        self.again: Callable[..., Any] = partial(remade_once if splits_backward else checkpointed, contexts)
+        self.embedding = Embedding(spec, sequence) if "embedding" in blocks else None
+        dense = spec.experts.dense_layers if spec.experts is not None else spec.layers
+        indices = [layer_index(name, spec) for name in blocks if "layers" in name]
+        self.layers = nn.ModuleDict({str(index): Layer(spec, routed=index >= dense) for index in indices})
+        self.head = Head(spec) if "head" in blocks else None
+        first = self.decoder_layers()[: recompute.layers]
+        self.num_again = len(first) if recompute.layer is Recompute.FULL else 0
+        if recompute.layer is Recompute.SELECTIVE:
+            for layer in first:
+                layer.run = self.again
+        if isinstance(recompute.layer, SomeOperators):
+            for layer in first:
+                recompute_operators(layer, recompute.layer.names, self.again, contexts)
+        self.keeping: Callable[[int, nn.Module], AbstractContextManager[Any]] = lambda number, layer: nullcontext()
+        self.tied = spec.tied_embeddings
+        self.tie()
+
+    def decoder_layers(self) -> list[Layer]:
+        """Return the layers in order."""
+        return [layer for layer in self.layers.values() if isinstance(layer, Layer)]
+
+    def tie(self) -> None:
+        """Make the output weight the token table where both are here and the model ties them."""
+        if self.tied and self.embedding is not None and self.head is not None:
+            self.head.logits.weight = self.embedding.token.weight
+
+    def model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield parameters with their names in the whole model: there a tied output weight is the token table."""
+        for name, parameter in self.named_parameters():
+            yield ("embedding.token.weight" if self.tied and name == "head.logits.weight" else name), parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations that leave the blocks: logits where the head is one of them."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for number, layer in enumerate(self.decoder_layers()):
+            with self.keeping(number, layer):
+                x = self.again(layer, x) if number < self.num_again else layer(x)
+        return self.head(x) if self.head is not None else x
+
+
+def layer_index(name: str, spec: Transformer) -> int:
+    """Return the index among all layers of ``layers.3``, which follow ``dense_layers``; one alone has no number."""
+    kind, _, number = name.partition(".")
+    dense = spec.experts.dense_layers if spec.experts is not None and kind == "layers" else 0
+    return dense + int(number or 0)
+
+
+def initialize(network: Network, seed: int) -> None:
+    """Fill every parameter from its own name and ``seed``: random throughout, so that no error hides behind a zero.
+
+    Values are drawn in fp64 and rounded to the parameter's dtype.
+    """
+    with torch.no_grad():
+        for name, parameter in network.model_parameters():
+            generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
+            value = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.02
+            parameter.copy_(value + 1 if name.endswith("norm.weight") else value)

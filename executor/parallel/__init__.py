@@ -1,0 +1,1 @@
+"""How ranks share a model and its data: one technique a file."""

@@ -1,0 +1,105 @@
+"""Tensor parallelism: the Megatron cut of a network, applied with DTensor."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from executor.model.network import Network
+from executor.recording.tensors import fill, flatten
+
+
+def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Cut ``network`` over the one-dimensional ``mesh`` in place.
+
+    Activations between blocks are plain tensors: whole on every rank, or each rank's part of
+    the sequence with ``sequence_parallel``.
+    """
+    between = Shard(1) if sequence_parallel else Replicate()
+    layer = layer_plan(between)
+    logits = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    head: dict[str, ParallelStyle] = {"logits": logits}
+    if sequence_parallel:
+        layer |= {"input_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        head |= {"final_norm": SequenceParallel()}
+    for block in network.decoder_layers():
+        routed = {f"mixture.{name}": how for name, how in mixture_plan(between).items()}
+        names = dict(block.named_modules())
+        parallelize_module(block, mesh, {name: how for name, how in (layer | routed).items() if name in names})
+        if sequence_parallel and block.mixture is not None:
+            _replicate(block.mixture.router, mesh)
+    if network.embedding is not None:
+        _cut_embedding(network.embedding, mesh, sequence_parallel)
+    if network.head is not None:
+        parallelize_module(network.head, mesh, head)
+    network.tie()
+
+
+def layer_plan(between: Placement) -> dict[str, ParallelStyle]:
+    """Return how a layer's products are cut; ``between`` is the layout of what enters and leaves it."""
+    return {
+        "qkv": ColwiseParallel(input_layouts=between),
+        "projection": RowwiseParallel(output_layouts=between),
+        "up": ColwiseParallel(input_layouts=between),
+        "down": RowwiseParallel(output_layouts=between),
+    }
+
+
+def mixture_plan(between: Placement) -> dict[str, ParallelStyle]:
+    """Return how the products of a mixture are cut that all tokens go through; every rank routes its own."""
+    return {
+        "shared_up": ColwiseParallel(input_layouts=between),
+        "shared_down": RowwiseParallel(output_layouts=between),
+    }
+
+
+def _replicate(router: nn.Linear, mesh: DeviceMesh) -> None:
+    """Make the weight one that all ranks have; what a rank knows of its gradient is then a part."""
+    router.weight = nn.Parameter(DTensor.from_local(router.weight.detach(), mesh, [Replicate()], run_check=False))
+
+
+def _cut_embedding(embedding: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    scatters = sequence_parallel and embedding.position is None  # what its ranks' rows give is summed and cut at once
+    table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if scatters else Replicate())
+    parallelize_module(embedding, mesh, {"token": table})
+    weight: Any = embedding.get_parameter("token.weight")
+    weight.register_post_accumulate_grad_hook(_own_rows)
+    if sequence_parallel and not scatters:
+        scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+        parallelize_module(embedding, mesh, scatter)
+
+
+def _own_rows(table: nn.Parameter) -> None:
+    """Keep the gradient of this rank's rows: torch makes one of all rows, the same on every rank, and leaves it so."""
+    gradient = table.grad
+    if isinstance(table, DTensor) and isinstance(gradient, DTensor) and gradient.placements != table.placements:
+        rows = gradient.redistribute(placements=table.placements).to_local()
+        rows = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+        table.grad = DTensor.from_local(rows, table.device_mesh, table.placements, run_check=False)
+
+
+def complete_gradients(network: nn.Module) -> None:
+    """Sum gradients that are partial over the tensor axis, as those of sequence-parallel norms are, in one piece."""
+    partial = [(p, p.grad) for p in network.parameters() if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
+    if not partial:
+        return
+    parts, mesh = [gradient.to_local() for _, gradient in partial], partial[0][1].device_mesh
+    flat = flatten(parts)
+    dist.all_reduce(flat, group=mesh.get_group())
+    fill(parts, flat)
+    for (parameter, _), part in zip(partial, parts, strict=True):
+        parameter.grad = DTensor.from_local(part, mesh, [Replicate()], run_check=False)
+
+
+def _is_partial(gradient: DTensor) -> bool:
+    return any(placement.is_partial() for placement in gradient.placements)

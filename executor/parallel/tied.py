@@ -1,0 +1,75 @@
+"""Tied embeddings: the token table is also the output weight, and each end of a pipeline has one.
+
+Both ends begin with the same table. Once a step, when gradients are summed over data ranks, those of the two ends
+are added, so that both take the same step. Where both ends are on one rank, as with schedules that turn back, they
+are one parameter; where they are sharded (ZeRO 2 and 3), each end is part of a unit of its own.
+
+References
+----------
+Shoeybi et al. 2019, "Megatron-LM": the word embedding is also the output layer; with a pipeline its gradient is
+summed between the first and the last stage.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from executor.model.network import Network
+from executor.recording.tensors import local
+from strategies.plan.mesh import PIPELINE
+from strategies.plan.plan import Plan
+
+
+class TiedTable:
+    """What this rank has of a table that the first and the last block of a model share.
+
+    ``apart`` says whether these are on two stages.
+
+    Every rank of the mesh makes one, for ranks that hold different ends form groups.
+
+    Parameters
+    ----------
+    networks
+        The stages of this rank, their parameters not yet sharded.
+    """
+
+    def __init__(self, plan: Plan, networks: Mapping[int, Network]) -> None:
+        of_block = {block: stage for stage, each in enumerate(plan.stages) for block in each.blocks}
+        ends = (of_block["embedding"], of_block["head"])
+        first, last = (plan.positions[stage] for stage in ends)
+        self.apart = ends[0] != ends[1]
+        self.embedding = networks[ends[0]].embedding if ends[0] in networks else None
+        self.head = networks[ends[1]].head if ends[1] in networks else None
+        self.group: dist.ProcessGroup | None = None
+        if first != last:
+            pairs = plan.mesh.rows(PIPELINE)[:, [first, last]].tolist()
+            self.group, _ = dist.new_subgroups_by_enumeration(pairs)  # type: ignore[no-untyped-call]
+        elif self.embedding is not None and self.head is not None and plan.zero < 2:
+            self.head.logits.weight = self.embedding.token.weight
+
+    @property
+    def ends(self) -> tuple[nn.Parameter, ...]:
+        """The parameters of this rank that are the table, that of the first block before that of the last."""
+        modules = [self.embedding and self.embedding.token, self.head and self.head.logits]
+        found = (parameter for module in modules if module is not None for parameter in module.parameters())
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def shared(self) -> nn.Parameter | None:
+        """The table where two stages of this rank have it as one parameter."""
+        both = self.apart and self.embedding is not None and self.head is not None and len(self.ends) == 1
+        return self.ends[0] if both else None
+
+    @property
+    def copies(self) -> Sequence[nn.Parameter]:
+        """The end that a norm over all parameters does not count: that of the first block, where both are kept."""
+        return self.ends[:1] if self.apart and self.shared is None and self.embedding is not None else ()
+
+    def sum_gradients(self) -> None:
+        """Add the gradients of both ends."""
+        gradients = [local(end.grad) for end in self.ends if end.grad is not None]
+        if len(gradients) == 2:
+            gradients[0].copy_(gradients[1].add_(gradients[0]))
+        elif gradients and self.group is not None and gradients[0].numel():
+            dist.all_reduce(gradients[0], group=self.group)

@@ -1,0 +1,266 @@
+"""Every private interface of torch that the executor uses, and what its versions name otherwise, in one place.
+
+Checked with torch 2.13 and 2.11.
+
+``torch.distributed.pipelining`` documents its schedule classes; the runtime that takes any
+order of actions, and the actions themselves, are private.
+
+Causal attention as products of whole scores, with what merges it with attention to other keys.
+
+For devices and dtypes for which torch has no fused kernel that tells the logsumexp of its scores.
+
+References
+----------
+Dao 2023, "FlashAttention-2", section 2.3.2 (gradients from the output and the logsumexp).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    REDUCE_GRAD,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    _Action,
+    _PipelineScheduleRuntime,
+)
+from torch.distributed.tensor import DTensor
+
+from executor.recording.trace import Allocation, TraceEvent
+from strategies.schedules.schedule import Schedule
+
+
+def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return attention and the logsumexp of its scores.
+
+    Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
+    """
+    scores = _scores(query, key, causal=causal)
+    logsumexp = scores.logsumexp(-1)
+    return (scores - logsumexp.unsqueeze(-1)).exp() @ value, logsumexp
+
+
+def attention_gradients_by_products(
+    gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values; the keys may be some of those that ``out`` is over."""
+    share = (_scores(query, key, causal=causal) - logsumexp.unsqueeze(-1)).exp()
+    inner = (gradient * out).sum(-1, keepdim=True)
+    of_scores = share * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
+    return of_scores @ key, of_scores.transpose(-1, -2) @ query, share.transpose(-1, -2) @ gradient
+
+
+def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if not causal:
+        return scores
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+    return scores.masked_fill(future, float("-inf"))
+
+
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Collectives of one tensor, by their names of torch 2.13 or else of those before."""
+
+_COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
+_ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}
+"""Bytes of an element of what the profiler calls a dtype."""
+
+
+class QuietStage(PipelineStage):
+    """A pipeline stage that sends no first messages to those beside it: the group has had one of all its ranks.
+
+    Those of torch 2.11 go to the rank itself where two stages in a row are on one, as of a schedule in a V, and gloo
+    has no way there ("Pair is not connected").
+    """
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return []
+
+
+def runtime(
+    stages: Sequence[PipelineStage],
+    schedule: Schedule,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    reduce_gradients: Callable[[int], None],
+) -> Any:
+    """Return torch's pipeline runtime loaded with exactly the order that ``schedule`` prints.
+
+    ``reduce_gradients(stage)`` is called once a stage, after its last backward.
+    """
+    make: Any = _PipelineScheduleRuntime
+    result = make(list(stages), schedule.num_microbatches, loss_fn=loss, scale_grads=False)
+    orders = {rank: [_Action.from_str(str(a)) for a in order] for rank, order in enumerate(schedule.orders)}
+    result._prepare_schedule_with_comms(orders)
+    of_stage = {stage.stage_index: stage for stage in stages}
+
+    def reduce(action: _Action, _: object) -> None:
+        of_stage[action.stage_index].perform_reduce_grad(1)  # of a sharded stage; nothing of another
+        reduce_gradients(action.stage_index)
+
+    result.register_custom_function(REDUCE_GRAD, reduce)
+    return result
+
+
+def reduce_shards(module: nn.Module, *, last: bool) -> None:
+    """Reduce the gradients that a backward has left, where ``fully_shard`` shares a module's; to replicas at the last.
+
+    It keeps parameters gathered. The hooks by which ``fully_shard`` does so itself do not see gradients of weights that
+    come apart, and torch's pipeline keeps whole gradients to the end of a step.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    module.set_requires_gradient_sync(True)
+    module.set_requires_all_reduce(last)
+    module.set_is_last_backward(True)  # of this pass: torch's pipeline says so at the end of a step
+    state: Any = module._get_fsdp_state()
+    for each in state._state_ctx.all_states:
+        groups = each._fsdp_param_groups if hasattr(each, "_fsdp_param_groups") else [each._fsdp_param_group]
+        for group in filter(None, groups):
+            group.post_backward()
+    state._root_post_backward_final_callback()  # without it what was reduced last is kept to the next reduction
+
+
+def storage(tensor: Tensor) -> int:
+    """Return a number of the memory that a tensor lies in, while that is there; a fake tensor's has no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def to_keep(tensor: Tensor) -> Tensor:
+    """Return what a hook for saved tensors may keep of one, apart from its node.
+
+    What an operator keeps of its own results would keep the operator's node, which keeps the hook's: where autograd
+    does not free the graph, as in a backward in two parts, nothing ever would.
+    """
+    return tensor.detach() if tensor.grad_fn is not None else tensor
+
+
+def waited(tensor: Tensor) -> Tensor:
+    """Return a tensor whose collective, if one makes it, has ended."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+    """Return the ranks along several axes of a mesh, in its order, as one axis; alone those of one rank count not."""
+    wide = tuple(axis for axis in axes if mesh[axis].size() > 1)
+    if len(wide) < 2:
+        return mesh[wide[0] if wide else axes[-1]]
+    return mesh[wide]._flatten("_".join(wide))
+
+
+def attention_with_logsumexp(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return attention, by torch's fused kernel where it has one for the device and dtype, and the logsumexp of scores.
+
+    Shapes ``(batch, heads, tokens, head_dim)`` and ``(batch, heads, tokens)``.
+    """
+    if query.is_cpu:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+    elif query.dtype.itemsize == 2:
+        out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)
+    else:  # FlashAttention is of 16 bits alone
+        out, logsumexp = attention_by_products(query, key, value, causal=causal)
+    return out, logsumexp
+
+
+def attention_gradients(
+    gradient: Tensor, query: Tensor, out: Tensor, logsumexp: Tensor, key: Tensor, value: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values, by the logsumexp and the output over all keys.
+
+    The keys may be some of those that ``out`` and ``logsumexp`` are over.
+    """
+    if query.is_cpu:
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_query, of_key, of_value = backward(gradient, query, key, value, out, logsumexp, 0.0, causal)
+        return of_query, of_key, of_value
+    if query.dtype.itemsize == 2:
+        seed, unused = (torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ()))
+        lengths = (None, None, query.shape[2], key.shape[2], 0.0, causal, seed, unused)  # no dropout
+        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(part.contiguous() for part in (gradient, query, key, value, out, logsumexp)), *lengths
+        )
+        return of_query, of_key, of_value
+    return attention_gradients_by_products(gradient, query, out, logsumexp, key, value, causal=causal)
+
+
+def torch_order(name: str, ranks: int, microbatches: int, chunks: int = 1) -> str:
+    """Return torch's own order for a schedule as the text that `Schedule` prints: one line a pipeline rank.
+
+    Makes and drops a fake process group, so no other may exist. torch 2.13's table for 1F1B
+    counts the forwards of the last rank from 1 (what its own class runs counts from 0).
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        device = torch.device("cpu")
+        stages = [PipelineStage(nn.Identity(), chunk * ranks, ranks * chunks, device) for chunk in range(chunks)]
+        if name == "interleaved":
+            order = ScheduleInterleaved1F1B(list(stages), microbatches).pipeline_order
+        else:
+            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
+            order = kind(stages[0], microbatches)._get_pipeline_order() or {}
+    finally:
+        dist.destroy_process_group()
+    passes = ([str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in range(ranks))
+    return "\n".join(" ".join(words) for words in passes)
+
+
+def has_kernel(operator: str, device: str) -> bool:
+    """Return whether torch has an operator of this name for a kind of device.
+
+    >>> has_kernel("aten::mm", "cpu"), has_kernel("aten::_no_such_product", "cpu")
+    (True, False)
+    """
+    key = {"cpu": "CPU", "cuda": "CUDA"}[device]
+    known = torch._C._dispatch_has_kernel(operator)
+    return known and torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+
+
+def chunks(tensor: DTensor) -> list[Any]:
+    """Return the offsets and sizes of what this rank holds of ``tensor``, as torch's own checkpoints ask for them."""
+    found: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return found
+
+
+def trace_events(profiler: Any) -> list[TraceEvent]:
+    """Return the events of a finished ``torch.profiler.profile`` that minds shapes, in order of start."""
+    raw = profiler.profiler.kineto_results.events()
+    rows = [TraceEvent(e.name(), e.start_ns(), e.end_ns(), _message(e)) for e in raw]
+    return sorted(rows, key=lambda row: row.start)
+
+
+def _message(event: Any) -> int:
+    """Return the bytes of the largest tensor that a communication reads or writes; 0 where that is not told."""
+    name: str = event.name()
+    if not name.startswith(_COMMUNICATING) or not event.shapes():
+        return 0
+    tensors = zip(event.shapes(), event.dtypes(), strict=True)
+    size = max((math.prod(shape) * _ITEMSIZE.get(dtype, 0) for shape, dtype in tensors if shape), default=0)
+    gathered = name.startswith("_c10d_functional::all_gather")  # shows its input and the number of ranks
+    return size * int(event.concrete_inputs()[1]) if gathered else size
+
+
+def allocations(profiler: Any, device: str) -> list[Allocation]:
+    """Return what a profiler that minds memory saw taken and given back on a kind of device, in order.
+
+    It tells addresses in a tree.
+    """
+    found, left = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.name == "[memory]":
+            fields = event.extra_fields
+            if fields.device.type == device:
+                found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+    return sorted(found)

@@ -1,0 +1,253 @@
+"""Steps under torch's profiler: the spans of a typical one, and the memory of one more.
+
+Shapes of messages cost a profiled step some percent, allocations more, so these are looked at apart. Of several
+steps the one is kept that took the median time: one step of a shared machine says little. While allocations are looked
+at, passes wait for the device, so that what is taken in a pass is seen in its time.
+
+What a rank holds over a step by category, from where and when each piece of memory was taken and given back.
+
+torch's profiler tells address, bytes and moment of every allocation, not what it is for. What is known: the
+addresses at which gradients lie when the step is over; the pass in which something was taken, and whether it lived
+longer than that pass. So
+
+* a gradient is what lies, at the end, where a gradient lies;
+* a parameter is what was taken while ``fully_shard`` gathered, and stayed;
+* an optimizer state is what was taken in the update, and stayed;
+* an activation is what a forward or a recomputation took and left to a later pass;
+* all else is a buffer: taken and given back inside one pass, or a gradient between two passes.
+"""
+
+import platform
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from executor.recording import trace
+from executor.recording.accelerator import Accelerator
+from executor.recording.recorder import Record, Recorder
+from executor.recording.tensors import local
+from executor.recording.trace import Allocation, TraceEvent
+from simulator.memory import CATEGORIES
+from simulator.program import Category, TaskKind
+
+_FORWARD = (TaskKind.FORWARD, TaskKind.RECOMPUTE)
+_GATHER = "FSDP::all_gather"
+
+
+class _Window(NamedTuple):
+    """A stretch of the step, and what is taken in it that stays."""
+
+    start: int
+    end: int
+    leaves: Category
+
+
+def categories(
+    allocations: Sequence[Allocation],
+    records: Iterable[Record],
+    events: Iterable[TraceEvent],
+    gradients: Container[int],
+) -> list[tuple[int, Category, int]]:
+    """Return (ns, category, bytes) of everything that is taken and given back, in order.
+
+    Parameters
+    ----------
+    records
+        The passes of the step.
+    events
+        Among them the gathers of ``fully_shard``.
+    gradients
+        Addresses at which gradients lie at the end.
+    """
+    windows = sorted(_windows(records, events), key=lambda window: (window.start, -window.end))
+    starts = [window.start for window in windows]
+    found: list[tuple[int, Category, int]] = []
+    held: dict[int, Allocation] = {}
+    for taken in allocations:
+        if taken.size > 0:
+            held[taken.address] = taken
+        elif (before := held.pop(taken.address, None)) is not None:
+            window = _window(windows, starts, before.time)
+            category = window.leaves if window is not None and taken.time > window.end else Category.BUFFERS
+            found += [(before.time, category, before.size), (taken.time, category, taken.size)]
+        else:  # of before the step
+            found.append((taken.time, Category.BUFFERS, taken.size))
+    for address, left in held.items():
+        window = _window(windows, starts, left.time)
+        rest = window.leaves if window is not None else Category.BUFFERS
+        found.append((left.time, Category.GRADIENTS if address in gradients else rest, left.size))
+    return sorted(found)
+
+
+def _windows(records: Iterable[Record], events: Iterable[TraceEvent]) -> Iterator[_Window]:
+    for record in records:
+        leaves = Category.ACTIVATIONS if record.kind in _FORWARD else Category.BUFFERS
+        leaves = Category.OPTIMIZER if record.kind is TaskKind.OPTIMIZER else leaves
+        yield _Window(record.start, record.end, leaves)
+    for event in events:
+        if event.name.startswith(_GATHER):
+            yield _Window(event.start, event.end, Category.PARAMETERS)
+
+
+def _window(windows: Sequence[_Window], starts: Sequence[int], instant: int) -> _Window | None:
+    """Return the innermost window at ``instant``: the last begun of those that have not ended."""
+    index = bisect_right(starts, instant)
+    return next((window for window in reversed(windows[:index]) if instant <= window.end), None)
+
+
+def turning_points(changes: Iterable[tuple[int, Category, int]], start: int) -> list[tuple[int, list[int]]]:
+    """Return (ns, bytes by category beyond what was held at ``start``) where the total turns, from ``start`` on."""
+    level = [0] * len(CATEGORIES)
+    result, rising = [(start, level.copy())], True
+    for instant, category, size in changes:
+        if instant < start:
+            continue
+        level[CATEGORIES.index(category)] += size
+        if (size > 0) == rising and len(result) > 1:
+            result[-1] = (instant, level.copy())
+        else:
+            result.append((instant, level.copy()))
+        rising = size > 0
+    return result
+
+
+STEPS = 3
+"""Profiled steps of which the median one is kept."""
+Spans = Callable[[Sequence[Record], Sequence[TraceEvent]], list[trace.Row]]
+_MARK = "meshwise mark "
+_MARKS = 20
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Profiled(NamedTuple):
+    """One step under the profiler; ns of the host's clock."""
+
+    start: int
+    end: int
+    records: list[Record]
+    events: list[TraceEvent]
+    spans: list[trace.Row]
+    allocations: list[Allocation]
+
+
+def profiled(
+    step: Callable[[], object],
+    recorder: Recorder,
+    accelerator: Accelerator,
+    resident: Mapping[str, int],
+    gradients: Callable[[], Iterable[Tensor]],
+    *,
+    before: Callable[[], object],
+    spans: Spans | None = None,
+    once: bool = False,
+) -> dict[str, Any]:
+    """Return spans and memory of steps that are not among the timed ones, for the profiler slows them.
+
+    Parameters
+    ----------
+    resident
+        Bytes that live from step to step, by category.
+    gradients
+        Those that a rank holds when a step is over.
+    before
+        Called before each step: what lives from an earlier one goes there, unseen. Inside a step torch would tell of it
+        by what it last saw at its address, which may be of another job.
+    spans
+        What happened, from what was recorded, exactly by the host's clock; by default what the accelerator says.
+    once
+        Whether one step has to tell all: where messages are under way between steps, they would end under another
+        profiler than they began under, which corrupts torch's memory.
+    """
+
+    def run(*, timed: bool, memory: bool = False) -> _Profiled:
+        before()
+        return _profiled(step, recorder, accelerator, spans, timed=timed, memory=memory)
+
+    if once:
+        typical = minded = run(timed=True, memory=True)
+    else:
+        run(timed=True)  # the profiler's own first step is slow
+        typical = _median([run(timed=True) for _ in range(STEPS)])
+        minded = run(timed=False, memory=True)
+    result: dict[str, Any] = {
+        "clock": clock(),
+        "engine": accelerator.engine,
+        "capacity": accelerator.capacity,
+        "start": typical.start,
+        "end": typical.end,
+        "spans": typical.spans,
+        "resident": resident,
+    }
+    changes = categories(minded.allocations, minded.records, minded.events, addresses(gradients()))
+    later = typical.start - minded.start  # the memory of another step is shown as if it were of the typical one
+    points = turning_points(changes, minded.start)
+    result["memory"] = [(instant + later, usage) for instant, usage in points]
+    return result
+
+
+def clock() -> str:
+    """Return what tells this host's monotonic clock from another's: its boot, or its name where that is not told."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Return where the storages of tensors begin."""
+    return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _profiled(
+    step: Callable[[], object],
+    recorder: Recorder,
+    accelerator: Accelerator,
+    spans: Spans | None,
+    *,
+    timed: bool,
+    memory: bool,
+) -> _Profiled:
+    records: list[Record] = []
+    recorder.exact = spans is not None or not timed
+    with accelerator.profiler(timed=timed, shapes=timed, memory=memory) as profiler:
+        accelerator.synchronise()
+        dist.barrier()
+        marks = [_mark(index) for index in range(_MARKS)]
+        recorder.records = records
+        start = perf_counter_ns()
+        step()
+        accelerator.synchronise()
+        end = perf_counter_ns()
+        recorder.records = None
+    recorder.exact = False
+    raw = accelerator.events(profiler, timed=timed)
+    offset = _offset(marks, raw)
+    events = [event.later(offset) for event in raw]
+    taken = [each._replace(time=each.time + offset) for each in accelerator.allocations(profiler)] if memory else []
+    return _Profiled(start, end, records, events, (spans or accelerator.rows)(records, events), taken)
+
+
+def _median(steps: Sequence[_Profiled]) -> _Profiled:
+    """Return the step that took the median time on its slowest rank: the same one on every rank."""
+    times = torch.tensor([each.end - each.start for each in steps])
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return steps[int(times.argsort()[len(steps) // 2])]
+
+
+def _mark(index: int) -> tuple[int, int]:
+    """Return the instants of the host's clock between which the profiler notes a mark."""
+    before = perf_counter_ns()
+    with record_function(f"{_MARK}{index}"):
+        pass
+    return before, perf_counter_ns()
+
+
+def _offset(marks: Sequence[tuple[int, int]], events: Iterable[TraceEvent]) -> int:
+    """Return what to add to the profiler's clock, by the mark with the narrowest bounds: a host may pause in a mark."""
+    middles = {event.name: (event.start + event.end) // 2 for event in events if event.name.startswith(_MARK)}
+    index = min(range(len(marks)), key=lambda index: marks[index][1] - marks[index][0])
+    return sum(marks[index]) // 2 - middles[f"{_MARK}{index}"]

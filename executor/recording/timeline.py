@@ -1,0 +1,111 @@
+"""What the ranks of a profiled step measured, as one Timeline on one clock, and how long each kind of task ran."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from executor.job import result_file
+from simulator.memory import CATEGORIES, MemoryProfile
+from simulator.program import RankClass, StreamKind, TaskKind
+from simulator.spans import Span
+from simulator.timeline import Timeline
+from strategies.plan.mesh import PIPELINE
+from strategies.plan.plan import Plan
+
+Row = list[Any]
+Key = tuple[bool, int, int, int]
+
+
+def read_timeline(plan: Plan, folder: Path) -> Timeline:
+    """Return the measured timeline of the job in ``folder``: one rank a class, seconds from the first start.
+
+    A transfer lasts from when both ends are ready to when the receiver takes it. Ranks of one host
+    share its clock; those of another are put where all left the barrier before the step at once.
+    """
+    ranks = range(plan.mesh.num_ranks)
+    results = [json.loads(result_file(folder, rank).read_text()) for rank in ranks]
+    _align(results)
+    first = min(result["start"] for result in results)
+    _match_transfers(plan, results)
+    spans = [
+        Span(
+            rank, StreamKind(s), TaskKind(k), stage, microbatch, name, (start - first) / 1e9, (end - first) / 1e9, size
+        )
+        for rank in ranks
+        for s, k, stage, microbatch, name, start, end, size in results[rank]["spans"]
+    ]
+    return Timeline(
+        source="measured",
+        rank_classes=tuple(
+            RankClass(f"rank {rank}", plan.schedule.stages_of(plan.mesh.coordinate(rank, PIPELINE)), (rank,))
+            for rank in ranks
+        ),
+        spans=tuple(sorted(spans, key=lambda span: (span.start, span.end, span.rank_class))),
+        memory=tuple(_profile(rank, len(ranks), results[rank], first) for rank in ranks),
+        step_time=(max(result["end"] for result in results) - first) / 1e9,
+        engine=results[0]["engine"],
+    )
+
+
+def _align(results: list[dict[str, Any]]) -> None:
+    """Put the ranks of other hosts, in place, on the clock of the first one: all began at the same barrier.
+
+    The first rank of a host that left the barrier stands for all of its ranks.
+    """
+    begun: dict[str, int] = {}
+    for result in results:
+        begun[result["clock"]] = min(result["start"], begun.get(result["clock"], result["start"]))
+    for result in results:
+        later = begun[results[0]["clock"]] - begun[result["clock"]]
+        result["start"], result["end"] = result["start"] + later, result["end"] + later
+        for row in result["spans"]:
+            row[5:7] = [row[5] + later, row[6] + later]
+        for point in result["memory"]:
+            point[0] += later
+
+
+def _match_transfers(plan: Plan, results: list[dict[str, Any]]) -> None:
+    """Cut sends and receives, in place, to the time in which both ends took part."""
+    sends: dict[Key, Row] = {}
+    receives: dict[Key, Row] = {}
+    for rank, result in enumerate(results):
+        for row in result["spans"]:
+            stream, forward = row[0], row[0] in (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD)
+            column = rank - plan.mesh.coordinate(rank, PIPELINE) * plan.mesh.stride(PIPELINE)
+            if stream in (StreamKind.SEND_FORWARD, StreamKind.SEND_BACKWARD):
+                sends[forward, row[2], row[3], column] = row
+            elif stream in (StreamKind.RECEIVE_FORWARD, StreamKind.RECEIVE_BACKWARD):
+                receives[forward, row[2], row[3], column] = row
+    for key, receive in receives.items():
+        send = sends.get(key)
+        if send is None:  # in the step before, where steps run without a flush
+            continue
+        start = min(max(send[5], receive[5]), receive[6])
+        send[5:7] = receive[5:7] = [start, receive[6]]
+
+
+def _profile(rank: int, ranks: int, result: dict[str, Any], first: int) -> MemoryProfile:
+    resident = [float(result["resident"].get(category, 0)) for category in CATEGORIES]
+    times, usage = [0.0], [tuple(resident)]
+    for instant, taken in result["memory"]:
+        times.append(max((instant - first) / 1e9, times[-1]))
+        usage.append(tuple(held + more for held, more in zip(resident, taken, strict=True)))
+    capacity = result["capacity"] or physical_memory() / ranks
+    return MemoryProfile(rank, capacity, tuple(times), tuple(usage))
+
+
+def physical_memory() -> float:
+    """Return the bytes of main memory of this host."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def busy_by_kind(timeline: Timeline) -> dict[TaskKind, float]:
+    """Return the seconds of a step in which the mean rank runs each kind of task; kinds that never run are left out."""
+    total = sum(len(each.ranks) for each in timeline.rank_classes) * timeline.steps
+    found = {}
+    for kind in TaskKind:
+        busy = (timeline.busy(index, [kind]) * len(each.ranks) for index, each in enumerate(timeline.rank_classes))
+        if seconds := sum(busy) / total:
+            found[kind] = seconds
+    return found

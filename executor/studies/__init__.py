@@ -1,0 +1,1 @@
+"""Our own laboratory: every technique, faults, predictions and devices, as rows."""

@@ -1,0 +1,236 @@
+"""Training steps of real models on one device, set beside predictions: ``python -m executor.studies.device_trials``.
+
+Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time.
+A row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere
+(``python -m scenarios.studies.device_predictions``): here torch is needed and no simulator runs. Rows are written as
+they are measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a trial of
+the trials.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+from executor.device import CPU, CUDA, DEVICES, require_device
+from executor.job import Job
+from executor.launch.launcher import require_torch
+from executor.launch.processes import INTERRUPTED
+from executor.studies.techniques import machine
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import offloading
+from strategies.plan.problem import Problem, Training
+from strategies.plan.recomputation import Recompute
+
+WARM_UP, STEPS, FEWEST = 3, 20, 5
+LONGEST = 12.0
+"""Seconds of timed steps of a trial, about, where they are not the fewest."""
+MICROBATCHES = 2
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
+    """Return a model of Brown et al. 2020, "Language models are few-shot learners", table 2.1."""
+    return Transformer(layers, hidden, heads, heads, 4 * hidden, 50304, name=name)
+
+
+def _llama(
+    name: str,
+    layers: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    hidden: int = 2048,
+    heads: int = 32,
+    *,
+    tied: bool = False,
+) -> Transformer:
+    gated: dict[str, Any] = {"ffn_kind": "swiglu", "positions": "rotary", "tied_embeddings": tied}
+    return Transformer(layers, hidden, heads, kv_heads, ffn, vocab, name=name, **gated)
+
+
+MODELS: tuple[tuple[Transformer, int, int], ...] = (
+    (_gpt("gpt-125m", 12, 768, 12), 1024, 16),
+    (_gpt("gpt-350m", 24, 1024, 16), 1024, 16),
+    (_gpt("gpt-760m", 24, 1536, 16), 1024, 8),
+    (_gpt("gpt-1.3b", 24, 2048, 16), 2048, 4),
+    (_llama("tinyllama-1.1b", 22, 4, 5632, 32000), 2048, 4),
+    (_llama("llama-3.2-1b", 16, 8, 8192, 128256, tied=True), 2048, 2),
+)
+"""Models, tokens of a sequence and sequences of a microbatch; the last two have the sizes of Zhang et al. 2024,
+"TinyLlama", table 1, and of ``config.json`` of meta-llama/Llama-3.2-1B."""
+TINY: tuple[tuple[Transformer, int, int], ...] = (
+    (Transformer(4, 32, 2, 2, 64, 256, name="tiny-gpt"), 16, 2),
+    (_llama("tiny-llama", 4, 1, 64, 256, 32, 2), 16, 2),
+)
+"""The same for a trial on a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One plan of one model; ``profiled`` where its spans are measured too."""
+
+    name: str
+    spec: Transformer
+    training: Training
+    layout: Layout
+    profiled: bool = False
+
+    def job(self, device: str) -> Job:
+        """Return what a rank is told; steps are counted by the trial itself."""
+        problem = Problem(build(self.spec, self.training.sequence, self.training.precision), machine(1), self.training)
+        return Job(self.spec, self.training, complete(problem, self.layout), steps=STEPS, device=device)
+
+
+def trials(device: str) -> list[Trial]:
+    """Return every trial, those of small models first."""
+    models = TINY if device == CPU else MODELS
+    return [trial for number, each in enumerate(models) for trial in _of_model(*each, deep=number < 4)]
+
+
+def _of_model(spec: Transformer, sequence: int, microbatch: int, *, deep: bool) -> Iterator[Trial]:
+    """Yield the trials of a model: all variants, or those of recompute and of the optimizer on the host."""
+
+    def trial(name: str, precision: str = "bf16", profiled: bool = False, **layout: Any) -> Trial:
+        training = Training(microbatch * MICROBATCHES, sequence, precision, framework="torch")
+        return Trial(name, spec, training, Layout(microbatch=microbatch, **layout), profiled)
+
+    yield trial("plain", profiled=True)
+    yield trial("selective recompute", recompute=Recompute.SELECTIVE)
+    yield trial("full recompute", recompute=Recompute.FULL)
+    if deep:
+        yield trial("activations on the host", profiled=True, offload=offloading(["activations"]))
+        yield trial("optimizer on the host", profiled=True, offload=offloading(["optimizer"]))
+        yield trial("optimizer and parameters on the host", offload=offloading(["optimizer", "parameters"]))
+    if spec.hidden < 1500:
+        yield trial("fp32", precision="fp32")
+
+
+def measure(out: Path, device: str, seconds: float) -> dict[str, Any]:
+    """Write a row a trial to ``out`` for about ``seconds`` and return the document; it is written after every row.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such device.
+    """
+    require_torch()
+    require_device(device, 1)
+    from executor.calibration.device_machine import this_machine
+    from executor.launch.process_group import joined
+    from executor.recording.accelerator import accelerator_of  # torch takes seconds to import
+
+    end, accelerator = monotonic() + seconds, accelerator_of(device)
+    found = this_machine(device)
+    document: dict[str, Any] = {"machine": found.fields() | {"python": platform.python_version()}, "rows": []}
+    document["left_out"] = [_label(trial) for trial in trials(device)]
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as name, joined(Path(name), 600.0, accelerator):
+        for trial in trials(device):
+            if monotonic() > end:
+                break
+            document["rows"].append(_row(trial, device, Path(name)))
+            document["left_out"].pop(0)
+            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            _say(_told(document["rows"][-1]))
+    return document
+
+
+def _label(trial: Trial) -> str:
+    return f"{trial.spec.name} {trial.training.sequence} {trial.name}"
+
+
+def _row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
+    """Return the row of a trial; ``status`` is ok, oom or failed."""
+    import torch
+
+    job = trial.job(device)
+    row = {"trial": _label(trial), "job": json.loads(job.text())}
+    try:
+        return {**row, "status": "ok", **_measured(trial, job, folder)}
+    except torch.OutOfMemoryError:
+        return {**row, "status": "oom"}
+    except RuntimeError as error:  # torch's: one plan that does not run leaves the others
+        return {**row, "status": "failed", "error": str(error).strip()[:500]}
+
+
+def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
+    """Return the figures of a trial."""
+    from executor.recording.accelerator import accelerator_of
+    from executor.recording.rank_files import Heartbeat
+    from executor.recording.recorder import Recorder
+    from executor.studies.trial_trainer import TrialTrainer
+    from executor.training.measure import described, profiled_step, timed
+
+    accelerator = accelerator_of(job.device)
+    accelerator.settle(exact=False)
+    gc.collect()  # what a trial before left, that ran out of memory
+    accelerator.reset_peak()
+    trainer = TrialTrainer(job, Recorder(Heartbeat(folder, 0), accelerator.synchronise), accelerator)
+    warm = [timed(accelerator, lambda: trainer.step(0))[1] for _ in range(WARM_UP)]
+    accelerator.reset_peak()
+    count = min(max(int(LONGEST / max(warm[-1], 1e-6)), FEWEST), STEPS)
+    losses, times = zip(*(timed(accelerator, lambda: trainer.step(0)) for _ in range(count)), strict=True)
+    found = {
+        "step_time": median(times),
+        "step_times": list(times),
+        "loss": losses[-1],
+        "parameters": sum(p.numel() for p in trainer.parameters),
+        "host_peak": trainer.host.peak,
+        **described(accelerator.held()),
+    }
+    return found | ({"kinds": _kinds(job, profiled_step(trainer), found, folder)} if trial.profiled else {})
+
+
+def _kinds(job: Job, profiled: dict[str, Any], found: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Return how long each kind of task ran in a profiled step, and how long that was."""
+    from executor.job import result_file
+    from executor.recording.timeline import busy_by_kind, read_timeline
+
+    result_file(folder, 0).write_text(json.dumps(profiled))
+    timeline = read_timeline(job.plan, folder)
+    return {str(kind): taken for kind, taken in busy_by_kind(timeline).items()} | {"step": timeline.step_time}
+
+
+def _told(row: dict[str, Any]) -> str:
+    held = row.get("held")
+    peak = f", {held['peak'] / 2**30:.1f} GiB" if held else ""
+    what = f"{row['step_time'] * 1e3:.1f} ms{peak}" if row["status"] == "ok" else row.get("error", row["status"])
+    return f"{row['trial']}: {what}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure as the command line says and return the exit code: 0, 2 bad input, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m executor.studies.device_trials", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where rows go")
+    parser.add_argument("--device", choices=DEVICES, default=CUDA, help="cuda, or cpu with tiny models (cuda)")
+    parser.add_argument("--seconds", type=float, default=450.0, help="after which no trial begins (450)")
+    given = parser.parse_args(arguments)
+    try:
+        document = measure(given.out, given.device, given.seconds)
+    except KeyboardInterrupt:
+        _say(f"interrupted: {given.out} has the rows that are done")
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        _say(str(error))
+        return 2
+    for label in document["left_out"]:
+        _say(f"left out, for time: {label}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

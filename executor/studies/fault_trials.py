@@ -1,0 +1,306 @@
+"""Ranks of small runs are killed or stopped, each at a moment that a seed draws.
+
+``python -m executor.studies.fault_trials`` does so. After every fault the survivors are gone in time, the message names
+rank, step and operation, and neither a process nor a listening port is left; while the run went on, nothing listened
+where another machine could reach it.
+
+One rank of a small run is killed or stopped at a moment that is drawn, and what the launcher makes of it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from signal import SIGKILL, SIGSTOP, Signals
+from statistics import median
+from threading import Thread
+
+from executor.job import Job
+from executor.launch.doctor import circumstances, today
+from executor.launch.launcher import ExecutionError, launch
+from executor.launch.processes import INTERRUPTED, children, is_alive, is_loopback, listeners, listening
+from executor.recording.rank_files import operation, read_beat
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import homogeneous
+from simulator.machine.host import Host
+from simulator.machine.topology import Link
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem, Training
+
+LIMIT = 10.0
+"""Seconds within which nothing of a run is left once a rank is killed, or once a stopped one has been waited for."""
+PHASES = ("start", "build", "forward", "backward", "gradients", "optimizer")
+_STEPLESS = ("start", "build")
+_DELAY = {"start": 1.0}
+"""Seconds, at most, from the begin of a phase to the fault; elsewhere `_SHORT`, about a pass of the small model."""
+_SHORT = 0.005
+_LOOK = 0.0005
+WORDS = {SIGKILL: "was killed by SIGKILL", SIGSTOP: "was stopped by a signal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to whom and when: ``delay`` seconds after ``rank`` is first seen in ``phase`` of ``step``, or later.
+
+    ``step`` is -1 in the phases before the first.
+    """
+
+    rank: int
+    signal: Signals
+    phase: str
+    step: int
+    delay: float
+
+    @classmethod
+    def drawn(cls, random: Random, number: Signals, ranks: int, steps: int) -> "Fault":
+        """Return a fault of any rank, in any phase, of any of the first ``steps`` steps."""
+        rank, phase = random.randrange(ranks), random.choice(PHASES)
+        step = -1 if phase in _STEPLESS else random.randrange(steps)
+        return cls(rank, number, phase, step, random.uniform(0.0, _DELAY.get(phase, _SHORT)))
+
+    def is_due(self, beat: str) -> bool:
+        """Return whether a rank with this beat is where the fault comes, or past it.
+
+        >>> fault = Fault(0, SIGKILL, "backward", 1, 0.0)
+        >>> [fault.is_due(beat) for beat in ("", "2 build", "9 step 1, forward 0F0", "10 step 1, backward 0B0")]
+        [False, False, False, True]
+        >>> fault.is_due("30 step 2, forward 0F0")
+        True
+        """
+        where = operation(beat)
+        step = int(where.removeprefix("step ").partition(",")[0]) if where.startswith("step ") else -1
+        return step > self.step or (step == self.step and where.rpartition(", ")[2].startswith(self.phase))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was seen of a fault.
+
+    Parameters
+    ----------
+    place
+        Where the rank was, by its own last beat.
+    seconds
+        From the fault until no rank was left.
+    rank_named, place_named
+        Whether the message says which rank it was, what happened to it, and where it was.
+    orphans
+        Processes of the run that were left.
+    ports
+        Ports of the run on which anybody still listened.
+    exposed
+        Addresses on which the ranks listened that other machines can reach.
+    """
+
+    fault: Fault
+    place: str
+    seconds: float
+    rank_named: bool
+    place_named: bool
+    orphans: tuple[int, ...]
+    ports: tuple[int, ...]
+    exposed: tuple[str, ...]
+    message: str
+
+    def holds(self, limit: float = LIMIT) -> bool:
+        """Return whether all is as it should be, within ``limit`` seconds."""
+        left = self.orphans or self.ports or self.exposed
+        return self.rank_named and self.place_named and not left and self.seconds < limit
+
+
+class _Culprit(Thread):
+    """Waits for the moment of a fault, then sends the signal; notes what the run was just before."""
+
+    def __init__(self, fault: Fault, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.fault, self.folder = fault, folder
+        self.over = False
+        self.sent = 0.0
+        self.before = ""
+        self.others = set(children(os.getpid()))  # of whoever asks for a trial
+        self.pids: list[int] = []
+        self.places: set[tuple[str, int]] = set()
+
+    def run(self) -> None:
+        """Send the signal, unless the run is over before."""
+        victim = None
+        while victim is None or not self.fault.is_due(read_beat(self.folder, self.fault.rank)):
+            if self.over:
+                return
+            victim = victim or _process_of(self.fault.rank)
+            time.sleep(_LOOK)
+        time.sleep(self.fault.delay)
+        self.pids = [pid for pid in children(os.getpid()) if pid not in self.others]
+        self.places = listening(self.pids)
+        self.before = operation(read_beat(self.folder, self.fault.rank))
+        os.kill(victim, self.fault.signal)
+        self.sent = time.monotonic()
+
+
+def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
+    """Return what came of a fault in a run of ``job`` in an empty folder, which keeps what the run left.
+
+    A fault that never came, because the run ended before, does not hold.
+    """
+    path = job.write(folder).resolve()
+    culprit = _Culprit(fault, folder)
+    culprit.start()
+    message = ""
+    try:
+        launch("executor.launch.worker", [str(path)], folder, job.plan.mesh.num_ranks, timeout=job.timeout)
+    except ExecutionError as error:
+        message = str(error)
+    gone = time.monotonic()
+    culprit.over = True
+    culprit.join()
+    headline, place = message.partition("\n")[0], operation(read_beat(folder, fault.rank))
+    return Outcome(
+        fault,
+        place,
+        gone - culprit.sent if culprit.sent else 0.0,
+        rank_named=bool(culprit.sent) and headline.startswith(f"rank {fault.rank} {WORDS[fault.signal]}"),
+        place_named=any(f"(at {seen}; rank " in headline for seen in {place, culprit.before}),
+        orphans=tuple(pid for pid in culprit.pids if is_alive(pid)),
+        ports=tuple(sorted(port for _, port in culprit.places & listeners())),
+        exposed=tuple(sorted(address for address, _ in culprit.places if not is_loopback(address))),
+        message=headline or "all ranks ended well",
+    )
+
+
+def _process_of(rank: int) -> int | None:
+    """Return the process that runs a rank of this process's run; None before it does."""
+    for pid in children(os.getpid()):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if (
+            f"RANK={rank}".encode() in environment
+            and b"executor.launch.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ):
+            return pid
+    return None
+
+
+STEPS, FAULTY_STEPS = 50, 4
+"""Steps of a run, and in how many of them a fault may come: on a busy machine it comes late, and must find the run."""
+KILL_TIMEOUT, STOP_TIMEOUT = 300.0, 60.0
+"""Seconds that a rank is waited for: fewer where that is what ends the run, yet more than torch takes to start."""
+_COLUMNS = "{:>5}  {:<7}  {:>4}  {:<28}  {:>7}  {:>5}  {:>5}  {:>7}  {:>5}  {:<6}"
+_HEAD = ("trial", "signal", "rank", "at", "gone in", "rank", "place", "orphans", "ports", "holds")
+
+
+def small_job(ranks: int, timeout: float) -> Job:
+    """Return a run of a tiny transformer: pipeline 2 where the ranks are even, data for the rest, ZeRO-1."""
+    spec = Transformer(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
+    pipeline = 2 if ranks % 2 == 0 else 1
+    layout = Layout(data=ranks // pipeline, pipeline=pipeline, microbatch=1, zero=1)
+    training = Training(4 * layout.data, 16, "fp32", "adamw")
+    core = Accelerator("core", (("fp32", 1e11),), memory=2.0**33, memory_bandwidth=1e10)
+    link = Link(latency=1e-6, bandwidth=1e9)
+    cluster = homogeneous("this machine", core, Host("host", 2.0**34), 1, ranks, link, link)
+    plan = complete(Problem(build(spec, training.sequence, training.precision), cluster, training), layout)
+    return Job(spec, training, plan, STEPS, profile=False, timeout=timeout)
+
+
+def trials(kills: int, stops: int, ranks: int, seed: int) -> Iterator[Outcome]:
+    """Yield what came of every fault; trial ``i`` of a seed is the same for any number of trials."""
+    for index in range(kills + stops):
+        number = SIGKILL if index < kills else SIGSTOP
+        fault = Fault.drawn(
+            Random(f"{seed} {number.name} {index if index < kills else index - kills}"), number, ranks, FAULTY_STEPS
+        )
+        with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
+            timeout = KILL_TIMEOUT if number is SIGKILL else STOP_TIMEOUT
+            yield suffer(fault, small_job(ranks, timeout), Path(name))
+
+
+def limit_of(outcome: Outcome) -> float:
+    """Return the seconds within which a run must be gone: a stopped rank is waited for first."""
+    return LIMIT + (STOP_TIMEOUT if outcome.fault.signal is SIGSTOP else 0.0)
+
+
+def to_json(outcomes: Sequence[Outcome], ranks: int, seed: int) -> dict[str, object]:
+    """Return all trials as JSON-ready data."""
+    rows = []
+    for outcome in outcomes:
+        row = asdict(outcome)
+        fault = row.pop("fault") | {"signal": outcome.fault.signal.name}
+        rows.append(fault | row | {"holds": outcome.holds(limit_of(outcome))})
+    held = sum(bool(row["holds"]) for row in rows)
+    head = {"date": today(), **circumstances(), "ranks": ranks, "seed": seed, "trials": len(rows), "held": held}
+    return {**head, "rows": rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials, print a line for each and write JSON after each; return 0 where all held, else 1.
+
+    An interrupt ends them with what is done.
+    """
+    parser = argparse.ArgumentParser(prog="python -m executor.studies.fault_trials", description=__doc__)
+    parser.add_argument("--trials", type=int, default=20, help="ranks to kill with SIGKILL, one a run")
+    parser.add_argument("--stops", type=int, default=0, help="ranks to stop with SIGSTOP, one a run")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of a run, at least 2")
+    parser.add_argument("--seed", type=int, default=0, help="draws rank, phase, step and delay of every fault")
+    parser.add_argument("--out", type=Path, help="write all that was seen (.json)")
+    given = parser.parse_args(arguments)
+    if given.ranks < 2 or given.trials < 0 or given.stops < 0:
+        parser.error(
+            f"--ranks is at least 2, --trials and --stops at least 0, met {given.ranks}, {given.trials}, {given.stops}"
+        )
+    if given.out is not None and not given.out.parent.is_dir():
+        parser.error(f"--out is in a folder that exists, met {given.out}")
+    print(_COLUMNS.format(*_HEAD))
+    outcomes = []
+    interrupted = False
+    try:
+        for index, outcome in enumerate(trials(given.trials, given.stops, given.ranks, given.seed)):
+            outcomes.append(outcome)
+            print(_line(index, outcome), flush=True)
+            if given.out is not None:
+                given.out.write_text(json.dumps(to_json(outcomes, given.ranks, given.seed), indent=1) + "\n")
+    except KeyboardInterrupt:
+        interrupted = True
+    print(_summary(outcomes))
+    if interrupted:
+        return INTERRUPTED
+    return 0 if all(outcome.holds(limit_of(outcome)) for outcome in outcomes) else 1
+
+
+def _line(index: int, outcome: Outcome) -> str:
+    yes = {True: "yes", False: "NO"}
+    return _COLUMNS.format(
+        index,
+        outcome.fault.signal.name,
+        outcome.fault.rank,
+        outcome.place[:28],
+        f"{outcome.seconds:.2f} s",
+        yes[outcome.rank_named],
+        yes[outcome.place_named],
+        len(outcome.orphans),
+        len(outcome.ports),
+        yes[outcome.holds(limit_of(outcome))],
+    )
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    held = sum(outcome.holds(limit_of(outcome)) for outcome in outcomes)
+    lines = [f"{held} of {len(outcomes)} hold"]
+    for number in (SIGKILL, SIGSTOP):
+        seconds = [outcome.seconds for outcome in outcomes if outcome.fault.signal is number]
+        if seconds:
+            lines.append(f"{number.name}: gone in {median(seconds):.2f} s (median), {max(seconds):.2f} s at most")
+    return "; ".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Every technique alone, every two and some threes of them, run for real and compared with one process in fp64.
+
+``python -m executor.studies.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them as JSON
+lines and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from executor.check.verification import TOLERANCE, Verification
+from executor.job import Job
+from executor.launch.doctor import circumstances, today
+from executor.launch.launcher import ExecutionError, require_torch
+from executor.launch.processes import INTERRUPTED
+from executor.launch.run import compare, run_jobs
+from executor.studies.techniques import STEPS, Combination, plans, techniques
+
+ROWS, PAGE = "plan-matrix.jsonl", "plan-matrix.md"
+TOGETHER = 12
+"""Plans that one launch runs one after the other."""
+EQUAL, DIFFERENT, FAILED, REFUSED, LEFT_OUT = "equal", "different", "failed", "refused", "left out"
+_MEASURED = ("key", "state", "loss", "gradient", "parameter")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One plan, and all combinations of techniques that mean it."""
+
+    combination: Combination
+    key: str
+
+    @property
+    def job(self) -> Job:
+        """What runs it."""
+        assert self.combination.job is not None
+        return self.combination.job
+
+
+def trials(combinations: Iterable[Combination]) -> tuple[Trial, ...]:
+    """Return the plans that run, each once, in order of their number of ranks."""
+    found: dict[str, Trial] = {}
+    for each in combinations:
+        if each.job is not None:
+            found.setdefault(key_of(each.job), Trial(each, key_of(each.job)))
+    return tuple(sorted(found.values(), key=lambda trial: trial.combination.ranks))
+
+
+def key_of(job: Job) -> str:
+    """Return a short name of what a job computes: equal for equal jobs, on any machine."""
+    document = {"spec": asdict(job.spec), "training": asdict(job.training), "plan": job.plan.to_json()}
+    return sha256(json.dumps([document, job.steps, job.seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def run(
+    chosen: Sequence[Trial], known: Mapping[str, Row], progress: Callable[[str], None], *, seconds: float = inf
+) -> Iterator[Row]:
+    """Yield what came of every trial that is not ``known``, as soon as its launch has ended.
+
+    Plans of as many ranks run in one launch. Where one fails, those after it run in another. No launch begins after
+    so many ``seconds``.
+    """
+    open_ones = [trial for trial in chosen if trial.key not in known]
+    done, start = 0, time.monotonic()
+    for ranks in sorted({trial.combination.ranks for trial in open_ones}):
+        of_size = [trial for trial in open_ones if trial.combination.ranks == ranks]
+        while of_size and time.monotonic() - start < seconds:
+            progress(f"{done} of {len(open_ones)} plans, {ranks} ranks: {of_size[0].combination.name} ...")
+            rows = _launch(of_size[:TOGETHER])
+            yield from rows
+            of_size = of_size[len(rows) :]
+            done += len(rows)
+
+
+def _launch(chosen: Sequence[Trial]) -> list[Row]:
+    """Return what came of trials in one launch, up to the first that makes it fail."""
+    with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
+        pairs = [(trial.job, Path(name) / str(number)) for number, trial in enumerate(chosen)]
+        stopped = ""
+        try:
+            run_jobs(pairs)
+        except ExecutionError as error:
+            stopped = str(error).splitlines()[0]
+        rows = []
+        for trial, (job, folder) in zip(chosen, pairs, strict=True):
+            try:
+                rows.append(_compared(trial, compare(job, folder)))
+            except (ValueError, LookupError, OSError) as error:  # the ranks did not leave all that they should
+                rows.append(_failed(trial, stopped or f"{type(error).__name__}: {error}"))
+                if stopped:
+                    break
+        return rows
+
+
+def _compared(trial: Trial, found: Verification) -> Row:
+    errors = {name: getattr(found, f"{name}_error") for name in ("loss", "gradient", "parameter")}
+    return {"key": trial.key, "state": EQUAL if found.equal else DIFFERENT, **errors}
+
+
+def _failed(trial: Trial, why: str) -> Row:
+    return {"key": trial.key, "state": FAILED, "reason": why}
+
+
+def head_of_rows() -> dict[str, Any]:
+    """Return under what the rows of a file were measured, its date left out."""
+    return {**circumstances(), "steps": STEPS, "precision": "fp64", "tolerance": TOLERANCE}
+
+
+def known_rows(path: Path) -> tuple[dict[str, Any], dict[str, Row]]:
+    """Return the head of a file and its rows by key; neither where it is missing or of other circumstances."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut short
+    now = head_of_rows()
+    if not rows or {name: value for name, value in rows[0].items() if name != "date"} != now:
+        return {"date": today(), **now}, {}
+    told = (row for row in rows[1:] if row["state"] in (EQUAL, DIFFERENT))
+    return rows[0], {row["key"]: {name: row[name] for name in _MEASURED} for row in told}
+
+
+def table(combinations: Sequence[Combination], ranks: Sequence[int], found: Mapping[str, Row]) -> list[Row]:
+    """Return a row for every combination but those whose techniques exclude each other, in order.
+
+    ``same_as`` names the first combination that means the same plan.
+    """
+    kinds = {technique.name: technique.kind for technique in techniques()}
+    first: dict[str, str] = {}
+    rows: list[Row] = []
+    for each in combinations:
+        if each.clash:
+            continue
+        row: dict[str, Any] = {"techniques": list(each.names), "kinds": [kinds[name] for name in each.names]}
+        if each.job is None:
+            rows.append(row | {"state": REFUSED, "reason": "; ".join(each.reasons)})
+            continue
+        key = key_of(each.job)
+        row |= {"ranks": each.ranks, "plan": each.job.plan.describe()}
+        if first.setdefault(key, each.name) != each.name:
+            row["same_as"] = first[key]
+        if each.ranks not in ranks:
+            row |= {"state": LEFT_OUT, "reason": f"{each.ranks} ranks, not one of {', '.join(map(str, ranks))}"}
+        elif key not in found:
+            row |= {"state": LEFT_OUT, "reason": "not run yet: time was up"}
+        rows.append(row | dict(found.get(key, {"key": key})))
+    return rows
+
+
+def page(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return the table as Markdown: what ran, and what is refused by reason."""
+    own = [row for row in rows if "same_as" not in row]
+    ran = [row for row in own if row.get("state") in (EQUAL, DIFFERENT, FAILED)]
+    equal = [row for row in ran if row["state"] == EQUAL]
+    refused = [row for row in own if row.get("state") == REFUSED]
+    worst = max((row["gradient"] for row in equal), default=0.0)
+    lines = [
+        "# Plans that ran, against one process",
+        "",
+        f"Every technique alone, every two, and some threes, {head['steps']} steps in {head['precision']}: "
+        f"{len(equal)} of {len(ran)} plans equal one process (loss and gradients within {head['tolerance']:g}; "
+        f"largest gradient error {worst:.1e}), {len(refused)} are refused before anything starts.",
+        "",
+        f"Written by `python -m executor.studies.plan_matrix` on {head['date']} with torch {head['torch']}, "
+        f"Python {head['python']}, {head['machine']}.",
+        "",
+        "| techniques | plan | ranks | loss error | gradient error | parameter error | equal |",
+        "|---|---|---|---|---|---|---|",
+        *map(_line, ran),
+        "",
+        "## Refused",
+        "",
+        *_by_reason(refused),
+        "",
+        "## Left out",
+        "",
+        *_by_reason(row for row in own if row.get("state") == LEFT_OUT),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _by_reason(rows: Iterable[Row]) -> list[str]:
+    """Return reasons as items of a list, each with the techniques that it holds for; that there are none where none."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row["reason"], []).append(" + ".join(row["techniques"]))
+    return [f"- {reason}\n  ({'; '.join(names)})" for reason, names in reasons.items()] or ["None."]
+
+
+def _line(row: Row) -> str:
+    start = f"| {' + '.join(row['techniques'])} | {row['plan']} | {row['ranks']} |"
+    if row["state"] == FAILED:
+        return f"{start} | | | failed: {row['reason'].replace('|', '/')} |"
+    errors = " | ".join(f"{row[name]:.1e}" for name in ("loss", "gradient", "parameter"))
+    return f"{start} {errors} | {'yes' if row['state'] == EQUAL else '**no**'} |"
+
+
+def write(
+    folder: Path,
+    ranks: Sequence[int],
+    combinations: Sequence[Combination],
+    say: Callable[[str], None],
+    seconds: float = inf,
+) -> bool:
+    """Run what is not known yet, write both files into ``folder``, and return whether all that ran is equal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ROWS
+    head, known = known_rows(path)
+    chosen = [trial for trial in trials(combinations) if trial.combination.ranks in ranks]
+    found = dict(known)
+    with path.open("w") as lines:
+        for row in (head, *known.values()):
+            lines.write(json.dumps(row) + "\n")
+        lines.flush()
+        for row in run(chosen, known, say, seconds=seconds):
+            found[row["key"]] = row
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            if row["state"] != EQUAL:
+                say(f"{row['state']}: {row}")
+    rows = table(combinations, ranks, found)
+    path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)))
+    (folder / PAGE).write_text(page(head, rows))
+    return all(row.get("state") not in (DIFFERENT, FAILED) for row in rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the matrix and return the exit code: 0 where all that ran is equal to one process."""
+    parser = argparse.ArgumentParser(prog="python -m executor.studies.plan_matrix", description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="processes of the plans that run")
+    parser.add_argument("--out", type=Path, default=Path("reports/executor"), help="folder of table and rows")
+    parser.add_argument("--seconds", type=float, default=inf, help="no launch begins after so long; run again to go on")
+    asked = parser.parse_args(arguments)
+    require_torch()
+    chosen = tuple(plans())
+    try:
+        equal = write(asked.out, asked.ranks, chosen, _say, asked.seconds)
+    except KeyboardInterrupt:
+        _say("interrupted; run again to go on")
+        return INTERRUPTED
+    return 0 if equal else 1
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

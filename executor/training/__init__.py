@@ -1,0 +1,1 @@
+"""The training of one rank: data, optimizer, steps and checkpoints."""

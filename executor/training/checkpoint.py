@@ -1,0 +1,371 @@
+"""Checkpoints on disk: folders that appear whole, whose every byte is verified before any of it is read.
+
+A run keeps them in ``checkpoints/step-00000020`` and so on, 20 being the steps done::
+
+    rank-0.bin        pieces of tensors, one after the other, as this rank held them
+    manifest.json     step, seed, what was trained and how, and of every file its size, SHA-256 and pieces
+    manifest.sha256   SHA-256 of the manifest, as ``sha256sum -c`` reads it
+
+Files are written into ``step-00000020.partial``, the manifest last, and forced to the disk before the folder is
+renamed: a folder without that ending is whole. Nothing in a checkpoint is code, and nothing is unpickled. What a
+manifest says is checked against the files before it is believed, so one that was made to deceive names no file
+outside its folder and makes nobody allocate more than the model needs. The digests find damage; they do not prove
+who wrote a checkpoint.
+
+``torch.distributed.checkpoint`` is not used: its ``.metadata`` file is a pickle, which runs code when it is read (torch
+2.13, ``FileSystemReader.read_metadata``), its files have no digests, and the states of `ZeroRedundancyOptimizer` and
+of the executor's own optimizers would have to be gathered for it.
+"""
+
+import errno
+import json
+import mmap
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.brief import brief
+from simulator.files import parse_json
+
+VERSION = 1
+MANIFEST, SEAL = "manifest.json", "manifest.sha256"
+MAX_MANIFEST_BYTES = 2**24
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
+"""Bytes of an element of the dtypes that a checkpoint may hold, by torch's names."""
+_FOLDER = re.compile(r"step-(\d{8,15})")
+_FILE = re.compile(r"rank-\d{1,7}\.bin")
+_PARTIAL = ".partial"
+_BLOCK = 2**22
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; the ones before are as they were."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint is not what was written."""
+
+
+class Box(NamedTuple):
+    """A range of indices of a tensor: from ``offsets``, ``sizes`` many along each dim."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Elements in it."""
+        return prod(self.sizes)
+
+    def overlap(self, other: "Box") -> "Box | None":
+        """Return the indices that both have; ``None`` where there are none.
+
+        >>> Box((0, 4), (2, 4)).overlap(Box((1, 0), (5, 6)))
+        Box(offsets=(1, 4), sizes=(1, 2))
+        """
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = (min(a + m, b + n) for a, m, b, n in zip(*self, *other, strict=True))
+        sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, sizes) if min(sizes, default=1) > 0 else None
+
+    def within(self, outer: "Box") -> tuple[slice, ...]:
+        """Return where this range lies in a tensor that holds ``outer``."""
+        starts = (mine - theirs for mine, theirs in zip(self.offsets, outer.offsets, strict=True))
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
+
+
+def boxes(box: Box, start: int, stop: int) -> Iterator[tuple[int, Box]]:
+    """Yield ranges of indices that make up elements ``start`` to ``stop`` of a range, row by row, and where they begin.
+
+    >>> [(place, part.offsets, part.sizes) for place, part in boxes(Box((0, 4), (3, 5)), 3, 11)]
+    [(3, (0, 7), (1, 2)), (5, (1, 4), (1, 5)), (10, (2, 4), (1, 1))]
+    """
+    if len(box.sizes) == 1:
+        yield start, Box((box.offsets[0] + start,), (stop - start,))
+        return
+    row = Box(box.offsets[1:], box.sizes[1:])
+    while start < stop:
+        index, within = divmod(start, row.volume)
+        whole = (stop - start) // row.volume if within == 0 else 0
+        if whole:
+            yield start, Box((box.offsets[0] + index, *row.offsets), (whole, *row.sizes))
+            start += whole * row.volume
+            continue
+        end = min(stop, (index + 1) * row.volume)
+        for place, part in boxes(row, within, end - index * row.volume):
+            yield index * row.volume + place, Box((box.offsets[0] + index, *part.offsets), (1, *part.sizes))
+        start = end
+
+
+class Stored(NamedTuple):
+    """Where a piece of a tensor lies: in which file, from which byte on."""
+
+    box: Box
+    file: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose manifest holds together; `verify` reads the rest.
+
+    Parameters
+    ----------
+    facts
+        What the manifest says besides its tensors: step, seed, model, training, learning rate, data.
+    shapes, dtypes
+        Of whole tensors, by name.
+    pieces
+        Where their pieces lie.
+    files
+        Bytes and SHA-256 of every file.
+    """
+
+    folder: Path
+    facts: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    pieces: Mapping[str, tuple[Stored, ...]]
+    files: Mapping[str, tuple[int, str]]
+
+    __repr__ = brief()
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        step: int = self.facts["step"]
+        return step
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Return the checkpoint in a folder; ``DamagedError`` where its manifest is damaged or contradicts itself."""
+        text = _small(folder / MANIFEST, MAX_MANIFEST_BYTES)
+        if _small(folder / SEAL, 200) != seal(text):
+            raise DamagedError(f"{folder / MANIFEST} has the SHA-256 that {SEAL} states, met another")
+        return manifest(folder, text)
+
+    def verify(self) -> None:
+        """Return where every file is as it was written, else raise ``DamagedError``."""
+        for name in self.files:
+            self.mapped(name).close()
+
+    def mapped(self, name: str) -> mmap.mmap:
+        """Return a file's bytes, in memory of this process alone, once their SHA-256 has been found right."""
+        size, digest = self.files[name]
+        path = self.folder / name
+        with _opened(path) as file:
+            if (met := os.fstat(file.fileno()).st_size) != size:
+                raise DamagedError(f"{path} has {size} bytes, met {met}")
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        if digest_of(memory) != digest:
+            memory.close()
+            raise DamagedError(f"{path} has the SHA-256 that the manifest states, met another")
+        return memory
+
+
+def manifest(folder: Path, text: bytes) -> Checkpoint:
+    """Return the checkpoint in a folder whose manifest is ``text``; ``DamagedError`` where that contradicts itself."""
+    try:
+        return _checked(folder, parse_json(text))
+    except DamagedError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{folder / MANIFEST} is a manifest of this program, met none: {error!r:.200}") from None
+
+
+def seal(manifest: bytes) -> bytes:
+    """Return what the file beside a manifest says."""
+    return f"{sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def digest_of(data: mmap.mmap) -> str:
+    """Return the SHA-256 of ``data``, read in blocks."""
+    found = sha256()
+    for start in range(0, len(data), _BLOCK):
+        found.update(data[start : start + _BLOCK])
+    return found.hexdigest()
+
+
+def _opened(path: Path) -> Any:
+    """Return a file open for reading: one that is itself in its folder, and no pipe or device."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{path} is a file, met something else")
+    return os.fdopen(descriptor, "rb")
+
+
+def _small(path: Path, most: int) -> bytes:
+    with _opened(path) as file:
+        text: bytes = file.read(most + 1)
+    if len(text) > most:
+        raise DamagedError(f"{path} has at most {most} bytes, met more")
+    return text
+
+
+def _checked(folder: Path, document: dict[str, Any]) -> Checkpoint:
+    """Return what a manifest says where every statement about files and tensors is possible."""
+    if document["version"] != VERSION:
+        raise DamagedError(f"{folder / MANIFEST} has version {VERSION}, met {document['version']!r:.40}")
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, (dtype, shape) in document["tensors"].items():
+        shapes[name], dtypes[name] = _sizes(shape), dtype
+        if dtype not in ITEMSIZE:
+            raise DamagedError(f"{folder / MANIFEST}: a dtype is one of {', '.join(ITEMSIZE)}, met {dtype!r:.40}")
+    files: dict[str, tuple[int, str]] = {}
+    pieces: dict[str, list[Stored]] = {name: [] for name in shapes}
+    for name, file in document["files"].items():
+        size, digest = _sizes([file["bytes"]])[0], file["sha256"]
+        if not _FILE.fullmatch(name) or not size or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise DamagedError(f"{folder / MANIFEST}: a file is rank-N.bin with bytes and SHA-256, met {name!r:.80}")
+        files[name] = size, digest
+        for tensor, offsets, sizes, start in file["pieces"]:
+            box = Box(_sizes(offsets), _sizes(sizes))
+            end = _sizes([start])[0] + box.volume * ITEMSIZE[dtypes[tensor]]
+            ends = [a + b for a, b in zip(*box, strict=True)]
+            if end > size or any(a > b for a, b in zip(ends, shapes[tensor], strict=True)):
+                raise DamagedError(f"{folder / MANIFEST}: a piece lies in its file and tensor, met {tensor!r:.80}")
+            pieces[tensor].append(Stored(box, name, start))
+    for name, shape in shapes.items():
+        if sum(piece.box.volume for piece in pieces[name]) != prod(shape):
+            raise DamagedError(f"{folder / MANIFEST}: pieces make up every tensor, met {name!r:.80}")
+    facts = {key: value for key, value in document.items() if key not in ("tensors", "files")}
+    _sizes([facts["step"], facts["seed"]])
+    return Checkpoint(folder, facts, shapes, dtypes, {name: tuple(each) for name, each in pieces.items()}, files)
+
+
+def _sizes(values: list[int]) -> tuple[int, ...]:
+    """Return a few whole numbers that are counts, else raise ``DamagedError``."""
+    if len(values) > 8 or any(type(value) is not int or not 0 <= value < 2**63 for value in values):
+        raise DamagedError(f"a manifest counts in whole numbers from 0 on, of 8 dims at most, met {values!r:.80}")
+    return tuple(values)
+
+
+def names(place: Path) -> list[Path]:
+    """Return the folders of checkpoints in a folder, newest first, whether or not they are good."""
+    found = [path for path in place.glob("step-*") if _FOLDER.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def last_good(place: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Return the newest checkpoint in a folder that is verified, and what is wrong with those after it.
+
+    Raises
+    ------
+    ValueError
+        Where there is none.
+    """
+    reasons: list[str] = []
+    for path in names(place):
+        try:
+            checkpoint = Checkpoint.open(path)
+            if path.name != folder_name(checkpoint.step):
+                raise DamagedError(f"{path} is the checkpoint of its step, met that of step {checkpoint.step}")
+            checkpoint.verify()
+        except DamagedError as error:
+            reasons.append(str(error))
+        else:
+            return checkpoint, tuple(reasons)
+    met = f"each is damaged: {'; '.join(reasons)}" if reasons else "met none"
+    raise ValueError(f"{place}: resuming needs a checkpoint, {met}")
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the checkpoint after ``step`` steps.
+
+    >>> folder_name(20)
+    'step-00000020'
+    """
+    return f"step-{step:08d}"
+
+
+def begin(place: Path, step: int) -> Path:
+    """Return the folder into which the files of a checkpoint go; what a killed run left half written is removed."""
+    place.mkdir(parents=True, exist_ok=True)
+    sweep(place)
+    partial = place / (folder_name(step) + _PARTIAL)
+    partial.mkdir()
+    return partial
+
+
+def sweep(place: Path) -> None:
+    """Remove what was left half written, or half removed, in a folder of checkpoints; nobody may be writing there."""
+    for left in place.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(left)
+
+
+def write_file(path: Path, chunks: Iterable[memoryview]) -> tuple[int, str]:
+    """Write a new file to the disk and return its bytes and SHA-256."""
+    found, size = sha256(), 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            found.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, found.hexdigest()
+
+
+def commit(partial: Path, document: Mapping[str, Any], keep: int) -> Path:
+    """Write the manifest, give the folder its name, remove all but the newest ``keep`` and return where it is.
+
+    Those of later steps go too: a run that resumes takes the newest good one, so they are damaged.
+    """
+    text = json.dumps({"version": VERSION, **document}, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, met {len(text)}: too many tensors")
+    for name, content in ((MANIFEST, text), (SEAL, seal(text))):
+        write_file(partial / name, [memoryview(content)])
+    _sync(partial)
+    final = partial.with_name(partial.name.removesuffix(_PARTIAL))
+    if final.exists():
+        _discard(final)
+    partial.rename(final)
+    _sync(final.parent)
+    others = names(final.parent)
+    place = others.index(final)
+    for other in (*others[:place], *others[place + keep :]):
+        _discard(other)
+    return final
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint so that no part of it is ever taken for the whole."""
+    condemned = folder.with_name(f"{folder.name}.old{_PARTIAL}")
+    folder.rename(condemned)
+    shutil.rmtree(condemned)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def abandon(partial: Path) -> None:
+    """Remove a checkpoint that could not be finished."""
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def reason(error: OSError) -> str:
+    """Return why something could not be written.
+
+    >>> reason(OSError(errno.ENOSPC, "No space left on device"))
+    'the disk is full'
+    """
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full" if full else error.strerror or str(error)

@@ -1,0 +1,129 @@
+"""How a run goes on from a checkpoint: what has to be the same, what is taken from it, and what is refused."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from executor.job import CONSTANT, Job, LearningRate, checkpoints_folder
+from executor.training.checkpoint import Checkpoint, last_good, names
+from executor.training.data import Text, TextFiles, text_of
+
+_TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_precision", "gradient_clipping")
+"""What of a training step decides the numbers that a run computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a long run has beside its plan and steps.
+
+    Parameters
+    ----------
+    data
+        A text file or a folder of them, as bytes; ``None`` for the documentation topics that ship with Python.
+    learning_rate
+        ``None`` for that of the checkpoint that is resumed, or for the optimizer's usual one, without a schedule.
+    checkpoint_every
+        Steps from one checkpoint to the next, and one after the last step; 0 for none.
+    keep
+        Newest checkpoints that stay.
+    resume
+        Whether the run goes on from the newest good checkpoint in its folder.
+    """
+
+    data: str | None = None
+    learning_rate: LearningRate | None = None
+    checkpoint_every: int = 0
+    keep: int = 2
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 0 or self.keep < 1:
+            met = f"met {self.checkpoint_every} and {self.keep}"
+            raise ValueError(f"checkpoint_every is at least 0 and keep_checkpoints at least 1, {met}")
+
+
+def facts(job: Job, text: Text) -> dict[str, Any]:
+    """Return what a checkpoint of a job says besides its step and tensors, as JSON reads it back."""
+    document = {
+        "model": asdict(job.spec),
+        "training": {field: getattr(job.training, field) for field in _TRAINING},
+        "plan": job.plan.describe(),
+        "seed": job.seed,
+        "learning_rate": asdict(job.learning_rate),
+        "data": {"name": text.name, "bytes": text.num_bytes, "sha256": text.digest},
+    }
+    result: dict[str, Any] = json.loads(json.dumps(document))
+    return result
+
+
+def prepared(job: Job, seed: int | None, options: RunOptions, folder: Path) -> tuple[Job, tuple[str, ...]]:
+    """Return the job with its options, from its beginning or from a checkpoint, and what is wrong with newer ones.
+
+    Parameters
+    ----------
+    seed
+        ``None`` for that of the checkpoint, or 0.
+    folder
+        That of the run.
+
+    Raises
+    ------
+    ValueError
+        Where data or checkpoint do not fit, or where the run would write over checkpoints.
+    """
+    plan = job.plan
+    if plan.asynchronous and (options.checkpoint_every or options.resume):
+        held = "between steps of a schedule without a flush microbatches are under way, which no checkpoint has"
+        raise ValueError(f"schedule: {held}, met {plan.rule.name}; nearest: 1f1b")
+    place = checkpoints_folder(folder)
+    changed = replace(
+        job,
+        seed=seed or 0,
+        data=None if options.data is None else str(Path(options.data).resolve()),
+        learning_rate=options.learning_rate or CONSTANT,
+        checkpoint_every=options.checkpoint_every,
+        keep=options.keep,
+    )
+    text = text_of(changed.data, changed.seed)
+    if isinstance(text, TextFiles):
+        text.check(job.training.sequence)
+    if not options.resume:
+        if names(place):
+            raise ValueError(f"{place} has checkpoints already; --resume goes on from them, or choose another folder")
+        return changed, ()
+    checkpoint, damaged = last_good(place)
+    return continued(changed, text, seed, options.learning_rate, checkpoint), damaged
+
+
+def continued(
+    job: Job, text: Text, seed: int | None, learning_rate: LearningRate | None, checkpoint: Checkpoint
+) -> Job:
+    """Return the job as it goes on from a checkpoint; ``ValueError`` where that is of something else."""
+    if job.steps <= checkpoint.step:
+        held = f"{checkpoint.folder} was made after {checkpoint.step} steps; a run that resumes has more of them in all"
+        raise ValueError(f"{held}, met steps {job.steps}")
+    try:
+        kept = LearningRate(**checkpoint.facts["learning_rate"])
+        same = {"seed": checkpoint.facts["seed"]} if seed is None else {}
+        result = replace(job, **same, learning_rate=learning_rate or kept)
+        found = [(key, checkpoint.facts[key]) for key in ("model", "training", "seed", "learning_rate", "data")]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{checkpoint.folder} is a checkpoint of this program, met {error!r:.100}") from None
+    expected = facts(result, text)
+    differences = [text for key, value in found for text in _differences(key, value, expected[key])]
+    if differences:
+        raise ValueError(f"{checkpoint.folder} is of another run: {'; '.join(differences)}")
+    return replace(result, resume=str(checkpoint.folder.resolve()), first_step=checkpoint.step)
+
+
+def _differences(key: str, saved: Any, expected: Any) -> list[str]:
+    """Return what differs; names of models and data do not count."""
+    if not isinstance(saved, dict) or not isinstance(expected, dict):
+        return [] if saved == expected else [f"its {key} is {saved!r:.60}, this run's {expected!r:.60}"]
+    rows = [(field, saved.get(field), expected.get(field)) for field in {**expected, **saved} if field != "name"]
+    different = [(field, a, b) for field, a, b in rows if a != b]
+    if different and key == "data":
+        a, b = (f"{each.get('name')!r:.60} of {each.get('bytes')!r:.20} bytes" for each in (saved, expected))
+        return [f"its data is {a}, this run's {b}, which are not the same text; --data names it"]
+    return [f"its {key} has {field} {a!r:.60}, this run's {b!r:.60}" for field, a, b in different]

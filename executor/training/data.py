@@ -1,0 +1,246 @@
+"""What to train on, as bytes: the documentation topics that ship with Python, or text files.
+
+Text files to train on: bytes of UTF-8 as tokens, memory-mapped, in an order that a seed decides.
+
+All files together are one text, cut into windows of a sequence each. An epoch visits every window once, in an order
+of its own. Sample i is window i modulo the windows, of epoch i divided by the windows: a position in the data is one
+number, and neither processes nor batches change what it means.
+"""
+
+import codecs
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRIDE = 1_000_003
+"""Bytes between the starts of two samples, modulo the corpus: a prime, so that samples do not repeat soon."""
+
+
+class Text(Protocol):
+    """Samples by number, the same for any plan, and what names them."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all bytes."""
+        ...
+
+    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+        """Return byte values ``(samples, sequence + 1)``."""
+        ...
+
+
+@lru_cache(maxsize=1)
+def corpus() -> NDArray[np.int64]:
+    """Return every topic of ``pydoc_data.topics``, sorted by name, as one array of byte values."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+
+
+class Topics:
+    """The topics of ``pydoc_data.topics``, which differ between versions of Python."""
+
+    name = "pydoc_data.topics"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all."""
+        return len(corpus())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all bytes."""
+        return sha256(corpus().astype(np.uint8).tobytes()).hexdigest()
+
+    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+        """Return byte values ``(samples, sequence + 1)``."""
+        text = corpus()
+        starts = samples * STRIDE % (len(text) - sequence)
+        rows: NDArray[np.int64] = text[starts[:, None] + np.arange(sequence + 1)]
+        return rows
+
+
+TOPICS = Topics()
+
+
+def batch(
+    step: int, global_batch: int, sequence: int, text: Text = TOPICS
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (tokens, targets), both ``(global_batch, sequence)``, of a step: the same for any plan."""
+    return share(step, global_batch, sequence, 0, (global_batch,), text)
+
+
+def share(
+    step: int, global_batch: int, sequence: int, rank: int, sizes: Sequence[int], text: Text = TOPICS
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the contiguous part of `batch` that data-parallel ``rank`` works on.
+
+    Parameters
+    ----------
+    sizes
+        Sequences of a microbatch of every rank; all run as many microbatches.
+    """
+    microbatches, left = divmod(global_batch, sum(sizes))
+    if left:
+        raise ValueError(f"sum(microbatch) = {sum(sizes)} divides global_batch({global_batch})")
+    start = step * global_batch + sum(sizes[:rank]) * microbatches
+    rows = text.rows(start + np.arange(sizes[rank] * microbatches), sequence)
+    return rows[:, :-1], rows[:, 1:]
+
+
+_BLOCK = 2**22
+_ROUNDS = 6
+
+
+class TextFiles:
+    """The text in a file, or in all files of a folder and its folders, one after the other in order of their names.
+
+    Files and folders whose names begin with a dot are left out.
+
+    Raises
+    ------
+    ValueError
+        Where the place holds no text, or something else than text.
+    """
+
+    def __init__(self, place: str | Path, seed: int) -> None:
+        self.place, self.seed = Path(place), seed
+        sized = [(str(path), _size(path)) for path in _files(self.place)]
+        self.paths = [path for path, size in sized if size]
+        self.ends = np.cumsum([0, *(size for _, size in sized if size)])
+        if not self.paths:
+            raise ValueError(f"{self.place}: data is at least one file with text, met none")
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the name of the file or folder."""
+        return self.place.resolve().name
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all."""
+        return int(self.ends[-1])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all bytes; ``ValueError`` where a file is not UTF-8."""
+        found = sha256()
+        for path in self.paths:
+            decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
+            for block in _blocks(path):
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    place = start - len(decoder.getstate()[0]) + error.start
+                    raise ValueError(f"{path}: data is text in UTF-8, met {error.reason} near byte {place}") from None
+                found.update(block)
+                start += len(block)
+        return found.hexdigest()
+
+    def check(self, sequence: int) -> None:
+        """Raise ``ValueError`` where the text is no UTF-8 or shorter than one sequence and the byte after it."""
+        if self.num_bytes <= sequence:
+            held = f"data has at least the {sequence + 1} bytes of a sequence({sequence}) and its last target"
+            raise ValueError(f"{self.place}: {held}, met {self.num_bytes}")
+        self.digest  # noqa: B018 - reads all of it
+
+    def rows(self, samples: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+        """Return byte values ``(samples, sequence + 1)``."""
+        windows = (self.num_bytes - 1) // sequence
+        result = np.empty((len(samples), sequence + 1), dtype=np.int64)
+        for row, sample in zip(result, samples.tolist(), strict=True):
+            epoch, place = divmod(sample, windows)
+            self._read(permuted(place, windows, f"{self.seed} {epoch}") * sequence, row)
+        return result
+
+    def _read(self, start: int, row: NDArray[np.int64]) -> None:
+        """Fill ``row`` with the bytes of the text from ``start`` on."""
+        filled = 0
+        file = int(np.searchsorted(self.ends, start, side="right")) - 1
+        while filled < len(row):
+            offset = start + filled - int(self.ends[file])
+            part = _mapped(self.paths[file])[offset : offset + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled += len(part)
+            file += 1
+
+
+def text_of(data: str | None, seed: int) -> Text:
+    """Return the text at a place; ``None`` is what ships with Python, whose order no seed changes."""
+    return TOPICS if data is None else TextFiles(data, seed)
+
+
+def permuted(index: int, count: int, key: str) -> int:
+    """Return where a permutation of ``range(count)`` that ``key`` decides puts ``index``; nothing is stored.
+
+    A Feistel network permutes the numbers of the next even count of bits (Luby and Rackoff 1988, "How to construct
+    pseudorandom permutations from pseudorandom functions"), and is applied until the result is below ``count``
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3, cycle walking).
+
+    >>> sorted(permuted(index, 10, "0 0") for index in range(10)) == list(range(10))
+    True
+    """
+    half = max(1, (count - 1).bit_length() + 1 >> 1)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(_ROUNDS):
+            mixed = sha256(f"{key} {turn} {right}".encode()).digest()
+            left, right = right, left ^ int.from_bytes(mixed[:8]) & mask
+        index = left << half | right
+        if index < count:
+            return index
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if not place.is_dir():
+        yield place
+        return
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _size(path: Path) -> int:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path}: data is a text file or a folder of them: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: data is a text file or a folder of them, met neither")
+    return status.st_size
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """Yield all of a file in blocks, the last of which is empty."""
+    try:
+        with open(path, "rb") as file:
+            block = b"-"
+            while block:
+                block = file.read(_BLOCK)
+                yield block
+    except OSError as error:
+        raise ValueError(f"{path}: the text cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=64)  # each holds a file open
+def _mapped(path: str) -> NDArray[np.uint8]:
+    return np.memmap(path, dtype=np.uint8, mode="r")

@@ -1,0 +1,348 @@
+"""One rank's share of a plan, built on torch.distributed and stepped."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from executor.job import Job
+from executor.model.network import Network, cross_entropy, initialize
+from executor.parallel import context_parallel, expert_parallel, fully_sharded, tensor_parallel
+from executor.parallel.data_parallel import (
+    Finish,
+    GradientReducer,
+    Unit,
+    average,
+    average_on_server,
+    reduces_itself,
+    sharing,
+)
+from executor.parallel.expert_parallel import apart
+from executor.parallel.offload import ActivationOffload, HostMemory, layers_away
+from executor.parallel.sharded_states import ShardedOptimizer, States, average_own, main_type
+from executor.parallel.tied import TiedTable
+from executor.recording.accelerator import CORE, Accelerator
+from executor.recording.private_torch import QuietStage, reduce_shards, runtime
+from executor.recording.recorder import Recorder
+from executor.recording.tensors import local
+from executor.training import data, optimizer
+from executor.training.data import text_of
+from executor.training.optimizer import Part, clip, whole_parts
+from simulator.program import TaskKind
+from strategies.plan.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS, data_ranks
+from strategies.plan.plan import Plan, blocks_on_host
+from strategies.plan.recomputation import of_stage
+from strategies.schedules.schedule import ActionKind
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+
+_TURN = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+class MeasuredStage(QuietStage):
+    """A pipeline stage whose passes are recorded."""
+
+    recorder: Recorder
+    turning: frozenset[int]
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and record one forward pass; ``turning`` are the microbatches after which a backward follows."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_forward(turns=fwd_chunk_id in self.turning)
+        with self.recorder.span(TaskKind.FORWARD, self.stage_index, fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self.is_last:  # backward starts from the loss: logits kept until then are memory that nothing reads
+            self.fwd_cache[fwd_chunk_id] = ((), self.fwd_cache[fwd_chunk_id][1])
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and record one backward pass."""
+        if isinstance(self.submod, fully_sharded.Whole):
+            self.submod.prepare_backward(last=kwargs["last_backward"])
+        with self.recorder.span(TaskKind.BACKWARD, self.stage_index, bwd_chunk_id):
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if kwargs.get("full_backward", True):
+                reduce_shards(self.submod, last=kwargs["last_backward"])
+        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:  # a buffer, which would keep it to the end
+            value.grad = None
+        return result
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run and record the gradients of weights of one backward pass."""
+        with self.recorder.span(TaskKind.WEIGHT_GRADIENT, self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            reduce_shards(self.submod, last=last_backward)
+
+
+class Trainer:
+    """Builds the stages of this rank and runs steps; every rank of the job makes one."""
+
+    def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
+        plan = job.plan
+        self.job, self.recorder, self.accelerator = job, recorder, accelerator
+        self.text = text_of(job.data, job.seed)
+        self.mesh = _device_mesh(plan, accelerator.device.type)
+        if plan.pipeline > 1:  # NCCL's first message in a group is to be one of all its ranks
+            dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
+        self.host = HostMemory(recorder, accelerator)
+        self.position = self.mesh[PIPELINE].get_local_rank()
+        self.activations = ActivationOffload(plan, self.position, self.host)
+        self.sharing = sharing(self.mesh, DATA)
+        self.expert_sharing = sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
+        self.data_rank = int(data_ranks(plan.mesh)[self.mesh.get_rank()])
+        stages = plan.schedule.stages_of(self.position)
+        self.networks = {stage: self._network(stage) for stage in stages}
+        self.table = TiedTable(plan, self.networks) if job.spec.tied_embeddings else None
+        self.modules = {stage: self._replicate(stage, network) for stage, network in self.networks.items()}
+        sizes = plan.microbatch if isinstance(plan.microbatch, tuple) else (plan.microbatch,) * plan.data
+        self.sizes, self.microbatch = sizes, sizes[self.data_rank]
+        self.reducer = GradientReducer(self._reduction, plan.overlap_gradients)
+        self.runtime = runtime(
+            [self._stage(stage) for stage in stages], plan.schedule, self._loss, self._reduce_gradients
+        )
+        self.optimizer = self._optimizer()
+        self.is_first, self.is_last = 0 in stages, len(plan.stages) - 1 in stages
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Every parameter that this rank steps."""
+        return list(dict.fromkeys(p for network in self.networks.values() for p in network.parameters()))
+
+    def _optimizer(self) -> Any:
+        name, plan, states = self.job.training.optimizer, self.job.plan, self._states()
+        how = self.accelerator.optimizer_options
+        if self._shares_states:
+            units = [unit for stage in self.networks for unit in self._units(stage)]
+            return optimizer.sharded(name, [*units, *self._late_units], states or States(self.host), how)
+        built = [
+            optimizer.build(name, plan, parameters, each.shards.get_group(), states, how)
+            for parameters, each in zip(apart(self.parameters), (self.sharing, self.expert_sharing), strict=True)
+            if parameters
+        ]
+        return built[0] if len(built) == 1 else optimizer.Several(built)
+
+    def _network(self, stage: int) -> Network:
+        job = self.job
+        blocks = job.plan.stages[stage].blocks
+        how = of_stage(job.plan.recompute, stage), self.recorder.checkpoint_contexts
+        with self.accelerator.device:
+            splits = job.plan.splits_backward
+            network = Network(job.spec, job.training.sequence, blocks, *how, splits_backward=splits)
+        dtype = DTYPES[job.training.precision]
+        network.to(main_type(dtype) if self._fully_sharded(stage) else dtype)  # shards are the main weights
+        self._initialize(network)
+        network.keeping = partial(self._keeping, network)
+        if job.plan.tensor > 1:
+            tensor_parallel.apply(network, self.mesh[TENSOR], job.plan.sequence_parallel)
+        if job.spec.experts is not None:
+            expert_parallel.apply(network, self.mesh, sequence_parallel=job.plan.sequence_parallel)
+        if job.plan.attention is not None and job.plan.context > 1:
+            group = self.mesh[CONTEXT].get_group()
+            context_parallel.apply(network, group, job.plan.attention, job.training.sequence)
+        if dtype.itemsize == 2 and job.training.gradient_bytes == 4 and not self._fully_sharded(stage):
+            for parameter in network.parameters():
+                parameter.grad_dtype = torch.float32
+        return network
+
+    def _initialize(self, network: Network) -> None:
+        initialize(network, self.job.seed)
+
+    def _fully_sharded(self, stage: int) -> bool:
+        """Return whether torch's ``fully_shard`` keeps the parameters of a stage."""
+        plan = self.job.plan
+        return (plan.zero >= 2 and plan.shards > 1) or blocks_on_host(plan, stage) > 0
+
+    def _keeping(self, network: Network, number: int, layer: nn.Module) -> AbstractContextManager[None]:
+        """Return the context under which a layer runs forward: its activations may go to the host."""
+        away = layers_away(self.job.plan, self.position, len(network.layers))
+        if number >= away:
+            return nullcontext()
+        name = list(network.layers)[number]
+        return self.activations.layer(layer, f"layers.{name}", away - 1 - number)
+
+    @property
+    def _shares_states(self) -> bool:
+        """Whether ranks share the optimizer's states alone: ZeRO 1."""
+        return self.job.plan.zero == 1 and self.job.plan.shards > 1
+
+    @property
+    def _reduction(self) -> Callable[[Unit], Finish]:
+        """What becomes of the gradients of a unit."""
+        if self.job.plan.gradient_reduction == optimizer.SERVER:
+            return average_on_server
+        return average_own if self._shares_states else average
+
+    def _states(self) -> States | None:
+        """Return where optimizer states are; None where they are with the parameters, and as precise as these."""
+        offload = self.job.plan.offload
+        on_host = offload.at("optimizer", self.position)
+        if not on_host and DTYPES[self.job.training.precision].itemsize > 2:
+            return None
+        return States(self.host, on_host, offload.step)
+
+    def _replicate(self, stage: int, network: Network) -> nn.Module:
+        plan, dtype = self.job.plan, DTYPES[self.job.training.precision]
+        if self._fully_sharded(stage):
+            experts = self.expert_sharing.states if plan.expert > 1 else None
+            away = blocks_on_host(plan, stage)
+            reshard = plan.reshard_after_forward and (plan.zero == 3 or away > 0)
+            mixed = fully_sharded.mixed(dtype) if dtype.itemsize == 2 else None
+            mesh = self.sharing.states
+            fully_sharded.shard(
+                network, mesh, experts=experts, reshard=reshard, precision=mixed, away=away, host=self.host
+            )
+            return network if plan.splits_backward else fully_sharded.Whole(network, reshard=reshard)
+        if plan.replicas == 1 or not self._in_buckets:
+            return network
+        group = self.sharing.replicas.get_group()
+        return DistributedDataParallel(network, process_group=group, gradient_as_bucket_view=True)
+
+    @property
+    def _in_buckets(self) -> bool:
+        """Whether torch can average gradients as backward makes them: of plain parameters that are used once.
+
+        It reduces them in the precision of parameters, which is too little of 16 bits.
+        """
+        plan = self.job.plan
+        whole = DTYPES[self.job.training.precision].itemsize > 2
+        plain = plan.tensor == plan.expert == 1 and self._shared_table is None and whole
+        decentral = plan.gradient_reduction != optimizer.SERVER
+        in_time = plan.overlap_gradients and not plan.splits_backward
+        return plain and decentral and in_time and not self._shares_states
+
+    def _stage(self, index: int) -> MeasuredStage:
+        plan, training, hidden = self.job.plan, self.job.training, self.job.spec.hidden
+        dtype = DTYPES[training.precision]
+        held = training.sequence // plan.context
+        length = held // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(self.microbatch, held, dtype=torch.int64, device="meta")
+        between = torch.empty(self.microbatch, length, hidden, dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty(self.microbatch, held, self.job.spec.vocab, dtype=dtype, device="meta")
+        stage = MeasuredStage(
+            self.modules[index],
+            index,
+            len(plan.stages),
+            self.accelerator.device,
+            # shapes are stated because torch's own inference of them runs a backward pass that
+            # DistributedDataParallel counts: "rebuilt parameter indices size is not same"
+            input_args=tokens if index == 0 else between,
+            output_args=logits if index == len(plan.stages) - 1 else between,
+            group=self.mesh[PIPELINE].get_group(),
+        )
+        stage.recorder = self.recorder
+        following = pairwise(plan.schedule.orders[self.position])
+        turns = (one for one, two in following if (one.kind, two.kind) == _TURN and one.stage == two.stage == index)
+        stage.turning = frozenset(one.microbatch for one in turns)
+        return stage
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with self.recorder.loss_span():
+            share = self.microbatch * len(self.sizes) / sum(self.sizes)  # of a mean over ranks
+            return cross_entropy(logits.to(main_type(logits.dtype)), targets) * (share / self.job.plan.num_microbatches)
+
+    def _reduce_gradients(self, stage: int) -> None:
+        plan = self.job.plan
+        if plan.tensor > 1:
+            tensor_parallel.complete_gradients(self.networks[stage])
+        module = self.modules[stage]
+        if (plan.zero < 2 or plan.shards == 1) and not reduces_itself(module):
+            for unit in self._units(stage):
+                self.reducer.done(unit)
+
+    def _units(self, stage: int) -> list[Unit]:
+        """Return the parameters of a stage whose gradients leave when its last backward has ended."""
+        late = {id(parameter) for unit in self._late_units for parameter in unit.parameters}
+        dense, experts = apart([each for each in self.modules[stage].parameters() if id(each) not in late])
+        units = Unit(tuple(dense), self.sharing), Unit(tuple(experts), self.expert_sharing)
+        return [unit for unit in units if unit.parameters]
+
+    @property
+    def _late_units(self) -> list[Unit]:
+        """The token table where two stages use it, so that its gradient is whole when both have ended.
+
+        Both ends of it are cut alike where ranks share its states.
+        """
+        if self.table is None or not self.table.apart:
+            return []
+        shared = self.table.shared
+        late = (shared,) if shared is not None else self.table.ends if self._shares_states else ()
+        return [Unit(late, self.sharing)] if late else []
+
+    def _own_tokens(self) -> Any:
+        """Return which tokens of a sequence this rank has, as an array indexes them."""
+        context, sequence = self.job.plan.context, self.job.training.sequence
+        if context == 1:
+            return slice(None)
+        return context_parallel.positions(self.mesh[CONTEXT].get_local_rank(), context, sequence)
+
+    @property
+    def _shared_table(self) -> nn.Parameter | None:
+        """The token table where two stages of this rank have it as one parameter."""
+        return self.table.shared if self.table is not None else None
+
+    def _sum_gradients(self) -> None:
+        """Make every gradient the whole one; those of stages were launched as their passes ended."""
+        for unit in self._late_units:
+            self.reducer.done(unit)
+        self.reducer.finish()
+        if self.table is not None and self.table.apart:
+            self.table.sum_gradients()
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether DistributedDataParallel sums gradients, in buckets that it keeps."""
+        return any(isinstance(module, DistributedDataParallel) for module in self.modules.values())
+
+    def zero_gradients(self) -> None:
+        """Drop all gradients; parts of buckets stay there as zeros, else microbatches would have others besides."""
+        self.optimizer.zero_grad(set_to_none=not self.in_buckets)
+
+    def step(self, index: int) -> float | None:
+        """Run training step ``index`` and return the loss over this rank's samples; None off the last stage."""
+        training = self.job.training
+        arrays = data.share(index, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
+        own, device = self._own_tokens(), self.accelerator.device
+        # copied, so without gaps: torch's pipeline compares strides with those of the stage's example input
+        tokens, targets = (torch.from_numpy(array[:, own].copy()).to(device) for array in arrays)
+        self.zero_gradients()
+        losses: list[Tensor] = []
+        with loss_parallel() if self.job.plan.tensor > 1 else nullcontext():
+            self.runtime.step(
+                *((tokens,) if self.is_first else ()),
+                target=targets if self.is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
+        self.recorder.heartbeat.beat("gradients")
+        self._sum_gradients()
+        with self.recorder.span(TaskKind.OPTIMIZER):
+            if training.gradient_clipping:
+                self._clip()
+            optimizer.set_learning_rate(self.optimizer, self.job.learning_rate.at(index, training.optimizer))
+            self.optimizer.step()
+        return sum(float(local(loss.detach())) for loss in losses) if self.is_last else None
+
+    def _clip(self) -> None:
+        """Scale all gradients by the norm of them together."""
+        parts = list(whole_parts(self.parameters))
+        if isinstance(self.optimizer, ShardedOptimizer):
+            cuts = {id(part.parameter): part.axes for part in parts}
+            parts = [Part(p, own, (*cuts[id(p)], axis)) for p, own, axis in self.optimizer.own]
+        copies = self.table.copies if self.table is not None else ()
+        cut = (TENSOR, EXPERT, self.sharing.axis, self.expert_sharing.axis)
+        clip(parts, self.mesh, tuple(dict.fromkeys(cut)), PIPELINE, copies)
+
+
+def _device_mesh(plan: Plan, kind: str) -> DeviceMesh:
+    names = [name for name in AXES if name != TENSOR_ROWS]
+    sizes = tuple(plan.mesh.size(name) for name in names)
+    return init_device_mesh(kind, sizes, mesh_dim_names=tuple(names))

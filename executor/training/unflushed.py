@@ -1,0 +1,267 @@
+"""Steps in a row without a flush: PipeDream with weight stashing, and PipeDream-2BW.
+
+A microbatch's backward sees the weights of its forward. PipeDream runs forward on the newest weights of a stage, and
+updates them after every backward; older ones stay as long as microbatches are under way on them. 2BW runs the
+microbatches of step ``t`` on the weights that step ``t - 2`` left, sums their gradients and updates the newest ones, so
+that two versions suffice. torch's pipeline schedules end every step on all ranks, so the passes are run here.
+
+References
+----------
+Narayanan et al., "PipeDream", SOSP 2019, section 3.3 (weight stashing, without vertical sync).
+Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.profiler import record_function
+
+from executor.job import Job
+from executor.model.network import Network
+from executor.parallel.sharded_states import SplitOptimizer
+from executor.recording.accelerator import CORE, Accelerator
+from executor.recording.recorder import Recorder
+from executor.recording.tensors import local
+from executor.training import data
+from executor.training.optimizer import set_learning_rate
+from executor.training.trainer import Trainer
+from simulator.program import TaskKind
+from strategies.plan.mesh import PIPELINE
+from strategies.schedules.schedule import KINDS, ActionKind
+
+Version = list[nn.Parameter]
+"""The weights of a stage, in the order of its modules; a tied one several times."""
+
+
+class Microbatch(NamedTuple):
+    """A microbatch on its way back: what entered a stage, what left it, and the weights it saw."""
+
+    source: Tensor
+    result: Tensor
+    version: Version
+
+
+def new_version(version: Version) -> Version:
+    """Return a copy of weights, which training changes while passes still need the old ones."""
+    copies: dict[int, nn.Parameter] = {}
+    for parameter in version:
+        if id(parameter) not in copies:
+            copy = nn.Parameter(parameter.detach().clone())
+            copy.grad_dtype = parameter.grad_dtype
+            copies[id(parameter)] = copy
+    return [copies[id(parameter)] for parameter in version]
+
+
+class Weights:
+    """The versions of the weights of one stage that are still needed, by how many updates made them."""
+
+    def __init__(self, network: Network) -> None:
+        self.sites = [
+            (module, name) for module in network.modules() for name, _ in module.named_parameters(recurse=False)
+        ]
+        self.newest = 0
+        self.versions: dict[int, Version] = {0: [getattr(module, name) for module, name in self.sites]}
+
+    def install(self, version: Version) -> None:
+        """Let the network run on a version."""
+        for (module, name), parameter in zip(self.sites, version, strict=True):
+            setattr(module, name, parameter)
+
+    def renew(self, optimizer: Any, *, in_use: bool, kept: int) -> Version:
+        """Install what an update is to change, a copy where the newest version is ``in_use``; keep ``kept`` before."""
+        version = self.versions[self.newest]
+        if in_use:
+            renewed = new_version(version)
+            hand_over(optimizer, dict(zip(version, renewed, strict=True)))
+            for parameter in version:
+                parameter.grad = None
+            version = renewed
+        self.newest += 1
+        self.versions[self.newest] = version
+        for number in [number for number in self.versions if number < self.newest - kept]:
+            del self.versions[number]
+        self.install(version)
+        return version
+
+
+def hand_over(optimizer: Any, renewed: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Let an optimizer go on with other parameters, and the states of those that they are copies of."""
+    if isinstance(optimizer, SplitOptimizer):
+        optimizer.hand_over(renewed)
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [renewed[parameter] for parameter in group["params"]]
+    for old, new in renewed.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)
+
+
+class UnflushedTrainer(Trainer):
+    """Trains one stage a rank without a flush; the steps of a job, the profiled one too, are one long schedule.
+
+    The profiled step begins with microbatches under way. The profiler sees neither what they keep nor when it is given
+    up, so that the peak memory that it reports is an estimate.
+    """
+
+    def __init__(self, job: Job, recorder: Recorder, accelerator: Accelerator = CORE) -> None:
+        super().__init__(job, recorder, accelerator)
+        plan = job.plan
+        ((self.stage, self.network),) = self.networks.items()
+        self.weights = Weights(self.network)
+        total = (job.steps + job.profile) * plan.num_microbatches
+        self.actions = iter(plan.rule.order(self.position, plan.pipeline, total, plan.chunks).tolist())
+        self.total = total
+        self.under_way: dict[int, Microbatch] = {}
+        self.sent: dict[tuple[ActionKind, int], tuple[Any, Tensor]] = {}
+        self.batches: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self.gradients: list[Tensor] | None = None
+        self.losses: dict[int, Tensor] = {}
+        lines = plan.mesh.rows(PIPELINE).tolist()
+        # one a direction: NCCL runs what two ranks send each other in one order, which theirs is not
+        self.ways = {kind: _group_of(lines) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)}
+
+    def _replicate(self, stage: int, network: Network) -> nn.Module:
+        return network
+
+    def step(self, index: int) -> float | None:
+        """Run this rank's passes up to the last backward of step ``index`` and return the loss of that step."""
+        plan = self.job.plan
+        last = (index + 1) * plan.num_microbatches - 1
+        with loss_parallel() if plan.tensor > 1 else nullcontext():
+            for _, kind, microbatch in self.actions:
+                if KINDS[kind] is ActionKind.FORWARD:
+                    self._forward(microbatch)
+                    continue
+                self._backward(microbatch)
+                if plan.rule.updates_every_microbatch or microbatch == last:
+                    self._update(index)  # when the weights that the backward saw have gone
+                if microbatch == last:
+                    break
+        if last == self.total - 1:
+            self._wait(list(self.sent))
+        self.batches.pop(index, None)
+        return float(self.losses.pop(index)) if self.is_last else None
+
+    def _forward(self, microbatch: int) -> None:
+        step, number = divmod(microbatch, self.job.plan.num_microbatches)
+        arrived = microbatch - (self.job.plan.pipeline - self.position + 1)  # the rank before went on from there
+        self._wait([key for key in self.sent if key[0] is ActionKind.BACKWARD and key[1] <= arrived])
+        version = self._version(step)
+        self.weights.install(version)
+        if self.is_first:
+            source = self._batch(step)[0][number]
+        else:
+            source = self._receive(ActionKind.FORWARD, microbatch).requires_grad_()
+        with self.recorder.span(TaskKind.FORWARD, self.stage, number):
+            result = self.network(source)
+        if self.is_last:
+            result = self._loss(result, self._batch(step)[1][number])
+            loss = local(result.detach())
+            self.losses[step] = self.losses[step] + loss if step in self.losses else loss
+        else:
+            self._send(ActionKind.FORWARD, microbatch, result)
+        self.under_way[microbatch] = Microbatch(source, result, version)
+
+    def _backward(self, microbatch: int) -> None:
+        plan = self.job.plan
+        source, result, version = self.under_way.pop(microbatch)
+        gradient = None if self.is_last else self._receive(ActionKind.BACKWARD, microbatch)
+        self._wait([key for key in self.sent if key == (ActionKind.FORWARD, microbatch)])
+        for parameter in self.weights.versions[self.weights.newest]:
+            parameter.grad = None  # that of the update before
+        self.weights.install(version)  # recomputation reads it
+        unique = list(dict.fromkeys(version))
+        scale = float(plan.num_microbatches) if plan.rule.updates_every_microbatch else 1.0
+        with self.recorder.span(TaskKind.BACKWARD, self.stage, microbatch % plan.num_microbatches):
+            wanted: list[Tensor] = [*unique] if self.is_first else [source, *unique]
+            found = list(torch.autograd.grad(result * scale if self.is_last else result, wanted, gradient))
+        if not self.is_first:
+            self._send(ActionKind.BACKWARD, microbatch, found.pop(0))
+        self._add(found, unique)
+
+    def _add(self, found: list[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        wide = [g.to(p.grad_dtype or g.dtype) for g, p in zip(found, parameters, strict=True)]
+        if self.gradients is None:
+            self.gradients = wide
+        else:
+            for total, gradient in zip(self.gradients, wide, strict=True):
+                total.add_(gradient)
+
+    def _update(self, step: int) -> None:
+        """Make the next version of the newest weights and the gradients that are there."""
+        plan, newest = self.job.plan, self.weights.versions[self.weights.newest]
+        double = not plan.rule.updates_every_microbatch
+        in_use = double or any(each.version is newest for each in self.under_way.values())
+        version = self.weights.renew(self.optimizer, in_use=in_use, kept=int(double))
+        assert self.gradients is not None
+        for parameter, gradient in zip(dict.fromkeys(version), self.gradients, strict=True):
+            parameter.grad = gradient
+        self.gradients = None
+        self._reduce_gradients(self.stage)
+        self._sum_gradients()
+        with self.recorder.span(TaskKind.OPTIMIZER):
+            set_learning_rate(self.optimizer, self.job.learning_rate.at(step, self.job.training.optimizer))
+            self.optimizer.step()
+
+    def _version(self, step: int) -> Version:
+        """Return the weights on which the microbatches of a step run forward."""
+        if self.job.plan.rule.updates_every_microbatch:
+            return self.weights.versions[self.weights.newest]
+        return self.weights.versions[max(step - 1, 0)]
+
+    def _batch(self, step: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the tokens and targets of every microbatch of a step."""
+        if step not in self.batches:
+            training, device = self.job.training, self.accelerator.device
+            arrays = data.share(step, training.global_batch, training.sequence, self.data_rank, self.sizes, self.text)
+            tokens, targets = (
+                torch.split(torch.from_numpy(array.copy()).to(device), self.microbatch) for array in arrays
+            )
+            self.batches[step] = tokens, targets
+        return self.batches[step]
+
+    def _send(self, kind: ActionKind, microbatch: int, tensor: Tensor) -> None:
+        message = tensor.detach().contiguous()
+        with record_function(self._name("SEND", kind, microbatch)):
+            work = dist.isend(message, group=self.ways[kind], group_dst=self.position + _ahead(kind))
+        self.sent[kind, microbatch] = work, message
+
+    def _receive(self, kind: ActionKind, microbatch: int) -> Tensor:
+        plan, training = self.job.plan, self.job.training
+        length = training.sequence // (plan.tensor if plan.sequence_parallel else 1)
+        shape = self.microbatch, length, self.job.spec.hidden
+        message = torch.empty(shape, dtype=self._dtype, device=self.accelerator.device)
+        with record_function(self._name("RECV", kind, microbatch)):
+            work = dist.irecv(message, group=self.ways[kind], group_src=self.position - _ahead(kind))
+        assert work is not None
+        work.wait()
+        return message
+
+    def _wait(self, keys: list[tuple[ActionKind, int]]) -> None:
+        """Give up messages, which have arrived."""
+        for key in keys:
+            self.sent.pop(key)[0].wait()
+
+    def _name(self, way: str, kind: ActionKind, microbatch: int) -> str:
+        return f"PP:{self.stage}{way}_{kind.value}{microbatch % self.job.plan.num_microbatches}"
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+
+def _group_of(lines: list[list[int]]) -> dist.ProcessGroup:
+    """Return a new group of this rank's line of ranks; every rank calls this alike."""
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(lines)  # type: ignore[no-untyped-call]
+    return group
+
+
+def _ahead(kind: ActionKind) -> int:
+    """Return in which direction of the pipeline the results of passes go."""
+    return 1 if kind is ActionKind.FORWARD else -1

@@ -1,0 +1,1 @@
+"""Pictures: all that is drawn with matplotlib, which no other room of reports needs."""

@@ -1,0 +1,109 @@
+"""The sheet that every picture is drawn on: size, type, text from users, and bytes that repeat."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from reports.document import plain
+from simulator.files import whole_file
+from simulator.units import format_size
+
+DPI = 100
+WIDTH, HEIGHT = 1600, 900
+SUFFIXES = (".png", ".svg")
+INK, QUIET, GRID = "#1A1A1A", "#5C5C5C", "#D9D9D9"
+_TIMES = ((2.0, 1.0, "s"), (2e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 11.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": False,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "meshwise",
+    "svg.fonttype": "path",
+    "agg.path.chunksize": 20000,
+}
+
+
+@contextmanager
+def sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
+    """Yield an empty figure of 1600 by ``height`` pixels; it is written to ``path`` when the block ends.
+
+    The same drawing gives the same bytes: SVG identifiers are salted and no date is written.
+
+    Raises
+    ------
+    ValueError
+        Where the suffix is neither .png nor .svg.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a picture ends in .png or .svg, met {path.name!r}; nearest: {path.stem}.png")
+    vector = path.suffix.lower() == ".svg"
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
+        FigureCanvasAgg(figure)
+        yield figure
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks: drawn as boxes
+            with whole_file(path) as draft:
+                figure.savefig(draft, dpi=2 * DPI if vector else DPI, metadata={"Date" if vector else "Software": None})
+
+
+def header(figure: Figure, title: str, facts: str) -> None:
+    """Write a title and, below it, a line of facts at the top of ``figure``."""
+    height = pixel_height(figure)
+    figure.text(0.02, 1 - 32 / height, plain(title, 105), fontsize=18, fontweight="bold", va="center")
+    figure.text(0.02, 1 - 70 / height, plain(facts, 150), fontsize=13, color=QUIET, va="center")
+
+
+def pixel_height(figure: Figure) -> int:
+    """Return how many pixels high ``figure`` is."""
+    return round(float(figure.get_size_inches()[1]) * DPI)
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit in which a time axis up to ``seconds`` reads best: its seconds and its name.
+
+    >>> time_unit(0.5)
+    (0.001, 'ms')
+    """
+    return next((unit, name) for least, unit, name in _TIMES if seconds >= least)
+
+
+def size_unit(size: float) -> tuple[float, str]:
+    """Return the unit in which an axis up to ``size`` bytes reads best: its bytes and its name.
+
+    >>> size_unit(80 * 2**30)
+    (1073741824.0, 'GiB')
+    """
+    name = format_size(size).split()[-1]
+    return 2.0 ** (10 * ("B", "KiB", "MiB", "GiB", "TiB").index(name)), name
+
+
+def axes(figure: Figure, left: int, top: int, width: int, height: int) -> Axes:
+    """Return axes at whole pixels from the left and the top of ``figure``, so that lanes fall on pixels."""
+    whole = pixel_height(figure)
+    return figure.add_axes((left / WIDTH, (whole - top - height) / whole, width / WIDTH, height / whole))
+
+
+def pixels(ax: Axes) -> tuple[int, int]:
+    """Return how many pixels wide and high ``ax`` is."""
+    box = ax.get_window_extent()
+    return round(box.width), round(box.height)

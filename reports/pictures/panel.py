@@ -1,0 +1,274 @@
+"""One panel of a timeline picture: the lanes of all rank classes over a window of time."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from reports.lanes import Bar, FloatArray, Lanes, Row, bars, lanes, row_of, shares
+from reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
+from reports.pictures.figure import DPI, axes, pixels, time_unit
+from simulator.program import RankClass, TaskKind
+from simulator.spans import Span
+from simulator.timeline import Timeline
+
+_LEAST_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
+_LEAST_SHARE = 0.005  # that a strip shows
+_LEAST_BAR = 2.5  # pixels below which single bars would be noise, and have no edge
+_LEAST_RECOMPUTE = 6.0  # pixels below which recomputation is a part of the backward bar
+_LEAST_BAND = 10  # pixels of a compute row in which that part can be seen
+_EDGE_FROM = 3.9  # pixels from which bars have an edge: close-ups are drawn for bars of 4
+_STRIP_GAP = 3.0  # pixels between bars of a strip that can be told apart
+_LEAST_WIDTH = 1.5  # pixels of any bar, so that it is seen at all
+_FAINTEST = 0.35  # colour of a strip bar that is hardly busy, on the way from white to full
+_DIGIT = 0.64 * DPI / 72  # pixels of a digit, for type of one point
+_LETTER = 0.54 * DPI / 72  # pixels of a letter, the same
+_LABEL_PIXELS = 200
+_SMALLEST, _LARGEST = 6.5, 13.0  # points
+_MOST_NUMBERS = 4000
+_NARROWER = 0.8  # of the typical forward bar, down to which numbers are made to fit in the narrowest
+_MOST_VECTORS = 6000  # shapes of one panel that an SVG keeps as such
+_STACK = (
+    TaskKind.BACKWARD,
+    TaskKind.WEIGHT_GRADIENT,
+    TaskKind.RECOMPUTE,
+    TaskKind.FORWARD,
+    TaskKind.OPTIMIZER,
+)  # from the bottom up
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Pixels of a panel on its sheet, from the top left."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds that a panel shows."""
+
+    start: float
+    end: float
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What was drawn: the axes, the lanes, and whether as shares of time because bars were too thin."""
+
+    ax: Axes
+    lanes: Lanes
+    shares: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    corners: list[FloatArray] = field(default_factory=list)
+    colours: list[str] = field(default_factory=list)
+
+    def rectangle(self, left: float, right: float, ys: tuple[float, float], colour: str) -> None:
+        top, bottom = ys
+        self.corners.append(np.array([(left, top), (left, bottom), (right, bottom), (right, top)]))
+        self.colours.append(colour)
+
+    def draw(self, ax: Axes, edge: float = 0.0) -> None:
+        shapes = PolyCollection(
+            self.corners, facecolors=self.colours, edgecolors="white" if edge else "none", linewidths=edge
+        )
+        shapes.set_rasterized(len(self.corners) > _MOST_VECTORS)
+        ax.add_collection(shapes, autolim=False)
+
+
+def draw_panel(figure: Figure, timeline: Timeline, window: Window, box: Box, *, numbered: bool = True) -> Panel:
+    """Draw a window of ``timeline`` into ``box``, as bars or, where those are too thin, as shares of time."""
+    pixel = window.duration / box.width
+    spans = [s for s in timeline.spans if s.end > window.start and s.start < window.end]
+    drawn = bars(spans, gap=_STRIP_GAP * pixel, absorb=True)
+    width = typical(b.end - b.start for b in drawn if b.row is Row.COMPUTE) / pixel
+    thin = width < _LEAST_BAR
+    rows = {row_of(kind) for kind in {span.kind for span in timeline.spans}}
+    found = lanes(timeline.rank_classes, tuple(rows), box.height, grouped=thin)
+    ax = axes(figure, box.left, box.top, box.width, found.pixels * len(found.labels))
+    _prepare(ax, found, window, timeline.length)
+    if thin:
+        _draw_shares(ax, spans, found, window, max(_LEAST_CELL, int(_BARS_IN_CELL * width)))
+        return Panel(ax, found, True)
+    drawn = tuple(bar for bar in _apart(spans, drawn, pixel) if bar.row in found.rows)
+    _draw_bars(ax, drawn, found, timeline.rank_classes, pixel, 0.6 if width >= _EDGE_FROM else 0.0)
+    if numbered:
+        _draw_numbers(ax, drawn, found, timeline.rank_classes, window)
+    return Panel(ax, found, False)
+
+
+def _apart(spans: Sequence[Span], drawn: tuple[Bar, ...], pixel: float) -> tuple[Bar, ...]:
+    """Return bars with recomputation apart, where it can be seen and cuts no backward pass to pieces."""
+    if not any(bar.recompute for bar in drawn):
+        return drawn
+    apart = bars(spans, gap=_STRIP_GAP * pixel)
+    wide = typical(b.end - b.start for b in apart if b.kind is TaskKind.RECOMPUTE) >= _LEAST_RECOMPUTE * pixel
+    whole = sum(b.kind is TaskKind.BACKWARD for b in apart) <= sum(b.kind is TaskKind.BACKWARD for b in drawn)
+    return apart if wide and whole else drawn
+
+
+def typical(durations: Iterable[float]) -> float:
+    """Return the median of the ``durations`` above 0; infinity where there are none."""
+    values = [duration for duration in durations if duration > 0]
+    return float(np.median(values)) if values else float("inf")
+
+
+def _prepare(ax: Axes, lanes: Lanes, window: Window, step_time: float) -> None:
+    """Set the scales, name the lanes and paint them idle."""
+    count = len(lanes.labels)
+    ax.set_xlim(window.start, window.end)
+    ax.set_ylim(count, 0)
+    _mark_time(ax, window, step_time)
+    size = min(11.0, max(7.5, 0.5 * lanes.pixels), _LABEL_PIXELS / max(map(len, lanes.labels)) / _LETTER)
+    every = next((k for k in (1, 2, 4, 8, 16, 32) if k * lanes.pixels >= 1.7 * size), 64)
+    middle = lanes.compute_pixels / lanes.pixels / 2
+    ax.set_yticks([i + middle for i in range(0, count, every)], lanes.labels[::every], fontsize=size)
+    ax.tick_params(axis="y", length=0)
+    for side in ("left", "right", "top"):
+        ax.spines[side].set_visible(False)
+    idle = _Shapes()
+    for lane in range(count):
+        idle.rectangle(0.0, step_time, lanes.extent(lane * lanes.group, Row.COMPUTE), IDLE)
+    idle.draw(ax)
+
+
+def _mark_time(ax: Axes, window: Window, step_time: float) -> None:
+    unit, name = time_unit(step_time)
+    locator = MaxNLocator(nbins=max(3, pixels(ax)[0] // 110), steps=[1, 2, 2.5, 5, 10])
+    marks = [mark * unit for mark in locator.tick_values(window.start / unit, window.end / unit)]
+    marks = [mark for mark in marks if window.start <= mark <= window.end]
+    ax.set_xticks(marks, [f"{mark / unit:.6g}" for mark in marks])
+    ax.set_xlabel(f"time ({name})", labelpad=2)
+
+
+def _draw_bars(
+    ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], pixel: float, edge: float
+) -> None:
+    passes, plain, bands = _Shapes(), _Shapes(), _Shapes()
+    for bar in drawn:
+        extent = lanes.extent(bar.rank_class, bar.row)
+        edged = bar.row is Row.COMPUTE and bar.end - bar.start >= _LEAST_BAR * pixel
+        end = max(bar.end, bar.start + _LEAST_WIDTH * pixel)
+        (passes if edged else plain).rectangle(bar.start, end, extent, colour_of(bar, classes))
+        if bar.recompute and lanes.compute_pixels >= _LEAST_BAND:
+            band = _band(bar, extent)
+            bands.rectangle(bar.start, bar.end, (band, extent[1]), KIND_COLOUR[TaskKind.RECOMPUTE])
+    for shapes, width in ((passes, edge), (plain, 0.0), (bands, edge)):
+        shapes.draw(ax, width)
+
+
+def _band(bar: Bar, extent: tuple[float, float]) -> float:
+    """Return the top of the part of a backward bar that is recomputation."""
+    top, bottom = extent
+    return bottom - (bottom - top) * bar.recompute / bar.busy if bar.recompute else bottom
+
+
+def colour_of(bar: Bar, classes: Sequence[RankClass]) -> str:
+    """Return the colour of ``bar``: by kind, by model chunk, and in strips fainter where it is less busy."""
+    if bar.row is not Row.COMPUTE:
+        return _strength(bar.kind, bar.busy / (bar.end - bar.start) if bar.end > bar.start else 1.0)
+    stages = classes[bar.rank_class].stages
+    chunked = bar.kind in CHUNKED and bar.stage in stages
+    return shade(bar.kind, stages.index(bar.stage) if chunked else 0, len(stages))
+
+
+def _draw_numbers(ax: Axes, drawn: Sequence[Bar], lanes: Lanes, classes: Sequence[RankClass], window: Window) -> None:
+    pixel = window.duration / pixels(ax)[0]
+    size = number_size(drawn, pixel, lanes.compute_pixels)
+    found = list(numbers(drawn, window, pixel, size)) if lanes.compute_pixels >= 1.4 * size else []
+    if len(found) > _MOST_NUMBERS:
+        return
+    for bar, middle in found:
+        extent = lanes.extent(bar.rank_class, Row.COMPUTE)
+        ax.text(
+            middle, (extent[0] + _band(bar, extent)) / 2, str(bar.microbatch), fontsize=size, ha="center",
+            va="center_baseline", color=text_on(colour_of(bar, classes)), clip_on=True,
+        )  # fmt: skip
+
+
+def number_size(drawn: Sequence[Bar], pixel: float, height: int) -> float:
+    """Return the points in which microbatch numbers fit in most forward bars, ``height`` pixels high."""
+    forward = [bar.end - bar.start for bar in drawn if bar.kind is TaskKind.FORWARD]
+    width = max(_NARROWER * typical(forward), min(forward, default=0.0)) / pixel
+    digits = len(str(max((bar.microbatch for bar in drawn), default=0)))
+    return max(_SMALLEST, min(_LARGEST, 0.45 * height, (width - 2) / digits / _DIGIT))
+
+
+def numbers(drawn: Sequence[Bar], window: Window, pixel: float, size: float) -> Iterator[tuple[Bar, float]]:
+    """Yield the bars whose microbatch number fits in what the window shows of them, and its place in s.
+
+    Parameters
+    ----------
+    pixel
+        Seconds of one pixel.
+    size
+        Type size in points.
+    """
+    for bar in drawn:
+        if bar.row is Row.COMPUTE and bar.microbatch >= 0 and bar.kind is not TaskKind.RECOMPUTE:
+            left, right = max(bar.start, window.start), min(bar.end, window.end)
+            if right - left >= (len(str(bar.microbatch)) * _DIGIT * size + 1) * pixel:
+                yield bar, (left + right) / 2
+
+
+def _draw_shares(ax: Axes, spans: Sequence[Span], lanes: Lanes, window: Window, cell: int) -> None:
+    """Draw how much of its time each kind takes in cells of ``cell`` pixels: as stacked heights, in strips as strength.
+
+    A strip holds one kind of communication, so that its colour alone can tell how busy it is.
+    """
+    edges = np.linspace(window.start, window.end, max(1, pixels(ax)[0] // cell) + 1)
+    levels = _levels(spans, lanes, edges)
+    shapes = _Shapes()
+    for lane in range(len(lanes.labels)):
+        base = np.zeros(len(edges) - 1)
+        for kind in (kind for kind in _STACK if (lane, kind) in levels):
+            top = np.minimum(base + levels[lane, kind], 1.0)
+            shapes.corners.append(staircase(edges, base, top, lanes.extent(lane * lanes.group, Row.COMPUTE)))
+            shapes.colours.append(KIND_COLOUR[kind])
+            base = top
+        for kind in (kind for kind in TaskKind if row_of(kind) is not Row.COMPUTE and row_of(kind) in lanes.rows):
+            extent = lanes.extent(lane * lanes.group, row_of(kind))
+            for index, share in enumerate(levels.get((lane, kind), ())):
+                if share > _LEAST_SHARE:
+                    shapes.rectangle(edges[index], edges[index + 1], extent, _strength(kind, share))
+    shapes.draw(ax)
+
+
+def _levels(spans: Sequence[Span], lanes: Lanes, edges: FloatArray) -> dict[tuple[int, TaskKind], FloatArray]:
+    """Return by lane and kind the share of each cell, averaged over the rank classes of the lane."""
+    intervals: dict[tuple[TaskKind, int], list[tuple[float, float]]] = {}
+    for span in spans:
+        intervals.setdefault((span.kind, span.rank_class), []).append((span.start, span.end))
+    levels: dict[tuple[int, TaskKind], FloatArray] = {}
+    for (kind, rank_class), rows in intervals.items():
+        key = (rank_class // lanes.group, kind)
+        levels[key] = levels.get(key, np.zeros(len(edges) - 1)) + shares(rows, edges) / lanes.group
+    return levels
+
+
+def _strength(kind: TaskKind, share: float) -> str:
+    """Return the colour of a strip that is busy for a ``share`` of its time."""
+    return blend("#FFFFFF", KIND_COLOUR[kind], _FAINTEST + (1 - _FAINTEST) * min(1.0, share))
+
+
+def staircase(edges: FloatArray, low: FloatArray, high: FloatArray, extent: tuple[float, float]) -> FloatArray:
+    """Return the outline between two step functions that go from 0 at the bottom to 1 at the top of ``extent``."""
+    top, bottom = extent
+    xs = np.repeat(edges, 2)[1:-1]
+    ys = np.concatenate([np.repeat(low, 2), np.repeat(high, 2)[::-1]])
+    return np.stack([np.concatenate([xs, xs[::-1]]), bottom - (bottom - top) * ys], axis=1)

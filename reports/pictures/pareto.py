@@ -1,0 +1,102 @@
+"""A picture of what can be traded: step time against memory, and against devices with what a million tokens cost."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from reports.document import plain
+from reports.palette import SERIES
+from reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet, size_unit, time_unit
+from simulator.units import format_size, format_time
+
+_LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
+
+_LABEL = 0.025
+"""Part of an axis that a label takes; plans nearer than that to one with a label have none."""
+
+Data = Mapping[str, Any]
+
+
+def draw_fronts(memory: Sequence[Data], devices: Sequence[Data], path: Path | str, *, title: str = "") -> None:
+    """Draw the Pareto fronts of an explanation, as `meshwise explain --json` has them.
+
+    Parameters
+    ----------
+    memory
+        Plans that need ever less memory: ``step_time`` s, ``peak_memory`` byte, ``fits`` and ``plan``.
+    devices
+        Plans on ever fewer devices: ``devices``, ``step_time`` and ``cost_per_million_tokens``; may be empty.
+
+    Raises
+    ------
+    ValueError
+        Where there is no plan, or ``path`` ends in neither .png nor .svg.
+    """
+    if not memory:
+        raise ValueError("a picture of a front needs at least one plan, met none")
+    smaller = [each for each in devices if each["fits"]]
+    panels = 2 if len(smaller) > 1 else 1
+    width = (WIDTH - _LEFT - 40 - (panels - 1) * _GAP) // panels
+    with sheet(path) as figure:
+        header(figure, title or "What can be traded", _facts(memory))
+        _draw_memory(axes(figure, _LEFT, _TOP, width, HEIGHT - _TOP - _BOTTOM), memory)
+        if panels == 2:
+            _draw_devices(axes(figure, _LEFT + width + _GAP, _TOP, width, HEIGHT - _TOP - _BOTTOM), smaller)
+
+
+def _facts(memory: Sequence[Data]) -> str:
+    fitting = [each for each in memory if each["fits"]]
+    if not fitting:
+        return f"{len(memory)} plans that no other beats, none of which fits"
+    best = fitting[0]
+    time, peak = format_time(best["step_time"]), format_size(best["peak_memory"])
+    return f"fastest that fits: {time} with {peak} a device: {best['plan'].split(', ')[0]}"
+
+
+def _draw_memory(ax: Axes, found: Sequence[Data]) -> None:
+    unit, name = time_unit(min(each["step_time"] for each in found))
+    size, size_name = size_unit(sorted(each["peak_memory"] for each in found)[len(found) // 2])
+    xs, ys = [each["peak_memory"] / size for each in found], [each["step_time"] / unit for each in found]
+    ax.plot(xs, ys, drawstyle="steps-pre", color=QUIET, linewidth=1.2)
+    for fitting, label, face in ((True, "fits", SERIES[0]), (False, "does not fit", "white")):
+        rows = [index for index, each in enumerate(found) if each["fits"] is fitting]
+        ax.plot(
+            [xs[row] for row in rows], [ys[row] for row in rows], "o", color=SERIES[0], markerfacecolor=face,
+            markersize=9, label=label, linestyle="none",
+        )  # fmt: skip
+    near, labelled = (max(ys) - min(ys)) * _LABEL, float("-inf")
+    for row, each in enumerate(found):
+        if ys[row] - labelled >= near:  # plans come by rising step time
+            words, labelled = plain(each["plan"].split(",")[0], 60), ys[row]
+            ax.annotate(words, (xs[row], ys[row]), xytext=(9, 5), textcoords="offset points", fontsize=9, color=INK)
+    ax.set_xscale("log")
+    ax.set_xlim(min(xs) * 0.9, max(xs) * 5)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_formatter(lambda value, _: "")
+    ax.set_xlabel(f"memory of the fullest device ({size_name})")
+    ax.set_ylabel(f"step time ({name})")
+    ax.grid(color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.legend(loc="upper right", fontsize=11)
+
+
+def _draw_devices(ax: Axes, found: Sequence[Data]) -> None:
+    unit, name = time_unit(min(each["step_time"] for each in found))
+    xs, ys = [each["devices"] for each in found], [each["step_time"] / unit for each in found]
+    ax.plot(xs, ys, "o-", color=SERIES[1 % len(SERIES)], markersize=9, linewidth=1.6)
+    for x, y, each in zip(xs, ys, found, strict=True):
+        words = f"{each['cost_per_million_tokens']:.3g} a million tokens"
+        ax.annotate(words, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10, color=INK)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(min(xs) * 0.85, max(xs) * 1.9)
+    ax.set_xticks(xs, [f"{x:,}" for x in xs])
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    ax.set_xlabel("devices")
+    ax.set_ylabel(f"step time ({name})")
+    ax.grid(color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)

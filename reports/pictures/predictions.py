@@ -1,0 +1,167 @@
+"""Predicted against measured steps of plans that ran, as a picture and as a page of Markdown.
+
+``python -m reports.pictures.predictions FOLDER`` draws the rows of every ``predictions-N-ranks.jsonl`` in a folder, as
+``python -m executor.studies.prediction_trials`` writes them.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from reports.document import plain
+from reports.palette import SERIES
+from reports.pictures.figure import GRID, QUIET, WIDTH, axes, header, sheet
+from reports.pictures.plan_matrix import read_rows
+from simulator.rank_correlation import kendall_tau
+
+PICTURE, PAGE = "predictions.png", "predictions.md"
+_LEFT, _TOP, _SIDE, _GAP = 110, 150, 430, 80  # pixels
+_NEAR = "within 10 %"
+_SPLITS = ("data parallel", "tensor parallel", "pipeline parallel", "several of them")
+
+Row = Mapping[str, Any]
+
+
+def draw_predictions(files: Sequence[tuple[Row, Sequence[Row]]], path: Path | str) -> None:
+    """Draw predicted against measured step times, a panel for each number of ranks.
+
+    Parameters
+    ----------
+    files
+        For each number of ranks under what its rows were measured, and the rows.
+
+    Raises
+    ------
+    ValueError
+        Where there are no rows, or ``path`` ends in neither .png nor .svg.
+    """
+    if not files or not all(rows for _, rows in files):
+        raise ValueError("a picture of predictions needs rows, met none")
+    side = min(_SIDE, (WIDTH - _LEFT - 40) // len(files) - _GAP)
+    with sheet(path, _TOP + side + 130) as figure:
+        first = files[0][0]
+        facts = f"{first['machine']}, torch {first['torch']}, {first['date']}"
+        header(figure, "Steps of plans that ran: predicted against measured", facts)
+        known: dict[str, Artist] = {}
+        for place, (head, rows) in enumerate(files):
+            ax = axes(figure, _LEFT + place * (side + _GAP), _TOP, side, side)
+            _draw(ax, head, rows)
+            ax.set_ylabel("predicted, ms" if place == 0 else "")
+            for artist, label in zip(*ax.get_legend_handles_labels(), strict=True):
+                known.setdefault(label, artist)
+        names = [name for name in (*_SPLITS, _NEAR) if name in known]
+        figure.legend(
+            [known[name] for name in names],
+            names,
+            loc="lower left",
+            bbox_to_anchor=(_LEFT / WIDTH, 0.0),
+            ncols=len(names),
+            fontsize=11,
+            handletextpad=0.3,
+            frameon=False,
+        )
+
+
+def _draw(ax: Axes, head: Row, rows: Sequence[Row]) -> None:
+    times = [1e3 * row[name] for row in rows for name in ("predicted_step_time", "measured_step_time")]
+    low, high = min(times) / 1.15, max(times) * 1.15
+    ax.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=GRID, label=_NEAR, lw=0)
+    for split, colour, marker in zip(_SPLITS, SERIES, "os^D", strict=False):
+        chosen = [row for row in rows if split_of(row["plan"]) == split]
+        if chosen:
+            measured, predicted = (
+                [1e3 * row[f"{each}_step_time"] for row in chosen] for each in ("measured", "predicted")
+            )
+            ax.scatter(measured, predicted, s=42, marker=marker, color=colour, label=split, zorder=3, alpha=0.85, lw=0)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(low, high)
+    ax.set_ylim(low, high)
+    ticks = [each for each in (20, 30, 50, 100, 200, 300, 500, 1000, 2000) if low <= each <= high]
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(ticks, [str(each) for each in ticks])
+        axis.set_ticks([], minor=True)
+    ax.set_xlabel("measured, ms")
+    title = f"{head['ranks']} ranks, median of {head['steps']} steps"
+    ax.text(0.0, 1.085, title, fontsize=14, fontweight="bold", transform=ax.transAxes)
+    ax.text(0.0, 1.03, summary(rows), fontsize=11, color=QUIET, transform=ax.transAxes)
+
+
+def split_of(plan: str) -> str:
+    """Return how a plan uses its ranks, from its description.
+
+    >>> split_of("data 2 x tensor 1 x pipeline 1, 1 microbatch of 8")
+    'data parallel'
+    """
+    sizes = [int(part.split()[1]) for part in plan.split(",")[0].split(" x ")]
+    used = [name for name, size in zip(_SPLITS, sizes, strict=False) if size > 1]
+    return used[0] if len(used) == 1 else _SPLITS[-1]
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the median and the worst error of step time, and Kendall's tau of the order of plans."""
+    errors = [abs(row["time_error"]) for row in rows]
+    tau = kendall_tau([(row["predicted_step_time"], row["measured_step_time"]) for row in rows])
+    return f"{len(rows)} plans: median {median(errors):.1%}, worst {max(errors):.1%}, tau {tau:.2f}"
+
+
+def page(files: Sequence[tuple[Row, Sequence[Row]]]) -> str:
+    """Return all rows as Markdown."""
+    lines = [
+        "# Predicted and measured steps",
+        "",
+        "`python -m executor.studies.prediction_trials --ranks N --out predictions-N-ranks.jsonl` calibrates the",
+        "machine with N processes, then predicts and runs 24 plans of a model that no calibration saw; `python -m",
+        "reports.pictures.predictions` wrote this page from the rows. Drift is how many times as long a step of",
+        "another model took before and after the plan as when the machine was calibrated: the prediction is for",
+        "that pace. Where there are more ranks than cores times depend on the scheduler of the operating system,",
+        "and the order of plans is what counts. Peak memory is compared with torch's memory tracker, run on the",
+        "same trainer without data, and with torch's allocator in the run, which holds gloo's copies of what it",
+        "reduces and gathers too, at the fullest moment or not as it happens.",
+        "",
+        f"![Predicted against measured step times]({PICTURE})",
+        "",
+    ]
+    for head, rows in files:
+        tracked, sizes = ([abs(row[name]) for row in rows] for name in ("tracked_memory_error", "memory_error"))
+        lines += [
+            f"## {head['ranks']} ranks",
+            "",
+            f"{summary(rows)}. Peak memory by torch's tracker: median error {median(tracked):.1%}, worst "
+            f"{max(tracked):.1%}; by its allocator {median(sizes):.1%} and {max(sizes):.1%}.",
+            f"Median of {head['steps']} steps, measured on {head['date']}: {head['machine']}, "
+            f"Python {head['python']}, torch {head['torch']}.",
+            "",
+            "| plan | predicted | measured | error | drift | peak, tracker | peak, allocator |",
+            "|---|---|---|---|---|---|---|",
+            *map(_line, rows),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    times = " | ".join(f"{1e3 * row[f'{name}_step_time']:.1f} ms" for name in ("predicted", "measured"))
+    drift = f"{row['before']:.2f} to {row['after']:.2f}"
+    errors = " | ".join(f"{row[name]:+.1%}" for name in ("tracked_memory_error", "memory_error"))
+    return f"| {plain(row['plan'], 200)} | {times} | {row['time_error']:+.1%} | {drift} | {errors} |"
+
+
+def read_files(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Return heads and rows of the files in a folder, by their number of ranks."""
+    files = map(read_rows, folder.glob("predictions-*-ranks.jsonl"))
+    return sorted(files, key=lambda each: int(each[0]["ranks"]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m reports.pictures.predictions")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    files = read_files(folder)
+    draw_predictions(files, folder / PICTURE)
+    (folder / PAGE).write_text(page(files))

@@ -1,0 +1,344 @@
+"""Pictures and tables of searches: of one problem, and of many."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, floor, isfinite, log10
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from reports.document import plain
+from reports.palette import DASHES, SERIES
+from reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixel_height, sheet, time_unit
+from simulator.units import format_time
+from strategies.evaluation import Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LEFT, _TOP, _BOTTOM, _GAP, _KEY = 92, 120, 66, 34, 330  # pixels around and between panels
+_WIDE_RANGE = 50.0  # largest over smallest, from which an axis is logarithmic
+_FAR = 3.0  # the same for step times
+_MOST_MARKS = 14
+Point = tuple[int, float, float]
+"""Evaluations, seconds elapsed, best step time so far in s."""
+
+
+def draw_search(
+    histories: Mapping[str, Sequence[Point]], path: Path | str, *, lower_bound: float | None = None, title: str = ""
+) -> None:
+    """Draw the best step time so far of every algorithm against evaluations and against time.
+
+    Points without a plan that fits (infinite step time) are left out.
+
+    Raises
+    ------
+    ValueError
+        Where there is no history or ``path`` ends in neither .png nor .svg.
+    """
+    if not histories:
+        raise ValueError("a search picture needs the history of at least one algorithm, met none")
+    found = {name: [p for p in points if isfinite(p[2])] for name, points in histories.items()}
+    order = sorted(found, key=lambda name: found[name][-1][2] if found[name] else float("inf"))
+    width = (WIDTH - _LEFT - _GAP - _KEY) // 2
+    with sheet(path) as figure:
+        header(figure, title or "Best plan so far", _facts(found, order, lower_bound))
+        for column, heading in ((0, "evaluations"), (1, "search time (s)")):
+            ax = axes(figure, _LEFT + column * (width + _GAP), _TOP, width, HEIGHT - _TOP - _BOTTOM)
+            _draw_lines(ax, [found[name] for name in order], column)
+            _finish(ax, found, lower_bound, column)
+            ax.set_xlabel(heading)
+        names = [
+            f"{plain(name, 22)}  {format_time(found[name][-1][2]) if found[name] else 'none fits'}" for name in order
+        ]
+        handles = ax.get_lines()[: len(names)]
+        figure.legend(
+            handles, names, loc="upper left", bbox_to_anchor=(1 - (_KEY - 6) / WIDTH, 1 - _TOP / HEIGHT), fontsize=11,
+            title="best step time", title_fontsize=11, alignment="left", handlelength=2.6, labelspacing=0.7,
+        )  # fmt: skip
+
+
+def _facts(found: Mapping[str, Sequence[Point]], order: Sequence[str], bound: float | None) -> str:
+    best = found[order[0]]
+    if not best:
+        return "no algorithm found a plan that fits"
+    evaluations = "evaluation" if best[-1][0] == 1 else "evaluations"
+    words = f"best: {format_time(best[-1][2])} by {plain(order[0], 30)} after {best[-1][0]:,} {evaluations}"
+    if bound is None or bound <= 0:
+        return words
+    return f"{words}; lower bound {format_time(bound)}, gap {best[-1][2] / bound - 1:.1%}"
+
+
+def _draw_lines(ax: Axes, histories: Sequence[Sequence[Point]], column: int) -> None:
+    """Draw one staircase an algorithm, the best on top."""
+    unit, _ = _unit(histories)
+    for index, points in enumerate(histories):
+        xs, ys = [p[column] for p in points], [p[2] / unit for p in points]
+        style = DASHES[index // len(SERIES) % len(DASHES)]
+        ax.plot(
+            xs, ys, drawstyle="steps-post", color=SERIES[index % len(SERIES)], linestyle=style, linewidth=2.2,
+            marker="o", markevery=[len(xs) - 1] if xs else None, markersize=6, zorder=3 + len(histories) - index,
+        )  # fmt: skip
+
+
+def _finish(ax: Axes, found: Mapping[str, Sequence[Point]], bound: float | None, column: int) -> None:
+    """Set scales and grid, and draw the lower bound."""
+    unit, name = _unit(list(found.values()))
+    steps = [p[2] / unit for points in found.values() for p in points]
+    places = [p[column] for points in found.values() for p in points if p[column] > 0]
+    if places and max(places) > _WIDE_RANGE * min(places):
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    if bound is not None and bound > 0:
+        ax.axhline(bound / unit, color=INK, linewidth=1.4, linestyle=(0, (6, 4)))
+        ax.annotate(
+            "lower bound", (0.0, bound / unit), xycoords=("axes fraction", "data"), xytext=(5, -13),
+            textcoords="offset points", fontsize=11,
+        )  # fmt: skip
+        steps.append(bound / unit)
+    if steps:
+        _scale(ax, min(steps), max(steps))
+    ax.grid(color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    if column:
+        ax.tick_params(axis="y", labelleft=False)
+    else:
+        ax.set_ylabel(f"best step time so far ({name})")
+
+
+def _scale(ax: Axes, low: float, high: float) -> None:
+    """Set the step-time axis from ``low`` to ``high``: logarithmic where they are far apart."""
+    if high <= _FAR * low:
+        room = max(high - low, 0.02 * high)
+        ax.set_ylim(max(0.0, low - 0.12 * room), high + 0.08 * room)
+        return
+    ax.set_yscale("log")
+    ax.set_ylim(low * 0.88, high * 1.1)
+    decades = range(floor(log10(low)) - 1, floor(log10(high)) + 2)
+    marks = [m * 10.0**e for e in decades for m in (1, 1.5, 2, 3, 4, 5, 7) if low * 0.88 <= m * 10.0**e <= high * 1.1]
+    marks = marks[:: -(-len(marks) // _MOST_MARKS)]
+    ax.set_yticks(marks, [f"{mark:.4g}" for mark in marks])
+    ax.set_yticks([], minor=True)
+
+
+def _unit(histories: Iterable[Sequence[Point]]) -> tuple[float, str]:
+    return time_unit(min((p[2] for points in histories for p in points), default=1.0))
+
+
+def trials_table(trials: Iterable[Trial]) -> "pd.DataFrame":
+    """Return one row a trial: degrees and choices of its plan, step time, memory, and s since the search began."""
+    import pandas as pd
+
+    columns = (
+        "data", "tensor", "tensor_rows", "pipeline", "schedule", "chunks", "microbatch", "num_microbatches", "zero",
+        "sequence_parallel", "recompute", "step_time", "peak_memory", "fits", "elapsed",
+    )  # fmt: skip
+    return pd.DataFrame([_row(trial) for trial in trials], columns=list(columns))
+
+
+def _row(trial: Trial) -> tuple[object, ...]:
+    plan, evaluation = trial.plan, trial.evaluation
+    return (
+        plan.data, plan.tensor, plan.tensor_rows, plan.pipeline, plan.schedule_name, plan.chunks, plan.microbatch,
+        plan.num_microbatches, plan.zero, plan.sequence_parallel, str(plan.recompute), evaluation.step_time,
+        evaluation.peak_memory, evaluation.fits, trial.elapsed,
+    )  # fmt: skip
+
+
+Course = Sequence[tuple[float, float]]
+"""How one search went: (evaluations or seconds, gap from then on), the gap as a fraction of the optimum."""
+FLOOR = 1e-3
+"""Gaps below this are drawn here: the optimum is at zero, which a logarithmic axis has not."""
+WITHIN = 0.01
+"""Gap within which a search counts as at the optimum."""
+MOST = 20
+"""Algorithms in a picture at the most."""
+
+_COLUMNS, _PLACES = 5, 160
+_CEILING = 20.0
+_MARKS = ((FLOOR, "0"), (0.01, "1 %"), (0.1, "10 %"), (1.0, "100 %"), (10.0, "1000 %"))
+_SHADES = ("#FFFFFF", "#DCE9F5", "#A9CBE8", "#F6D6A8", "#EDA25C", "#CF4A16")
+_STEPS = (WITHIN, 0.05, 0.2, 0.5, 1.0)
+
+
+def draw_gaps(courses: Mapping[str, Sequence[Course]], path: Path | str, *, title: str, facts: str, what: str) -> None:
+    """Draw for every algorithm the median gap of its searches and, as a band, the middle half of them.
+
+    Parameters
+    ----------
+    courses
+        The searches of every algorithm, each the same problems.
+    what
+        What the horizontal axis is.
+
+    Raises
+    ------
+    ValueError
+        Where no search found a plan, there are more than `MOST` algorithms, or ``path`` ends in neither .png nor .svg.
+    """
+    places = _places(courses)
+    found = {name: _quartiles(runs, places) for name, runs in courses.items()}
+    rows = ceil(len(found) / _COLUMNS)
+    tall = max(HEIGHT, 130 + 260 * rows)
+    with sheet(path, tall) as figure:
+        header(figure, title, facts)
+        left, top, gap, below = 124, 134, 22, 58
+        width = (WIDTH - left - 30 - gap * (_COLUMNS - 1)) // _COLUMNS
+        height = (pixel_height(figure) - top - below) // rows - 46
+        for number, name in enumerate(found):
+            row, column = divmod(number, _COLUMNS)
+            ax = axes(figure, left + column * (width + gap), top + row * (height + 46), width, height)
+            for other, (_, median, _) in found.items():
+                if other != name:
+                    ax.plot(places, median, color="#C9C9C9", linewidth=1.0, drawstyle="steps-post", zorder=2)
+            _draw_band(ax, places, found[name])
+            ax.set_title(plain(name, 26), fontsize=13, loc="left", fontweight="bold", pad=6)
+            _finish_gap(ax, places, first=column == 0, last=number + _COLUMNS >= len(found))
+        figure.text(0.5, 18 / pixel_height(figure), what, ha="center", fontsize=12)
+        figure.text(0.016, 0.5, "gap to the optimum", rotation=90, va="center", fontsize=12)
+
+
+def _places(courses: Mapping[str, Sequence[Course]]) -> list[float]:
+    """Return where on the horizontal axis gaps are read, from the first plan found to the last."""
+    if len(courses) > MOST:
+        raise ValueError(f"a picture shows at most {MOST} algorithms, met {len(courses)}")
+    met = [at for runs in courses.values() for course in runs for at, _ in course if at > 0]
+    if not met:
+        raise ValueError("a picture of gaps needs a search that found a plan, met none")
+    low, high = min(met), max(met)
+    return [float(at) for at in np.geomspace(low, max(high * 1.15, low * 10), _PLACES)]
+
+
+def _at(course: Course, places: list[float]) -> list[float]:
+    """Return the gap of one search at every place, infinite before its first plan."""
+    when = np.array([at for at, _ in course])
+    gaps = [float("inf"), *(gap for _, gap in course)]
+    return [gaps[index] for index in np.searchsorted(when, places, side="right")]
+
+
+def _quartiles(runs: Sequence[Course], places: list[float]) -> tuple[list[float], list[float], list[float]]:
+    """Return lower quartile, median and upper quartile of the gaps of searches at every place."""
+    rows = np.sort(np.array([_at(course, places) for course in runs]), axis=0)
+    low, middle, high = (rows[min(len(rows) - 1, int(share * len(rows)))] for share in (0.25, 0.5, 0.75))
+    return _clipped(low), _clipped(middle), _clipped(high)
+
+
+def _clipped(gaps: Sequence[float]) -> list[float]:
+    return [min(max(float(gap), FLOOR), _CEILING) if isfinite(gap) else float("nan") for gap in gaps]
+
+
+def _draw_band(ax: Axes, places: Sequence[float], quartiles: tuple[list[float], list[float], list[float]]) -> None:
+    low, median, high = quartiles
+    top = [_CEILING if np.isnan(gap) else gap for gap in high]
+    known = ~np.isnan(np.array(low))
+    ax.fill_between(places, low, top, where=known.tolist(), step="post", color="#A9CBE8", linewidth=0, zorder=1)
+    ax.plot(places, median, color=SERIES[0], linewidth=2.6, drawstyle="steps-post", zorder=4)
+
+
+def _finish_gap(ax: Axes, places: Sequence[float], *, first: bool, last: bool) -> None:
+    ax.set(xscale="log", yscale="log", xlim=(places[0], places[-1]), ylim=(FLOOR * 0.75, _CEILING))
+    ax.set_yticks([at for at, _ in _MARKS], [text if first else "" for _, text in _MARKS])
+    ax.set_yticks([], minor=True)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}" if last else "")
+    ax.axhline(WITHIN, color=QUIET, linewidth=1.0, linestyle=(0, (4, 4)), zorder=3)
+    ax.grid(color=GRID, linewidth=0.7)
+    ax.set_axisbelow(True)
+
+
+def draw_solved(
+    by_evaluations: Mapping[str, Sequence[Course]],
+    by_seconds: Mapping[str, Sequence[Course]],
+    path: Path | str,
+    *,
+    title: str,
+    facts: str,
+) -> None:
+    """Draw which share of its searches each algorithm has at the optimum, against evaluations and against time.
+
+    These are data profiles (Moré and Wild, "Benchmarking derivative-free optimization algorithms", SIAM Journal on
+    Optimization 20(1), 2009), with `WITHIN` of the optimum as the test.
+
+    Raises
+    ------
+    ValueError
+        As `draw_gaps`.
+    """
+    left, top, gap, key, below = 92, 134, 34, 330, 66
+    width = (WIDTH - left - gap - key) // 2
+    shares = [{name: _shares(runs) for name, runs in each.items()} for each in (by_evaluations, by_seconds)]
+    order = sorted(by_evaluations, key=lambda name: (-shares[0][name][-1][1], shares[0][name][-1][0]))
+    with sheet(path) as figure:
+        header(figure, title, facts)
+        for column, (courses, what) in enumerate(((by_evaluations, "evaluations"), (by_seconds, "CPU time (s)"))):
+            places = _places(courses)
+            ax = axes(figure, left + column * (width + gap), top, width, HEIGHT - top - below)
+            for number, name in enumerate(order):
+                xs, ys = zip(*shares[column][name], strict=True)
+                ax.plot(
+                    [*xs, places[-1]], [*ys, ys[-1]], drawstyle="steps-post", color=SERIES[number % len(SERIES)],
+                    linestyle=DASHES[number // len(SERIES) % len(DASHES)], linewidth=2.4, label=name,
+                )  # fmt: skip
+            ax.set(xscale="log", xlim=(places[0], places[-1]), ylim=(0, 1.02))
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+            ax.tick_params(axis="y", labelleft=not column)
+            ax.set_xlabel(what, fontsize=12)
+            ax.grid(color=GRID, linewidth=0.8)
+        names = [f"{plain(name, 22)}  {100 * shares[0][name][-1][1]:.0f} %" for name in order]
+        figure.legend(
+            ax.get_lines(), names, loc="upper left", bbox_to_anchor=(1 - (key - 10) / WIDTH, 1 - top / HEIGHT),
+            fontsize=12, title="at the end", title_fontsize=12, alignment="left", handlelength=2.6, labelspacing=0.7,
+        )  # fmt: skip
+
+
+def _shares(runs: Sequence[Course]) -> list[tuple[float, float]]:
+    """Return the share of searches at the optimum, wherever it rises; at 0 at the start."""
+    solved = sorted(next((at for at, gap in course if gap <= WITHIN), float("inf")) for course in runs)
+    reached = [at for at in solved if isfinite(at)]
+    return [(0.0, 0.0), *((at, (number + 1) / len(runs)) for number, at in enumerate(reached))]
+
+
+def draw_cases(gaps: Mapping[str, Mapping[str, float]], path: Path | str, *, title: str, facts: str) -> None:
+    """Draw a table of gaps, a row a problem and a column an algorithm, the darker the farther from the optimum.
+
+    Parameters
+    ----------
+    gaps
+        By problem and then by algorithm; infinite where no plan was found, left out where it was not run.
+
+    Raises
+    ------
+    ValueError
+        Where there is no problem or ``path`` ends in neither .png nor .svg.
+    """
+    if not gaps:
+        raise ValueError("a picture of gaps needs a problem, met none")
+    names = list(dict.fromkeys(name for row in gaps.values() for name in row))
+    left, top, line = 330, 196, 27
+    with sheet(path, top + line * len(gaps) + 30) as figure:
+        header(figure, title, facts)
+        ax = axes(figure, left, top, WIDTH - left - 30, line * len(gaps))
+        ax.set(xlim=(0, len(names)), ylim=(len(gaps), 0))
+        for row, found in enumerate(gaps.values()):
+            for column, name in enumerate(names):
+                _draw_cell(ax, row, column, found.get(name))
+        ax.set_yticks([row + 0.5 for row in range(len(gaps))], [plain(case, 36) for case in gaps], fontsize=12)
+        ax.set_xticks([at + 0.5 for at in range(len(names))], [plain(name, 22) for name in names], fontsize=12)
+        ax.xaxis.tick_top()
+        for label in ax.get_xticklabels():
+            label.set(rotation=22, ha="left", rotation_mode="anchor")
+        ax.tick_params(length=0)
+        for side in ax.spines.values():
+            side.set_visible(False)
+
+
+def _draw_cell(ax: Axes, row: int, column: int, gap: float | None) -> None:
+    if gap is None:
+        text, colour = "not run", "#F1F1F1"
+    else:
+        colour = _SHADES[sum(gap > step for step in _STEPS)]
+        text = f"{100 * (0.0 if abs(gap) < FLOOR / 2 else gap):.1f} %" if isfinite(gap) else "none"
+    ink = "#FFFFFF" if colour == _SHADES[-1] else QUIET if gap is None else INK
+    ax.fill_between([column + 0.02, column + 0.98], row + 0.04, row + 0.96, color=colour, linewidth=0)
+    ax.text(column + 0.5, row + 0.52, text, ha="center", va="center", fontsize=11, color=ink)

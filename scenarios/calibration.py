@@ -1,0 +1,267 @@
+"""Accelerators and links fitted to files of published timings: reading them, what to fit, and tables.
+
+Timings are of kernels, or of collectives.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Sequence
+
+from scenarios.files.errors import Fault, ScenarioError
+from simulator.calibration.collective_rows import CollectiveRow
+from simulator.calibration.collective_rows import Skipped as SkippedCollective
+from simulator.calibration.collective_rows import read_rows as read_collective_rows
+from simulator.calibration.evidence import Agreement, Devices, Evidence, Held, agreements, to_document
+from simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
+from simulator.calibration.link_fits import Error, Fits, errors, fit_links
+from simulator.calibration.noise import Floor
+from simulator.catalog import data_sheet
+
+INTRODUCTION = """# Kernels: predicted against measured
+
+Written by `meshwise calibrate --from measured_kernels.jsonl --report docs/kernel_accuracy.md`. An error is
+predicted over measured time, minus 1: its size's mean, median and 90 % quantile, and its median as bias.
+
+- *fitted*: the publisher's rows took part in the fit.
+- *left out*: parameters, and the factor between a burst and sustained work, are fitted to all other publishers of all
+  accelerators; the publisher is predicted with nothing of its own. A dash: nobody else has such kernels.
+- All rows count, the smallest too.
+
+What is not reached, and why (floors are those of the next table):
+
+- H100 products without ai-dynamo/aiconfigurator: what is left is one serving profiler in steps of 1 us, and 58 products
+  timed from the host. On the same shapes they are as far from the publisher left out; kernels below 10 us, a fifth of
+  the rows, are 40 % off.
+- B200 products without MooreThreads/SimuMax: nothing else was timed for longer than clocks take to sink, and the
+  nearest accelerator's factor (1.17) is taken for 1.42. The same holds for experts.
+- B200 products in fp8: no other publisher has any.
+- Attention of ai-dynamo/aiconfigurator: a serving stack's call, with its cache in pages. Times that are of one kernel
+  to the model, and differ in the stack, in heads of keys, or in 4 sequences of 8 heads for 1 of 32 (1.4 times as long
+  at 1024 tokens for the same bytes), scatter by 9 to 12 % among themselves.
+- V100 products: clouds of the same name differ by a constant factor (1.14 and 1.31 on the same shapes).
+- Memory-bound kernels: publishers run different implementations under one name: torch's LayerNorm reaches 0.52 of the
+  bandwidth, Triton's 0.82. Tensors that stay in the L2 between runs explain little of it: torch's addition of 50 MB
+  reaches 0.88 to 0.93 (A100) and 1.00 to 1.07 (H100), of 200 MB 0.88 and 0.96.
+- Activations compute, and are apart from additions, copies and casts: GELU reaches 0.74 forward and 0.60 backward of
+  the A100's bandwidth, 0.84 and 0.66 of the V100's, 0.51 and 0.51 of a GH200's of 96 GB, the H100's GPU at 4 TB/s.
+
+What is no measurement of a kernel, and is not used (`skipped` in the JSON):
+
+- Products of Megatron's tensor groups that are all-reduced in the time measured, up to 4.7 times the product.
+- Products, attention and backward kernels that wait for the host that launches them: SimuMax's products take at least
+  14 us and its attention of 4 and of 8 heads the same 90 us; Liger's backward 125 to 130 us for any size to 168 MB.
+- Norms, activations and rotary embeddings of a serving stack, which reach 0.3 to 0.5 where those of training reach 0.7.
+- Gradients of experts' weights where the dtype of their sum is not stated: the same experts take 1.0 or 1.8 times as
+  long, and the faster ones would move more bytes than the data sheet has.
+
+Clocks sink after about 10 ms of the same work: a publisher's rows count as a burst below that.
+
+The mean error on each publisher left out of every fit, and on how many kernels:
+"""
+
+FLOOR = """For each publisher left out, how far another publisher's times of the same kernels are from it: their mean
+error as predictions, *raw*, and after division by one factor for all of them (clocks, power). Between two sizes of the
+other publisher, at most 4 times apart, its time is interpolated along logarithms; *same* are those that need it not.
+A model that knows the other publisher without error makes the raw error; *model* is that of the model without the
+publisher, on the same kernels. *itself*: a publisher's times of what is the same kernel to the model, against their
+median.
+"""
+
+AGREEMENT = """Times of the second publisher over those of the first on the very same kernels, at the 10 %, 50 % and
+90 % quantiles. No model can be nearer to both than they are to each other.
+"""
+
+GROUPS = ("products", "products fp8", "experts", "attention", "memory-bound")
+
+SUMMARY_HEAD = ("accelerator", "publisher left out", *GROUPS)
+
+FLOOR_HEAD = (
+    "accelerator",
+    "kernels",
+    "left out",
+    "other",
+    "number",
+    "same",
+    "factor",
+    "raw",
+    "without factor",
+    "model",
+)
+
+AGREEMENT_HEAD = ("accelerator", "kernels", "first", "second", "number", "10 %", "median", "90 %")
+
+KERNEL_HEAD = ("publisher", "kernels", "rows", "fitted mean", "median", "left out mean", "median", "90 %", "bias")
+
+
+def read_kernels(path: str) -> tuple[list[Row], list[Skipped]]:
+    """Return the rows of a file that can be predicted and the others; `ScenarioError` names the line that is none."""
+    try:
+        with open(path, "rb") as file:
+            used, skipped = read_rows(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""))
+    except Refused as error:
+        line, _, message = str(error).partition(": ")
+        raise ScenarioError((Fault(path, int(line), 1, "", message),)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+    if not used:
+        count, why = len(skipped), skipped[0].reason
+        message = f"a file of kernels has rows that can be used, met none; {count} skipped: {why}"
+        raise ScenarioError((Fault(path, skipped[0].line, 1, "", message),))
+    return used, skipped
+
+
+def fit_accelerators(
+    rows: Sequence[Row], names: Sequence[str], left_out: Sequence[str], progress: Callable[[str], None]
+) -> list[Evidence]:
+    """Return accelerators fitted to ``rows``.
+
+    Parameters
+    ----------
+    names
+        In the catalogue; all that have rows where empty.
+    left_out
+        Sources or publishers that take no part in the fits.
+    """
+    known = sorted({row.device for row in rows})
+    _check("accelerator", names, known)
+    _check("leave-out", left_out, sorted({row.publisher for row in rows} | {row.source for row in rows}))
+    devices = Devices({name: data_sheet(name) for name in known})
+    found = []
+    for name in names or known:
+        progress(f"fitting {name}")
+        found.append(devices.evidence(name, rows, left_out))
+    return found
+
+
+def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"--{option} is one of {', '.join(known)}, met {name[:100]}")
+
+
+def to_json(found: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:
+    """Return the parameter file: of one accelerator as the catalogue holds it, of several a table of those."""
+    today = datetime.date.today().isoformat()
+    documents = {each.name: to_document(each, skipped, today) for each in found}
+    whole = next(iter(documents.values())) if len(documents) == 1 else documents
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def kernel_lines(found: Evidence) -> list[tuple[str, ...]]:
+    """Return the errors of an accelerator as lines of a table, a publisher's kernels of a family each."""
+    return [(held.publisher, held.family, *_cells(held)) for held in found.held]
+
+
+def _cells(held: Held) -> tuple[str, ...]:
+    some = held.fitted or held.left_out
+    assert some is not None
+    fitted = (f"{held.fitted.mean:.1%}", f"{held.fitted.median:.1%}") if held.fitted else ("-", "-")
+    if held.left_out is None:
+        return str(some.rows), *fitted, "-", "-", "-", "-"
+    out = held.left_out
+    return str(some.rows), *fitted, f"{out.mean:.1%}", f"{out.median:.1%}", f"{out.high:.1%}", f"{out.bias:+.1%}"
+
+
+def to_markdown(found: Sequence[Evidence], rows: Sequence[Row]) -> str:
+    """Return the errors of accelerators, and how publishers agree among themselves, as a page."""
+    parts = [INTRODUCTION, _table(SUMMARY_HEAD, [line for each in found for line in _summary(each)])]
+    parts += ["## What no model can beat\n", FLOOR]
+    parts.append(_table(FLOOR_HEAD, [_floor(floor) for each in found for floor in each.floors]))
+    for each in found:
+        sustained = each.calibration.sustained
+        parts.append(f"## {each.name}\n")
+        parts.append(
+            f"Sustained work takes {sustained.factor:.2f} times a burst ({sustained.low:.2f} to {sustained.high:.2f}, "
+            f"{sustained.pairs} shapes timed both ways).\n"
+        )
+        parts.append(_table(KERNEL_HEAD, kernel_lines(each)))
+    parts.append("## Publishers against each other\n")
+    parts.append(AGREEMENT)
+    names = {each.name for each in found}
+    parts.append(_table(AGREEMENT_HEAD, [_agreement(each) for each in agreements(rows) if each.device in names]))
+    return "\n".join(parts)
+
+
+def _summary(found: Evidence) -> list[tuple[str, ...]]:
+    """Return a line a publisher: its kernels' mean error without it, by group, each row counting the same."""
+    publishers = sorted({held.publisher for held in found.held})
+    return [(found.name, publisher, *(_group(found, publisher, group) for group in GROUPS)) for publisher in publishers]
+
+
+def _group(found: Evidence, publisher: str, group: str) -> str:
+    of_it = [held.left_out for held in found.held if held.publisher == publisher and _grouped(held.family) == group]
+    known = [each for each in of_it if each is not None]
+    count = sum(each.rows for each in known)
+    return f"{sum(each.mean * each.rows for each in known) / count:.1%} of {count}" if count else "-"
+
+
+def _grouped(family: str) -> str:
+    first = family.split()[0]
+    if first in ("matmul", "batched"):
+        return "products fp8" if family.endswith("fp8") else "products"
+    return first if first in ("experts", "attention") else "memory-bound"
+
+
+def _floor(each: Floor) -> tuple[str, ...]:
+    model = "-" if each.model is None else f"{each.model:.1%}"
+    counts = str(each.number), str(each.same), f"{each.factor:.2f}"
+    return each.on, each.group, each.left_out, each.other, *counts, f"{each.raw:.1%}", f"{each.scatter:.1%}", model
+
+
+def _agreement(each: Agreement) -> tuple[str, ...]:
+    ratios = (f"{value:.2f}" for value in (each.low, each.median, each.high))
+    return each.device, each.family, *each.publishers, str(each.kernels), *ratios
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    drawn = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in drawn)
+
+
+LINK_HEAD = ("source", "collective", "size", "rows", "mean", "median", "bias")
+
+_FIRST = 64 * 2**10
+
+
+def has_collectives(path: str) -> bool:
+    """Return whether the first row of a file is of a collective; a file that cannot be read has none."""
+    try:
+        with open(path, "rb") as file:
+            first = json.loads(file.readline(_FIRST))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "collective" in first
+
+
+def read_collectives(path: str) -> tuple[Sequence[CollectiveRow], Sequence[SkippedCollective]]:
+    """Return the rows of a file that the model can be held against and the others; `ScenarioError` where none is."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            used, skipped = read_collective_rows(file)
+    except OSError as error:
+        raise ScenarioError((Fault(path, 0, 0, "", f"the file cannot be read: {error.strerror}"),)) from None
+    if not used:
+        line, reason = skipped[0]
+        message = f"a file of collectives has rows that can be used, met none; {len(skipped)} skipped: {reason}"
+        raise ScenarioError((Fault(path, line, 1, "", message),))
+    return used, skipped
+
+
+def fit_links_without(rows: Sequence[CollectiveRow], left_out: Sequence[str]) -> tuple[Fits, tuple[Error, ...]]:
+    """Return links fitted to ``rows`` without the sources ``left_out``, and the errors on all, those included."""
+    known = sorted({row.source for row in rows})
+    for name in left_out:
+        if name not in known:
+            raise ValueError(f"--leave-out is one of {', '.join(known)}, met {name[:100]}")
+    fits = fit_links(rows, left_out)
+    return fits, errors(rows, fits)
+
+
+def link_lines(found: Sequence[Error]) -> list[tuple[str, ...]]:
+    """Return the errors of whole sources as lines of a table."""
+    whole = [each for each in found if (each.collective, each.size) == ("*", "*")]
+    return [
+        (each.source, "all", "all", str(each.rows), *(f"{part:.1%}" for part in (each.mean, each.median, each.bias)))
+        for each in whole
+    ]

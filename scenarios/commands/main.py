@@ -1,0 +1,199 @@
+"""The console command ``meshwise``: parses arguments, and turns every failure into one message and a code.
+
+Ctrl-C among extension modules, which lose an interrupt or make an error of their own of it.
+
+One that comes while a module is imported waits until it has loaded, and whoever meets an error can ask whether an
+interrupt was there before.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from signal import ITIMER_REAL, SIG_DFL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
+from time import process_time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from executor.launch.processes import INTERRUPTED
+from scenarios.console import BAD_INPUT, FAILED
+
+if TYPE_CHECKING:
+    import typer
+
+_IMPORT = "<frozen importlib._bootstrap>"
+_AGAIN = 0.01
+"""Seconds after which an interrupt that waits looks again."""
+_PATIENCE = 1.0
+"""Seconds of CPU time that an interrupt waits at most."""
+
+
+class PatientInterrupt:
+    """Handler of SIGINT: raises ``KeyboardInterrupt``, but not inside an import that ends soon.
+
+    Met before: matplotlib without one of its modules, schemas without a function, and the command went on.
+
+    Attributes
+    ----------
+    raised
+        Whether ``KeyboardInterrupt`` was raised once.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+        self._came: float | None = None
+
+    def install(self) -> None:
+        """Handle SIGINT from now on, where it is not ignored, as of a job of a script; SIGALRM is for looking again."""
+        if getsignal(SIGINT) is not default_int_handler:
+            return
+        for number in (SIGINT, SIGALRM):
+            signal(number, self)
+        sys.unraisablehook = self._ignored
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Raise ``KeyboardInterrupt``, now or when what is being imported has loaded."""
+        if number == SIGALRM and self._came is None:
+            return
+        self._came = process_time() if self._came is None else self._came
+        if _imports(frame) and process_time() - self._came < _PATIENCE:
+            setitimer(ITIMER_REAL, _AGAIN)
+            return
+        self._came, self.raised = None, True
+        raise KeyboardInterrupt
+
+    def _ignored(self, what: "sys.UnraisableHookArgs") -> None:
+        """Raise an interrupt again that Python ignored, as it does where a generator is closed that nobody uses."""
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+            return
+        self._came = process_time()
+        setitimer(ITIMER_REAL, _AGAIN)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported where the program is."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
+
+
+def application() -> "typer.Typer":
+    """Return the command line."""
+    import typer
+
+    from scenarios.commands import (
+        accuracy,
+        benchmark,
+        calibrate,
+        capture,
+        demo,
+        execute,
+        explain,
+        export,
+        library,
+        search,
+        simulate,
+        traces,
+    )
+
+    app = typer.Typer(
+        name="meshwise",
+        help="Simulate, search and execute parallel plans for training neural networks on a cluster.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.command("init")(library.init)
+    app.command("list")(library.names)
+    app.command("validate")(library.validate)
+    app.command("schema")(library.schema)
+    app.command("simulate")(simulate.simulate)
+    app.command("replay")(traces.replay)
+    app.command("search")(search.search)
+    app.command("compare")(search.compare)
+    app.command("explain")(explain.explain)
+    app.command("execute")(execute.execute)
+    app.command("export")(export.export)
+    app.command("calibrate")(calibrate.calibrate)
+    app.command("capture")(capture.capture)
+    app.command("demo")(demo.demo)
+    app.command("accuracy")(accuracy.accuracy)
+    app.command("benchmark")(benchmark.benchmark)
+    app.command("doctor")(execute.doctor)
+    return app
+
+
+def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt | None = None) -> int:
+    """Return the exit code of a command line (that of the process: None).
+
+    0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted: after an ``interrupt`` errors but
+    those of files are made of it, as matplotlib's "Invalid affine transformation matrix".
+    """
+    try:
+        code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        of_it = interrupt is not None and interrupt.raised and not isinstance(error, OSError)
+        code = INTERRUPTED if of_it else _failed(error)
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Print what went wrong in one message and return the exit code."""
+    import traceback
+
+    from typer import Abort
+
+    from scenarios.console import note
+
+    if isinstance(error, Abort):
+        return INTERRUPTED
+    if os.environ.get("MESHWISE_DEBUG") == "1":
+        traceback.print_exception(error)
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        note(str(usage()))
+        return BAD_INPUT
+    if isinstance(error, ValueError):
+        note(str(error))
+        return BAD_INPUT
+    if isinstance(error, ModuleNotFoundError):
+        remedy = "pip install 'meshwise[exec]'" if error.name == "torch" else "`meshwise doctor` shows what is missing"
+        note(f"{error.name} is not installed; {remedy}")
+        return FAILED
+    words = " ".join(str(error).split()) or "no message"
+    if type(error).__module__.partition(".")[0] in _OWN:  # what the program raises says what it is
+        note(words)
+        return FAILED
+    note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")
+    return FAILED
+
+
+def main() -> None:
+    """Run the command line of this process, which an interrupt ends without a traceback while modules load too."""
+    interrupt = PatientInterrupt()
+    interrupt.install()
+    try:
+        code = run(interrupt=interrupt)
+    except KeyboardInterrupt:  # while a message was on its way
+        code = INTERRUPTED
+    if getsignal(SIGINT) is interrupt:
+        signal(SIGINT, SIG_DFL)  # all is written: what Python does at exit says nothing of an interrupt
+    if code == INTERRUPTED:
+        with suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+        os._exit(code)  # an extension module that an interrupt left half loaded may crash when Python takes it down
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""How input files are read, what is wrong with them is said, and results are written."""

@@ -1,0 +1,147 @@
+"""What a field of an input file may hold: counts, quantities with units, names from a list."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from scenarios.files.errors import shown
+from simulator import units
+from simulator.units import Dimension
+
+
+class Table(BaseModel):
+    """A mapping with known fields; an unknown one is an error, and so is a value of another type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _whole(value: Any) -> Any:
+    """Return a float without a fraction as an int, for ``1e3`` is a float in YAML; else the value."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True)
+class Count:
+    """Marks a whole number from ``least`` to ``most``; ``1e3`` is one too."""
+
+    most: int
+    least: int = 1
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        bounds = core_schema.int_schema(strict=True, ge=self.least, le=self.most)
+        return core_schema.no_info_before_validator_function(_whole, bounds)
+
+
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+MANY_NAMES = 16
+"""More names than this are not told one by one."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks text that is one of ``names()``; asked only when needed, for a catalogue may be long.
+
+    ``listing`` is the argument of `meshwise list` that shows them, which many names are not told beside.
+    """
+
+    names: Callable[[], Iterable[str]]
+    listing: str = ""
+
+    def check(self, value: str) -> str:
+        """Return ``value``; ``ValueError`` names the nearest where it is none of the names."""
+        names = list(self.names())
+        if value not in names:
+            where = f"{len(names)} names that `meshwise list {self.listing}` shows"
+            known = where if self.listing and len(names) > MANY_NAMES else ", ".join(names)
+            raise ValueError(f"holds one of {known}, met {shown(value)}{nearest(value, names)}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, core_schema.str_schema(strict=True))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "enum": list(self.names())}
+
+
+MOST_NEAR = 3
+"""Names that are told where several hold what was written."""
+
+
+def nearest(value: str, names: Iterable[str]) -> str:
+    """Return ``"; nearest: NAME"`` for ``names`` that hold what was written, else for the most similar one, if any is.
+
+    >>> nearest("tensr", ["data", "tensor"])
+    '; nearest: tensor'
+    >>> nearest("h100", ["v100", "eos-h100", "dgx-h100"])
+    '; nearest: dgx-h100, eos-h100'
+    """
+    known = list(names)
+    holding = sorted((name for name in known if value and value.lower() in name.lower()), key=lambda n: (len(n), n))
+    close = holding[:MOST_NEAR] or get_close_matches(value, known, n=1, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Marks text that is a number with a unit of ``dimension``, above 0 or, where ``zero``, at least 0."""
+
+    dimension: Dimension
+    zero: bool = False
+    bare: bool = False
+
+    def check(self, value: Any) -> float:
+        """Return the quantity in SI units."""
+        if self.bare and isinstance(value, int | float) and not isinstance(value, bool):
+            number = float(value)
+        else:
+            number = units.parse(value, self.dimension)
+        if number < 0 or (number == 0 and not self.zero):
+            raise ValueError(f"a {self.dimension} is {'at least' if self.zero else 'more than'} 0, met {shown(value)}")
+        return number
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        names = "|".join(units.UNITS[self.dimension])
+        text = {"type": "string", "pattern": rf"^\s*[0-9.]+([eE][+-]?[0-9]+)?\s*({names})\s*$"}
+        return {"anyOf": [text, {"type": "number"}]} if self.bare else text
+
+
+Time = Annotated[float, Quantity(Dimension.TIME)]
+Delay = Annotated[float, Quantity(Dimension.TIME, zero=True)]
+Size = Annotated[float, Quantity(Dimension.SIZE)]
+SizeOrNone = Annotated[float, Quantity(Dimension.SIZE, zero=True)]
+Bytes = Annotated[float, Quantity(Dimension.SIZE, bare=True)]
+Bandwidth = Annotated[float, Quantity(Dimension.BANDWIDTH)]
+ComputeRate = Annotated[float, Quantity(Dimension.COMPUTE_RATE)]
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """Marks a field of the format that holds only its neutral ``value`` in this version."""
+
+    name: str
+    value: Any
+
+    def check(self, value: Any) -> Any:
+        """Return ``value``; ``ValueError`` where it is not the neutral one."""
+        neutral = "left out" if self.value is None else shown(self.value)
+        same_kind = isinstance(value, bool) == isinstance(self.value, bool)
+        if value != self.value or not same_kind:
+            raise ValueError(f"not supported yet: {self.name} is {neutral}, met {shown(value)}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"const": self.value}

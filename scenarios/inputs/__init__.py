@@ -1,0 +1,1 @@
+"""Parts of a scenario, often in files of their own: clusters, graphs, models, plans, schedules; and remarks on them."""

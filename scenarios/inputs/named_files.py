@@ -1,0 +1,135 @@
+"""Files that an input file names, of its own folder: the configuration of a model and the schedule of a plan.
+
+The one is a Hugging Face ``config.json``: strict JSON, and every error one message of that file. The other is a CSV as
+torch.distributed.pipelining's.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scenarios.files.errors import Fault, ScenarioError, shown
+from scenarios.files.reader import MAX_BYTES, Document, FieldPath, parse
+from simulator.files import JsonError, json_strings, parse_json, unsafe_character
+from simulator.models.hugging_face import ConfigError, spec_from_config
+from simulator.models.model import Model
+from strategies.schedules.schedule import OrderError, from_csv
+
+
+def referenced(document: Document, path: FieldPath, name: str) -> Path:
+    """Return the file that the field at ``path`` names, relative to the document's folder.
+
+    Raises
+    ------
+    ScenarioError
+        Where the name leads out of the folder, by itself or by a link, or to what is neither file nor folder: a pipe
+        or a device might never end.
+    """
+    folder = Path(document.file).parent
+    target = folder / name
+    try:
+        leaves = not target.resolve().is_relative_to(folder.resolve())
+        special = target.exists() and not (target.is_file() or target.is_dir())
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, or a name that no file has
+        raise ScenarioError((document.fault(path, f"names a file, met {shown(name)}: {error}"),)) from None
+    if leaves:
+        message = f"a path stays in the folder of its file, without links out of it; met {shown(name)}"
+        raise ScenarioError((document.fault(path, message),))
+    if special:
+        raise ScenarioError((document.fault(path, f"names a file, met a pipe or device, {shown(name)}"),))
+    return target
+
+
+_PLACED = 200_000
+"""Bytes of a configuration whose fields are placed."""
+
+
+def load_model(path: str | Path) -> Model:
+    """Return the model that a ``config.json`` states.
+
+    Raises
+    ------
+    ScenarioError
+        Where the file cannot be read, is not JSON, or states no model known here; never another error.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+    return model_in(content, str(path))
+
+
+def model_in(content: bytes, file: str) -> Model:
+    """Return the model that the content of a ``config.json`` states; ``file`` is what messages call it."""
+    if len(content) > MAX_BYTES:
+        raise ScenarioError((Fault(file, 0, 0, "", f"a file has at most {MAX_BYTES} bytes, met more"),))
+    try:
+        return spec_from_config(_mapping(parse_json(content)))
+    except JsonError as error:
+        raise ScenarioError((Fault(file, error.line, error.column, "", str(error)),)) from None
+    except ConfigError as error:
+        line, column = _place(content, error.field)
+        raise ScenarioError((Fault(file, line, column, error.field, error.message),)) from None
+
+
+def _mapping(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise JsonError(f"a configuration is a mapping, met {shown(data)}")
+    met = next(filter(None, map(unsafe_character, json_strings(data))), None)
+    if met is not None:
+        raise JsonError(f"text is printable, met {met}")
+    return data
+
+
+def _place(content: bytes, field: str) -> tuple[int, int]:
+    """Return the line and column of a field, or of the configuration where it leaves the field out.
+
+    Of a long file, which lists the names of many classes, no place is told.
+    """
+    if len(content) > _PLACED:
+        return 0, 0
+    try:
+        return parse(content).places.get((field,), (1, 1))
+    except ScenarioError:  # JSON that is no strict YAML: a character written as two halves
+        return 0, 0
+
+
+ENDING = ".csv"
+
+
+def with_schedule(document: Document, path: FieldPath = ("plan",)) -> Document:
+    """Return a scenario or plan file with the order itself where its schedule names a file, beside it, in CSV.
+
+    Raises
+    ------
+    ScenarioError
+        Where that file lies outside the folder, cannot be read, or is no schedule.
+    """
+    table = document.data
+    for key in path:
+        table = table.get(key) if isinstance(table, dict) else None
+    name = table.get("schedule") if isinstance(table, dict) else None
+    if not isinstance(name, str) or not name.lower().endswith(ENDING):
+        return document
+    order = _order(referenced(document, (*path, "schedule"), name), document, path)
+    found = {**table, "schedule": order}
+    return replace(document, data=found if not path else {**document.data, path[0]: found})
+
+
+def _order(file: Path, document: Document, path: FieldPath) -> str:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"a schedule has at most {MAX_BYTES} bytes")
+        text = file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fault = document.fault((*path, "schedule"), f"{file}: the file cannot be read: {reason}")
+        raise ScenarioError((fault,)) from None
+    try:
+        return str(from_csv(text))
+    except OrderError as error:
+        raise ScenarioError((Fault(str(file), error.rank + 1, 1, "schedule", str(error)),)) from None
+    except ValueError as error:
+        raise ScenarioError((Fault(str(file), 1, 1, "schedule", str(error)),)) from None

@@ -1,0 +1,77 @@
+"""What the table of a plan means: its layout, the rules of a problem that it breaks, and pins.
+
+Pins are as a scenario writes them: ``{layers.attention: {heads: tensor}}``, or axes in the order of dims to cut.
+"""
+
+from typing import Any
+
+from scenarios.files.errors import shown
+from scenarios.schema.scenario import MAX_ACTIONS, MAX_MICROBATCHES, STEPS_IN_A_ROW, PlanTable
+from strategies.operators.choices import Pin
+from strategies.plan.layout import Layout, Violation
+from strategies.plan.parallelism import Attention
+from strategies.plan.problem import Problem
+from strategies.plan.recomputation import recomputation
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import SCHEDULES
+
+
+def layout_in(table: PlanTable) -> Layout:
+    """Return the layout that a plan table states."""
+    choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
+    return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
+
+
+def rule_violations(problem: Problem, layout: Layout) -> list[Violation]:
+    """Return every rule that a layout breaks, and whether its schedule is too long to be listed."""
+    training = problem.training
+    microbatches = training.global_batch // layout.sequences
+    actions = layout.pipeline * layout.chunks * microbatches
+    rule = SCHEDULES.get(layout.schedule)
+    most = MAX_ACTIONS // (STEPS_IN_A_ROW if rule is not None and rule.asynchronous else 1)
+    if microbatches > MAX_MICROBATCHES:
+        met = f"global_batch / (data * microbatch) = {microbatches}"
+        return [Violation("microbatch", f"a step has at most {MAX_MICROBATCHES} microbatches, met {met}")]
+    if actions > most:
+        met = f"pipeline * chunks * microbatches = {actions}"
+        return [Violation("pipeline", f"a schedule has at most {most} stages times microbatches, met {met}")]
+    return list(violations(problem, layout))
+
+
+MAX_PINS = 10_000
+"""Operators that a scenario may pin."""
+
+
+def to_pins(values: dict[str, Any]) -> tuple[tuple[Pin, ...], list[tuple[str, str]]]:
+    """Return pins, and what is wrong with others: the name of each and what holds and was met."""
+    pins, wrong = [], []
+    for name, value in list(values.items())[:MAX_PINS]:
+        pin = _pin(name, value)
+        if pin is None:
+            holds = "a pin is a mapping from dim to axis, or a list of axes in the order of the dims that may be cut"
+            wrong.append((name, f"{holds}; an axis is a name, a list of names, or null; met {shown(value)}"))
+        else:
+            pins.append(pin)
+    if len(values) > MAX_PINS:
+        wrong.append((list(values)[MAX_PINS], f"pin names at most {MAX_PINS} operators, met {len(values)}"))
+    return tuple(pins), wrong
+
+
+def _pin(name: str, value: Any) -> Pin | None:
+    pairs = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else None
+    )
+    if pairs is None:
+        return None
+    cuts = [(dim, _axes(axes)) for dim, axes in pairs]
+    if any(axes is None for _, axes in cuts):
+        return None
+    return Pin(name, tuple((dim, axes) for dim, axes in cuts if axes is not None))
+
+
+def _axes(value: Any) -> tuple[str, ...] | None:
+    """Return the axes that a value names; ``None`` where it names none so."""
+    if value is None:
+        return ()
+    names = value if isinstance(value, list) else [value]
+    return tuple(names) if all(isinstance(each, str) for each in names) else None

@@ -1,0 +1,355 @@
+"""What is said of an input beside its result.
+
+A result rests on what the scenario's author did not write down. Figures are remarked on that are possible and yet
+probably mistyped: a unit of bits taken for bytes, or three zeros too many.
+
+Figures of a machine that only a mistyped unit explains: GB/s for TB/s, Gb/s for GB/s, GFLOP/s for TFLOP/s.
+
+Rates of machines differ by thousands, from a core to a GB300; what they have in common is what a rate is beside the
+bandwidth of the device's memory. Where one of these ratios is outside the range of the catalogue, and one figure a
+thousandfold, a thousandth or an eighth of itself puts all of them inside, that figure is remarked on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import lru_cache
+from math import log
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from scenarios.files.errors import Fault
+from scenarios.files.fields import NotYet
+from scenarios.files.reader import Document, FieldPath
+from scenarios.schema.cluster import (
+    AcceleratorTable,
+    ClusterTable,
+    HostTable,
+    LinkTable,
+    MixedClusterTable,
+    NodeTypeTable,
+)
+from scenarios.schema.model import TransformerTable
+from scenarios.schema.scenario import FileCluster, MeasuredTable, PlanTable, PresetCluster, ScenarioTable, TrainingTable
+from simulator.catalog import accelerator, assumed, cluster, cluster_names
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar
+from simulator.models.model import Model
+from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from strategies.plan.problem import Training
+
+_WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
+"""Choices of a plan that, left out, mean that nothing of the kind is done."""
+
+
+def assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Cluster) -> tuple[str, ...]:
+    """Return every default and catalogue figure that a result of the scenario rests on."""
+    result = [*machine_assumptions(cluster, offloads=plan is not None and bool(plan.offload))]
+    if table.model.preset is not None:
+        result.append(f"model.preset {table.model.preset} means {_sizes(spec)}")
+    elif table.model.hf_config is not None:
+        result.append(f"model.hf_config {table.model.hf_config} means {_sizes(spec)}")
+    elif table.model.graph is not None:
+        result.append(f"model.graph {table.model.graph} means {spec.summary}, as captured")
+    elif table.model.transformer is not None:
+        written = table.model.transformer
+        result += _defaults("model.transformer", written, {"kv_heads": written.heads})
+        if written.experts is not None:
+            result += _defaults("model.transformer.experts", written.experts)
+    training = Training(**table.training.model_dump())
+    same = training.gradient_bytes == training.parameter_bytes
+    result += _defaults("training", table.training, {"gradient_precision": "same" if same else "fp32"})
+    if isinstance(table.cluster, PresetCluster):
+        result.append(f"cluster.preset {table.cluster.preset} has the figures of the catalogue")
+        found = assumed(table.cluster.preset)
+        result += [f"cluster.preset {table.cluster.preset} assumes {field}: {why}" for field, why in found.items()]
+    elif isinstance(table.cluster, FileCluster):
+        result.append(f"cluster.file {table.cluster.file} has the figures of that file")
+    if isinstance(plan, PlanTable):
+        without = {*_WITHOUT, *_idle(plan)}
+        result += [line for line in _defaults("plan", plan) if line.split()[0].removeprefix("plan.") not in without]
+        if plan.overlap_tensor:
+            result.append("chunks of a product beside tensor communication take as long as the whole product")
+        if plan.tensor_rows > 1:
+            result.append("a product over a grid runs when its operands are gathered: SUMMA's steps do not overlap")
+    return tuple(result)
+
+
+def _idle(plan: PlanTable) -> Iterator[str]:
+    """Yield the fields that mean nothing beside others of the plan."""
+    if plan.context == 1:
+        yield "attention"
+    if not plan.sequence_parallel:
+        yield "overlap_tensor"
+    if plan.zero < 1:
+        yield "zero_shards"
+    if plan.zero < 3:
+        yield "reshard_after_forward"
+
+
+def machine_assumptions(cluster: Cluster, *, offloads: bool) -> Iterator[str]:
+    """Yield what is taken to be ideal about a machine, under a plan that ``offloads`` to hosts or does not."""
+    if not cluster.speeds and not cluster.link_speeds:
+        yield "every device and link is as good as the next: no stragglers"
+    if isinstance(cluster.fabric, Crossbar):
+        yield "the fabric between nodes has full bisection bandwidth"
+    if not cluster.tenants:
+        yield "no other job uses the network"
+    if cluster.overlap_slowdown == 1:
+        yield "computing is not slowed by communication beneath it"
+    if all(node.host.launch == 0 for node, _ in cluster.nodes):
+        yield "hosts launch kernels as fast as devices run them"
+    if offloads and any(node.host.pcie is None for node, _ in cluster.nodes):
+        yield "copies between devices and hosts take no time of PCIe, of which the cluster states none"
+
+
+def _sizes(spec: Any) -> str:
+    """Return the fields of a dataclass that are not None as words."""
+    fields = ((name, getattr(spec, name)) for name in spec.__dataclass_fields__ if name != "name")
+    return ", ".join(f"{name} {_text(value)}" for name, value in fields if value is not None)
+
+
+def _defaults(section: str, table: BaseModel, derived: dict[str, Any] | None = None) -> list[str]:
+    """Return one line for each field that was left out and matters: one that means nothing when left out does not."""
+    lines = []
+    for name, info in type(table).model_fields.items():
+        neutral = any(isinstance(mark, NotYet) for mark in info.metadata)
+        if name not in table.model_fields_set and not neutral:
+            value = (derived or {}).get(name, getattr(table, name))
+            if value is None:
+                continue
+            lines.append(f"{section}.{name} is {_text(value)} (default)")
+    return lines
+
+
+def _text(value: Any) -> str:
+    if is_dataclass(value):
+        return f"({_sizes(value)})"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_MEMORY = "memory_bandwidth"
+_PEAK, _INTRA_NODE, _INTER_NODE = "peak", "intra_node", "inter_node"
+_WORDS = {
+    _MEMORY: format_bandwidth,
+    _PEAK: format_compute_rate,
+    _INTRA_NODE: format_bandwidth,
+    _INTER_NODE: format_bandwidth,
+}
+_SLACK = 4.0
+"""How far beyond the catalogue's range a ratio may lie."""
+_SLIPS = (1000.0, 1 / 1000.0)
+_BITS = 1 / 8
+"""A link's Gb/s written as GB/s."""
+
+
+class Rate(NamedTuple):
+    """A figure of a machine in SI units: what it is, and where it stands if it is written out."""
+
+    kind: str
+    value: float
+    path: FieldPath | None = None
+
+
+class Slip(NamedTuple):
+    """A figure that is unusual and would be usual in another unit."""
+
+    path: FieldPath
+    message: str
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> Mapping[str, tuple[float, float]]:
+    """Return the least and most of every kind of figure in the catalogue."""
+    rates: dict[str, list[float]] = {}
+    for machine in _machines():
+        for rate in machine:
+            rates.setdefault(rate.kind, []).append(rate.value)
+    return {kind: (min(values), max(values)) for kind, values in rates.items()}
+
+
+@lru_cache(maxsize=1)
+def _machines() -> tuple[tuple[Rate, ...], ...]:
+    """Return the figures of every machine of the catalogue."""
+    nodes = (cluster(name).first for name in cluster_names())
+    return tuple(
+        (
+            Rate(_MEMORY, node.accelerator.memory_bandwidth),
+            *(Rate(_PEAK, peak) for _, peak in node.accelerator.peak_flops),
+            Rate(_INTRA_NODE, node.network.link.bandwidth),
+            Rate(_INTER_NODE, node.nic.bandwidth),
+        )
+        for node in nodes
+    )
+
+
+def _beside_memory(machine: Iterable[Rate]) -> Iterator[tuple[str, float]]:
+    """Yield every rate of a machine over the bandwidth of its memory."""
+    rates = tuple(machine)
+    memory = next(rate.value for rate in rates if rate.kind == _MEMORY)
+    return ((rate.kind, rate.value / memory) for rate in rates if rate.kind != _MEMORY)
+
+
+@lru_cache(maxsize=1)
+def _usual_ratios() -> Mapping[str, tuple[float, float]]:
+    ratios: dict[str, list[float]] = {}
+    for machine in _machines():
+        for kind, ratio in _beside_memory(machine):
+            ratios.setdefault(kind, []).append(ratio)
+    return {kind: (min(values) / _SLACK, max(values) * _SLACK) for kind, values in ratios.items()}
+
+
+def _plausible(machine: Iterable[Rate]) -> bool:
+    usual = _usual_ratios()
+    return all(usual[kind][0] <= ratio <= usual[kind][1] for kind, ratio in _beside_memory(machine))
+
+
+def mistyped_units(table: ClusterTable | MixedClusterTable | NodeTypeTable, path: FieldPath = ()) -> Iterator[Slip]:
+    """Yield the figure of each kind of node that is unusual and would be usual in another unit."""
+    if isinstance(table, MixedClusterTable):
+        for index, kind in enumerate(table.node_types):
+            yield from mistyped_units(kind, (*path, "node_types", index))
+        return
+    machine = tuple(_rates(table, path))
+    if _plausible(machine):
+        return
+    found = [
+        (_distance(mended), rate, scale)
+        for index, rate in enumerate(machine)
+        if rate.path is not None
+        for scale in (*_SLIPS, *([_BITS] if rate.kind in (_INTRA_NODE, _INTER_NODE) else []))
+        if _plausible(mended := (*machine[:index], rate._replace(value=rate.value * scale), *machine[index + 1 :]))
+    ]
+    if found:
+        _, rate, scale = min(found, key=lambda item: item[0])
+        assert rate.path is not None
+        yield Slip(rate.path, _message(rate, scale))
+
+
+def _message(rate: Rate, scale: float) -> str:
+    words = _WORDS[rate.kind]
+    least, most = map(words, _catalogue()[rate.kind])
+    bits = f"{rate.value / 1e9:.4g} Gb/s, which are " if scale == _BITS else ""
+    return (
+        f"is unusual beside the machine's other figures: {words(rate.value)}, the catalogue's machines have {least} "
+        f"to {most}; probably {bits}{words(rate.value * scale)}"
+    )
+
+
+def _rates(table: ClusterTable | NodeTypeTable, path: FieldPath) -> Iterator[Rate]:
+    device = table.accelerator
+    if device.preset is not None:
+        known = accelerator(device.preset)
+        yield Rate(_MEMORY, known.memory_bandwidth)
+    else:
+        assert device.memory_bandwidth and device.peak  # the schema asks for them
+        yield Rate(_MEMORY, device.memory_bandwidth, (*path, "accelerator", _MEMORY))
+        for dtype, peak in device.peak.items():
+            yield Rate(_PEAK, peak, (*path, "accelerator", _PEAK, dtype))
+    yield Rate(_INTRA_NODE, table.intra_node.bandwidth, (*path, _INTRA_NODE, "bandwidth"))
+    yield Rate(_INTER_NODE, table.inter_node.bandwidth, (*path, _INTER_NODE, "bandwidth"))
+
+
+def _distance(machine: tuple[Rate, ...]) -> float:
+    """Return how far a machine is from the nearest of the catalogue: sum of the logarithms of its figures' ratios."""
+    return min(
+        sum(min(abs(log(rate.value / other.value)) for other in known if other.kind == rate.kind) for rate in machine)
+        for known in _machines()
+    )
+
+
+class Usual(NamedTuple):
+    """The range of a field in SI units: beyond it stands a remark."""
+
+    least: float
+    most: float
+    words: Callable[[float], str] = "{:,.15g}".format
+
+
+_LATENCY = Usual(0, 1e-2, format_time)
+_LAUNCH = Usual(0, 1e-2, format_time)
+_INSIDE = Usual(0.5e9, 2e12, format_bandwidth)
+_BETWEEN = Usual(0.1e9, 200e9, format_bandwidth)
+_NODES = Usual(1, 100_000)
+_USUAL: dict[tuple[type[BaseModel], str], Usual] = {
+    (AcceleratorTable, "memory"): Usual(2.0**30, 2.0**40, format_size),
+    (AcceleratorTable, "memory_bandwidth"): Usual(1e9, 100e12, format_bandwidth),
+    (AcceleratorTable, "peak"): Usual(1e9, 100e15, format_compute_rate),
+    (AcceleratorTable, "launch"): _LAUNCH,
+    (HostTable, "memory"): Usual(2.0**30, 2.0**47, format_size),
+    (HostTable, "memory_bandwidth"): Usual(1e9, 10e12, format_bandwidth),
+    (HostTable, "launch"): _LAUNCH,
+    (HostTable, "pcie"): _INSIDE,
+    (ClusterTable, "intra_node"): _INSIDE,
+    (ClusterTable, "inter_node"): _BETWEEN,
+    (ClusterTable, "nodes"): _NODES,
+    (NodeTypeTable, "intra_node"): _INSIDE,
+    (NodeTypeTable, "inter_node"): _BETWEEN,
+    (PresetCluster, "nodes"): _NODES,
+    (FileCluster, "nodes"): _NODES,
+    (TrainingTable, "global_batch"): Usual(1, 1_000_000),
+    (TrainingTable, "sequence"): Usual(1, 10_000_000),
+    (TransformerTable, "layers"): Usual(1, 1000),
+    (TransformerTable, "hidden"): Usual(8, 200_000),
+    (TransformerTable, "vocab"): Usual(2, 5_000_000),
+    (MeasuredTable, "step_time"): Usual(1e-5, 3600, format_time),
+}
+"""By table and field; of links it is the bandwidth. Ranges hold every machine of the catalogue twice over, at least."""
+_LONGEST_STEP = 1e9
+"""Tokens of a step: published ones are below a tenth of it."""
+
+
+def unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> tuple[Fault, ...]:
+    """Return a remark for each figure of a table, at ``path`` of a document, that is far from what is usual."""
+    slips = {path: document.fault(path, message) for path, message in _slips(table, path)}
+    found = [fault for fault in _unusual(table, document, path) if fault.field not in {f.field for f in slips.values()}]
+    found += slips.values()
+    if isinstance(table, ScenarioTable):
+        tokens = table.training.global_batch * table.training.sequence
+        if tokens > _LONGEST_STEP:
+            message = (
+                f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, usual are up to {_LONGEST_STEP:.3g}"
+            )
+            found.append(document.fault(("training", "global_batch"), message))
+    return tuple(found)
+
+
+def _slips(table: BaseModel, path: FieldPath) -> Iterator[Slip]:
+    """Yield the figures of a cluster, or of that of a scenario, that only a mistyped unit explains."""
+    if isinstance(table, ScenarioTable):
+        table, path = table.cluster, (*path, "cluster")
+    if isinstance(table, ClusterTable | MixedClusterTable):
+        yield from mistyped_units(table, path)
+
+
+def _unusual(table: BaseModel, document: Document, path: FieldPath) -> Iterator[Fault]:
+    for name in type(table).model_fields:
+        value, place = getattr(table, name), (*path, name)
+        usual = _USUAL.get((type(table), name))
+        if isinstance(value, LinkTable):
+            yield from _of_link(value, usual, document, place)
+        elif usual is not None and isinstance(value, dict):
+            yield from (fault for key, each in value.items() for fault in _of(each, usual, document, (*place, key)))
+        elif usual is not None and value is not None:
+            yield from _of(value, usual, document, place)
+        if isinstance(value, BaseModel) and name in table.model_fields_set:
+            yield from _unusual(value, document, place)
+        elif name == "node_types":
+            for index, kind in enumerate(value):
+                yield from _unusual(kind, document, (*place, index))
+
+
+def _of_link(link: LinkTable, usual: Usual | None, document: Document, path: FieldPath) -> Iterator[Fault]:
+    yield from _of(link.latency, _LATENCY, document, (*path, "latency"))
+    yield from _of(link.launch, _LAUNCH, document, (*path, "launch"))
+    if usual is not None:
+        yield from _of(link.bandwidth, usual, document, (*path, "bandwidth"))
+
+
+def _of(value: Any, usual: Usual, document: Document, path: FieldPath) -> Iterator[Fault]:
+    if usual.least <= value <= usual.most:
+        return
+    range_ = f"usual are {usual.words(usual.least)} to {usual.words(usual.most)}" if usual.least else "usual is less"
+    bits = usual.words is format_bandwidth and usual.least <= value / 8 <= usual.most
+    meant = f"; {value / 1e9:.4g} Gb/s are {format_bandwidth(value / 8)}" if bits else ""
+    yield document.fault(path, f"is unusual: {usual.words(value)}, {range_}{meant}")

@@ -1,0 +1,182 @@
+"""What the framework of a row does by default, where the row does not say."""
+
+import re
+from dataclasses import replace
+
+from scenarios.published.row import Row
+from simulator.machine.accelerator import Accelerator
+
+_MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
+_BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
+_SHARDS_PARAMETERS = re.compile(
+    r"fsdp|torchtitan|torchtune|gemini|zero[- ]?3|zero stage 3|fully sharded|zero\+\+|\bhpz\b|\bmics\b|"
+    r"maxtext|levanter|easylm|axlearn|llm-?foundry|composer"
+)
+_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
+_FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
+"""llm-foundry's models take the fused loss of flash-attn unless told otherwise (llmfoundry/models/mpt, loss_fn)."""
+_XLA = re.compile(
+    r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
+)
+_TORCH = re.compile(r"torch|fsdp|\bddp\b|fully_shard")
+"""Words of torch's own parallel APIs, and of what calls them."""
+_DDP = re.compile(r"\bddp\b|distributeddataparallel")
+
+
+_COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda graph|torch\.compile|torch_compile")
+
+EAGER_LAUNCH = 45e-6
+"""Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
+replays it in 1.9 (stas00/ml-engineering, training/performance): 0.5 ms for the 11 operators of a layer."""
+DEEPSPEED_LAUNCH = 100e-6
+"""The same of Megatron-DeepSpeed: in steps of 10 us the least whose largest error (18 %, as with 110 us) is within a
+point of the best on 8 of vTrain's 131 single-node runs, which the host bounds: with a microbatch of 1, of every width
+and tensor degree one that is drawn at random (``random.Random(0).choice`` of the sorted row ids of each)."""
+
+FOUNDRY_HOPPER = 1.25
+"""Sustained over burst time of products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet tuned for
+it: the best of steps of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of the sorted row
+ids); published kernels of later libraries give 1.17."""
+
+_KERNELS = (
+    (r"triton|llm-?foundry|mosaic", "flash_triton"),
+    (r"fa3|flash[-_ ]?(attn|attention)?[-_ ]?v?3|cudnn|transformer ?engine|\bte\b|splash", "flash"),
+    (r"fa2|flash[-_ ]?(attn|attention)?[-_ ]?v?2|sdpa", "flash_2"),
+    (r"fa1|flash[-_ ]?(attn|attention)?[-_ ]?v?1|xformers|efficient", "flash_1"),
+    (r"megatron|nemo|bridge|mcore|maxtext|jax|mind", "flash"),
+)
+"""Words of the fused kernels that the simulator knows: the first that is found, in the words of the attention kernel
+and then in those of the framework. MPT's bias by distance ran in Triton alone (llm-foundry, 2023)."""
+
+
+def is_megatron(row: Row) -> bool:
+    """Return whether a row's framework is Megatron-LM or built on it."""
+    words = row.text("framework")
+    return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
+
+
+def is_xla(row: Row) -> bool:
+    """Return whether XLA compiles the step of a row."""
+    return bool(_XLA.search(row.text("framework")))
+
+
+def memory_conventions(row: Row) -> str:
+    """Return whose conventions the framework of a row follows, one of `strategies.plan.framework.FRAMEWORKS`."""
+    if is_megatron(row):
+        if _BEFORE_2022.search(row.text("framework")):
+            row.assume(
+                "gradients added by kernels of their own, and none summed beside products (Megatron-LM before 2022)"
+            )
+            return "megatron_2021"
+        if "deepspeed" in row.text("framework"):
+            return "megatron_deepspeed"
+        return "nemo" if re.search("nemo|bridge", row.text("framework")) else "megatron"
+    if is_xla(row):
+        row.assume("memory kept as XLA keeps it")
+        return "xla"
+    if re.search("mindspore|mindformers", row.text("framework")):
+        row.assume("memory kept as torch keeps it, and all of a layer computed again (MindSpore)")
+        return "mindspore"
+    words = row.text("framework", "plan_note")
+    if _FUSES_LOSS.search(words):
+        row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
+        return "torch_fused_loss"
+    if not _TORCH.search(words):
+        row.assume(f"conventions of {row.text('framework')[:40] or 'the framework'} not known: those of autograd alone")
+        return "unknown"
+    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40]})")
+    return "torch"
+
+
+def zero_stage(row: Row) -> int:
+    """Return the ZeRO stage of a row; where it states none, that of its framework, as an assumption."""
+    stated = re.match(r"(?:zero|stage)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?\b", row.text("zero_stage"))
+    if stated:
+        return int(stated[1])
+    words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
+    named = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
+    if named:
+        stage = int(named[1])
+    elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):
+        stage = 2
+    elif _DDP.search(words):
+        stage = 0
+    elif _SHARDS_PARAMETERS.search(words) or (row.optional("fsdp_shards") or 1) > 1:
+        stage = 3
+    else:
+        stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
+    row.assume(f"zero_stage {stage} (not stated; from {row.text('framework')[:40] or 'no framework named'})")
+    return stage
+
+
+def overlaps_gradients(row: Row, zero: int) -> bool:
+    """Return whether gradients are reduced beneath the backward pass."""
+    stated = row.flag("dp_overlap")
+    if stated is not None:
+        return stated
+    words = row.text("framework")
+    old = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
+    overlaps = zero >= 2 or not (old or "megatron-deepspeed" in words)
+    row.assume(f"gradients {'overlap' if overlaps else 'are reduced after'} backward (dp_overlap not stated)")
+    return overlaps
+
+
+def sequence_parallel(row: Row) -> bool:
+    """Return whether tensor ranks share the tokens between their products."""
+    stated = row.flag("sequence_parallel")
+    if stated is None:
+        words = row.text("framework")
+        stated = bool(
+            re.search(
+                r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus", words
+            )
+        )
+        row.assume(f"sequence_parallel {str(stated).lower()} (not stated; from {words[:40] or 'no framework named'})")
+    return stated
+
+
+def overlaps_tensor(row: Row) -> bool:
+    """Return whether the gathers and scatters of tensor ranks run beside products.
+
+    XLA cuts both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
+    decomposition in large deep learning models", ASPLOS, section 6); MaxText cuts activations between layers over
+    tensor ranks (``configs/base.yml``: ``activation_embed``), and so has such gathers and scatters.
+    """
+    stated = row.flag("tp_overlap")
+    if stated is not None:
+        return stated
+    overlaps = is_xla(row) and bool(re.search(r"tpu|\bv[2-7][ep]?\b", row.text("accelerator")))
+    if overlaps:
+        row.assume("tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)")
+    return overlaps
+
+
+def attention_kernel(row: Row) -> str:
+    """Return which kernel of fused attention a row runs; torch's own is FlashAttention-2."""
+    for words in (row.text("attention_kernel"), row.text("framework")):
+        found = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
+        if found:
+            break
+    else:
+        found = "flash_2"
+    if found != "flash":
+        row.assume(f"attention by {found} (from {words[:40] or 'nothing that is stated'})")
+    return found
+
+
+def host_launch(row: Row) -> float:
+    """Return the seconds in which a host launches the kernels of one operator; 0 where it replays whole steps."""
+    words = row.text("framework", "plan_note", "software")
+    if is_xla(row) or _COMPILED.search(words):
+        return 0.0
+    seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
+    row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
+    return seconds
+
+
+def on_stack(row: Row, accelerator: Accelerator) -> Accelerator:
+    """Return an accelerator as the software of a row makes use of it."""
+    if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
+        return accelerator
+    row.assume(f"products take {FOUNDRY_HOPPER} times as long as in a burst (libraries of 2023 on the H100)")
+    return replace(accelerator, sustained=max(accelerator.sustained, FOUNDRY_HOPPER))

@@ -1,0 +1,526 @@
+"""The network of a row: its stated sizes, those of the model it names, and the rules of its family.
+
+Networks with an encoder are BERT, T5 and ViT; others have a mixture of experts or latent attention. Then come the
+tokens of a row's vocabulary, and sizes of released models by what publishers call them, beyond those of
+`simulator.models.presets`.
+"""
+
+import re
+from dataclasses import replace
+from math import ceil, lcm
+
+from scenarios.published.frameworks import attention_kernel, is_megatron
+from scenarios.published.row import Row, Skip
+from scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
+from simulator.models.attention import LatentAttention
+from simulator.models.encoders import T5, Bert
+from simulator.models.experts import Experts
+from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
+from simulator.models.model import Model
+from simulator.models.presets import MODELS
+from simulator.models.transformer import Transformer
+from simulator.models.vision import VisionTransformer
+
+MEGATRON_VOCAB_MULTIPLE = 128
+"""Megatron-LM pads the vocabulary to a multiple of this times the tensor degree (--make-vocab-size-divisible-by)."""
+
+_VOCABULARY_SIZES = (
+    (r"llama-?_? ?3|llama-?4", 128256), (r"llama|mi[sx]tral", 32000), (r"qwen", 151936), (r"gemma|nemotron", 256000),
+    (r"deepseek", 102400), (r"opt\b|opt-", 50272), (r"mpt", 50368), (r"bloom", 250880),
+)  # fmt: skip
+_GPT = 51200
+"""Of GPT-2's tokens, padded as in Narayanan et al. 2021, section 5."""
+
+
+def of_family(row: Row, words: str) -> int:
+    """Return the vocabulary that models of a family have."""
+    vocab = next((size for pattern, size in _VOCABULARY_SIZES if re.search(pattern, words)), _GPT)
+    row.assume(f"vocab {vocab} (not stated; of the family)")
+    return vocab
+
+
+def padded(row: Row, vocab: int) -> int:
+    """Return a vocabulary that tensor ranks divide; Megatron-LM pads always."""
+    tensor = row.count("tp") or 1
+    multiple = MEGATRON_VOCAB_MULTIPLE * tensor
+    if vocab % tensor == 0 and not (is_megatron(row) and "deepspeed" not in row.text("framework") and vocab % multiple):
+        return vocab
+    more = -(-vocab // multiple) * multiple
+    row.assume(f"vocabulary padded to {more}, a multiple of {multiple}, as Megatron-LM does")
+    return more
+
+
+ENCODERS = ("bert", "t5", "vit")
+
+
+def encoder(row: Row, family: str, known: Model | None) -> Model:
+    """Return a BERT, T5 or ViT."""
+    stated = row.states("n_layers") and row.states("hidden")
+    if not stated and not isinstance(known, Bert | T5 | VisionTransformer):
+        raise Skip(f"n_layers and hidden of a {family} are not stated, and model names none that is known")
+    if known is not None:
+        row.assume(f"what the row does not state as in {known.name}, which it names")
+    base = known if isinstance(known, Bert | T5 | VisionTransformer) else None
+    layers, hidden = (row.count("n_layers", MAX_LAYERS), row.count("hidden", MAX_WIDTH))
+    layers, hidden = layers or (base.layers if base else 1), hidden or (base.hidden if base else 1)
+    heads = row.count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
+    ffn = row.count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
+    if family == "vit":
+        return _vision(row, base, layers, hidden, heads, ffn)
+    default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
+    vocab = padded(row, row.assumed_count("vocab", default, most=MAX_WIDTH))
+    if family == "bert":
+        positions = max(512, row.needed("seq_len", 10**8))
+        return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
+    row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
+    width = row.optional("head_dim", MAX_WIDTH) or (base.head_dim if isinstance(base, T5) else max(1, hidden // heads))
+    return T5(layers, hidden, heads, width, ffn, vocab)
+
+
+def _vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, ffn: int) -> VisionTransformer:
+    named = re.search(r"/(\d\d?)\b", row.text("model"))
+    patch = int(named[1]) if named else base.patch if isinstance(base, VisionTransformer) else 16
+    tokens = row.count("seq_len") or 0
+    side = round(tokens**0.5)
+    image = patch * side if side > 1 and abs(side * side - tokens) <= 1 else 224
+    row.assume(f"images of {image} pixels in patches of {patch}")
+    return VisionTransformer(layers, hidden, heads, ffn, patch=max(patch, 1), image=image - image % patch or patch)
+
+
+_LATENT = re.compile(r"\bmla\b|latent attention|deepseek[-_ ]?v?[23]|deepseek[-_ ]?r1|kimi|moonlight")
+_LATENT_SIZES = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536)
+"""Of DeepSeek-V2, section 3.1.2, and DeepSeek-V3, section 4.2."""
+
+
+def experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
+    """Return the experts of a row, or None."""
+    count = row.count("moe_experts", MAX_EXPERTS)
+    base = known.experts if known else None
+    if count in (None, 1) and base is None:
+        return None
+    base = base if base is not None and count in (None, base.count) else None
+    if count is None and base is not None:
+        row.assume(f"{base.count} experts, {base.top_k} a token (not stated; of the model named)")
+    top_k = row.count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
+    if not row.states("moe_topk"):
+        row.assume(f"moe_topk {top_k} (not stated)")
+    ffn = row.count("moe_ffn_hidden", MAX_WIDTH) or (base.ffn if base else None) or row.count("ffn_hidden", MAX_WIDTH)
+    if not row.states("moe_ffn_hidden"):
+        ffn = ffn or 4 * hidden
+        row.assume(f"moe_ffn_hidden {ffn} (not stated)")
+    count = count or (base.count if base else 1)
+    row.assume("tokens are spread evenly over experts (not stated)")
+    dense = min(row.optional("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
+    bias = base.score_bias if base else False
+    return Experts(count, min(top_k, count), ffn or hidden, _shared(row, base, ffn or hidden), dense, bias)
+
+
+def _shared(row: Row, base: Experts | None, ffn: int) -> int:
+    width = row.optional("moe_shared_ffn_hidden", MAX_WIDTH)
+    if width is None:
+        shared = base.shared if base and "moe_shared_ffn_hidden" not in row.fields else 0
+        if shared:
+            row.assume(f"{shared} shared experts (not stated; of the model named)")
+        return shared
+    if width % ffn:
+        row.assume(f"moe_shared_ffn_hidden {width} taken as {ceil(width / ffn)} experts of {ffn}")
+    return ceil(width / ffn)
+
+
+def latent(row: Row, words: str, known: Transformer | None, mixed: bool) -> LatentAttention | None:
+    """Return the sizes of latent attention, which no row states, or None."""
+    named = known.latent if known else None
+    if named is None and (not mixed or not _LATENT.search(words)):
+        return None
+    sizes = named or _LATENT_SIZES
+    ranks = f"ranks {sizes.kv_rank} and {sizes.q_rank or 'none for queries'}"
+    row.assume(f"latent attention with {ranks} (a row states none; of {'the model named' if named else 'DeepSeek'})")
+    return sizes
+
+
+def _gated(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, *, experts: Experts | None = None,
+    head: int | None = None, tied: bool = False, kind: str = "swiglu", qkv: bool = False, qk_norm: bool = False,
+) -> Transformer:  # fmt: skip
+    return Transformer(
+        layers, hidden, heads, kv_heads, ffn, vocab, kind, tied, positions="rotary", kv_channels=head,
+        experts=experts, biases="qkv" if qkv else None, qk_norm=qk_norm,
+    )  # fmt: skip
+
+
+def _plain(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, *, tied: bool = True,
+    positions: str = "learned", biases: str | None = None, parallel: bool = False,
+) -> Transformer:  # fmt: skip
+    return Transformer(
+        layers, hidden, heads, kv_heads, ffn, vocab, "gelu", tied, positions=positions, biases=biases,
+        parallel_residual=parallel,
+    )  # fmt: skip
+
+
+def _squared(layers: int, hidden: int, heads: int, kv_heads: int, vocab: int = 256000) -> Transformer:
+    """Return a Nemotron: squared ReLU with two matrices, no biases, rotary positions, untied embeddings."""
+    return _plain(layers, hidden, heads, kv_heads, 4 * hidden, vocab, tied=False, positions="rotary", biases="none")
+
+
+_WRITTEN: tuple[tuple[str, Transformer], ...] = (
+    # Touvron et al. 2023, "LLaMA", table 2; Llama 3.2 and Code Llama as released (config.json)
+    (r"llama3?\.21b", _gated(16, 2048, 32, 8, 8192, 128256, head=64, tied=True)),
+    (r"llama3?\.23b", _gated(28, 3072, 24, 8, 8192, 128256, head=128, tied=True)),
+    (r"codellama34b", _gated(48, 8192, 64, 8, 22016, 32016)),
+    (r"llama1?(30b|33b|32b)", _gated(60, 6656, 52, 52, 17920, 32000)),
+    (r"llama1?65b", _gated(80, 8192, 64, 64, 22016, 32000)),
+    (r"tinyllama|llama1\.1b", _gated(22, 2048, 32, 4, 5632, 32000)),
+    # released configurations (config.json on the Hugging Face hub)
+    (r"mistralnemo|mistral12b", _gated(40, 5120, 32, 8, 14336, 131072, head=128)),
+    (r"mistral(large)?(123b|2407)", _gated(88, 12288, 96, 8, 28672, 32768)),
+    (r"mistralsmall|mistral24b", _gated(40, 5120, 32, 8, 32768, 131072, head=128)),
+    (r"qwen2?\.?50\.5b|qwen20\.5b", _gated(24, 896, 14, 2, 4864, 151936, tied=True, qkv=True)),
+    (r"qwen2?\.?51\.5b|qwen21\.5b", _gated(28, 1536, 12, 2, 8960, 151936, tied=True, qkv=True)),
+    (r"qwen2?\.53b", _gated(36, 2048, 16, 2, 11008, 151936, tied=True, qkv=True)),
+    (r"qwen(2|2\.5)7b", _gated(28, 3584, 28, 4, 18944, 152064, qkv=True)),
+    (r"qwen(2\.5)?14b", _gated(48, 5120, 40, 8, 13824, 152064, qkv=True)),
+    (r"qwen(2\.5)32b|qwq32b", _gated(64, 5120, 40, 8, 27648, 152064, qkv=True)),
+    (r"qwen(2|2\.5)?72b", _gated(80, 8192, 64, 8, 29568, 152064, qkv=True)),
+    (r"qwen(1\.5)?7b", _gated(32, 4096, 32, 32, 11008, 151936, qkv=True)),
+    (r"qwen30\.6b", _gated(28, 1024, 16, 8, 3072, 151936, head=128, tied=True, qk_norm=True)),
+    (r"qwen31\.7b", _gated(28, 2048, 16, 8, 6144, 151936, head=128, tied=True, qk_norm=True)),
+    (r"qwen34b", _gated(36, 2560, 32, 8, 9728, 151936, head=128, tied=True, qk_norm=True)),
+    (r"qwen314b", _gated(40, 5120, 40, 8, 17408, 151936, head=128, qk_norm=True)),
+    (r"qwen332b", _gated(64, 5120, 64, 8, 25600, 151936, head=128, qk_norm=True)),
+    (r"gemma2b", _gated(18, 2048, 8, 1, 16384, 256000, head=256, tied=True, kind="geglu")),
+    (r"gemma7b", _gated(28, 3072, 16, 16, 24576, 256000, head=256, tied=True, kind="geglu")),
+    (r"gemma22b", _gated(26, 2304, 8, 4, 9216, 256000, head=256, tied=True, kind="geglu")),
+    (r"gemma29b", _gated(42, 3584, 16, 8, 14336, 256000, head=256, tied=True, kind="geglu")),
+    (r"gemma227b", _gated(46, 4608, 32, 16, 36864, 256000, head=128, tied=True, kind="geglu")),
+    (r"gemma327b", _gated(62, 5376, 32, 16, 21504, 262208, head=128, tied=True, kind="geglu", qk_norm=True)),
+    (r"gemma312b", _gated(48, 3840, 16, 8, 15360, 262208, head=256, tied=True, kind="geglu", qk_norm=True)),
+    (r"gemma34b", _gated(34, 2560, 8, 4, 10240, 262208, head=256, tied=True, kind="geglu", qk_norm=True)),
+    (r"yi6b", _gated(32, 4096, 32, 4, 11008, 64000)),
+    (r"yi34b", _gated(60, 7168, 56, 8, 20480, 64000)),
+    (r"baichuan2?7b", _gated(32, 4096, 32, 32, 11008, 125696)),
+    (r"baichuan2?13b", _gated(40, 5120, 40, 40, 13696, 125696)),
+    (r"internlm2?(\.5)?7b", _gated(32, 4096, 32, 8, 14336, 92544)),
+    (r"internlm2?(\.5)?20b", _gated(48, 6144, 48, 8, 16384, 92544)),
+    (r"glm49b", _gated(40, 4096, 32, 2, 13696, 151552, qkv=True)),
+    (r"chatglm[23]?6b", _gated(28, 4096, 32, 2, 13696, 65024, qkv=True)),
+    (r"deepseek(llm|coder)?7b", _gated(30, 4096, 32, 32, 11008, 102400)),
+    (r"deepseek(coder)?33b", _gated(62, 7168, 56, 8, 19200, 32256)),
+    (r"deepseek(llm)?67b", _gated(95, 8192, 64, 8, 22016, 102400)),
+    (r"olmo2?7b", _gated(32, 4096, 32, 32, 11008, 50304)),
+    (r"phi3mini|phi33\.8b", _gated(32, 3072, 32, 32, 8192, 32064)),
+    (r"phi3medium|phi414b|phi4$", _gated(40, 5120, 40, 10, 17920, 100352)),
+    (r"palm540b", _gated(118, 18432, 48, 1, 73728, 256000, head=256, tied=True)),
+    # mixtures of experts as released
+    (r"grok1", _gated(64, 6144, 48, 8, 32768, 131072, experts=Experts(8, 2, 32768))),
+    (r"dbrx", _gated(40, 6144, 48, 8, 10752, 100352, experts=Experts(16, 4, 10752))),
+    (r"qwen1?\.?5?moea2\.7b|qwenmoe", _gated(24, 2048, 16, 16, 5632, 151936, experts=Experts(60, 4, 1408, shared=4))),
+    (r"qwen257ba14b", _gated(28, 3584, 28, 4, 18944, 151936, experts=Experts(64, 8, 2560, shared=8))),
+    (r"gptoss20b", _gated(24, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(32, 4, 2880))),
+    (r"gptoss120b", _gated(36, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(128, 4, 2880))),
+    (r"llama4scout", _gated(48, 5120, 40, 8, 16384, 202048, head=128, experts=Experts(16, 1, 8192, shared=1))),
+    (r"olmoe", _gated(16, 2048, 16, 16, 1024, 50304, experts=Experts(64, 8, 1024))),
+    # Parmar et al. 2024, "Nemotron-4 15B", table 1; NVIDIA 2024, "Nemotron-4 340B", table 1; the others from NeMo
+    (r"nemotron[34]?8b", _squared(32, 4096, 32, 32)),
+    (r"nemotron4?15b", _squared(32, 6144, 48, 8)),
+    (r"nemotron[34]?22b", _squared(40, 6144, 48, 48)),
+    (r"nemotron4?340b", _squared(96, 18432, 96, 8)),
+    # Radford et al. 2019, table 2; Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B"
+    (r"gpt2(xl|1\.5b|1\.6b)", _plain(48, 1600, 25, 25, 6400, 50257)),
+    (r"gpt2(large|774m|762m)", _plain(36, 1280, 20, 20, 5120, 50257)),
+    (r"gpt2(medium|345m|350m|355m)", _plain(24, 1024, 16, 16, 4096, 50257)),
+    (r"gpt2(small|117m|124m|125m)?$", _plain(12, 768, 12, 12, 3072, 50257)),
+    (r"opt125m", _plain(12, 768, 12, 12, 3072, 50272)),
+    (r"opt350m", _plain(24, 1024, 16, 16, 4096, 50272)),
+    (r"opt1\.3b", _plain(24, 2048, 32, 32, 8192, 50272)),
+    (r"opt2\.7b", _plain(32, 2560, 32, 32, 10240, 50272)),
+    (r"opt6\.7b", _plain(32, 4096, 32, 32, 16384, 50272)),
+    (r"opt13b", _plain(40, 5120, 40, 40, 20480, 50272)),
+    (r"opt30b", _plain(48, 7168, 56, 56, 28672, 50272)),
+    (r"opt66b", _plain(64, 9216, 72, 72, 36864, 50272)),
+    (r"opt175b", _plain(96, 12288, 96, 96, 49152, 50272)),
+    (r"neox20b|gptneox", _plain(44, 6144, 64, 64, 24576, 50432, tied=False, positions="rotary", parallel=True)),
+    (r"gptj", _plain(28, 4096, 16, 16, 16384, 50400, tied=False, positions="rotary", parallel=True)),
+    (r"bloom(176b)?$", _plain(70, 14336, 112, 112, 57344, 250880)),
+    (r"bloom7\.?1?b", _plain(30, 4096, 32, 32, 16384, 250880)),
+    (r"falcon7b", _plain(32, 4544, 71, 1, 18176, 65024, positions="rotary", biases="none", parallel=True)),
+    (r"falcon40b", _plain(60, 8192, 128, 8, 32768, 65024, positions="rotary", biases="none", parallel=True)),
+    (r"falcon180b", _plain(80, 14848, 232, 8, 59392, 65024, positions="rotary", biases="none", parallel=True)),
+    (r"starcoder$|starcoder15", _plain(40, 6144, 48, 1, 24576, 49152)),
+    (r"mpt7b", _plain(32, 4096, 32, 32, 16384, 50368, biases="none")),
+    (r"mpt30b", _plain(48, 7168, 64, 64, 28672, 50368, biases="none")),
+    # Brown et al. 2020, table 2.1, and NeMo's configurations of the same names
+    (r"gpt3?760m", _plain(24, 1536, 16, 16, 6144, 51200)),
+    (r"gpt3?(350m|345m)", _plain(24, 1024, 16, 16, 4096, 51200)),
+    (r"gpt3?2\.7b", _plain(32, 2560, 32, 32, 10240, 51200)),
+    (r"gpt3?5b", _plain(24, 4096, 32, 32, 16384, 51200)),
+    (r"gpt3?20b", _plain(44, 6144, 48, 48, 24576, 51200)),
+    (r"gpt3?40b", _plain(48, 8192, 64, 64, 32768, 51200)),
+    (r"gpt3?126m", _plain(12, 768, 12, 12, 3072, 51200)),
+)
+
+_PRESETS: tuple[tuple[str, str], ...] = (
+    (r"llama3(\.\d)?405b", "llama3-405b"),
+    (r"llama3(\.\d)?70b", "llama3-70b"),
+    (r"llama3(\.\d)?8b", "llama3-8b"),
+    (r"llama2?70b", "llama2-70b"),
+    (r"llama[12]?13b", "llama2-13b"),
+    (r"llama[12]?(7b|6\.7b)", "llama2-7b"),
+    (r"mixtral(8x)?22b", "mixtral-8x22b"),
+    (r"mixtral", "mixtral-8x7b"),
+    (r"mistral", "mistral-7b"),
+    (r"deepseekv2lite|deepseekcoderv2lite|deepseekv216b", "deepseek-v2-lite"),
+    (r"deepseekv2", "deepseek-v2"),
+    (r"deepseek(v3|r1|671b)", "deepseek-v3"),
+    (r"qwen38b", "qwen3-8b"),
+    (r"qwen330b|qwen3moe30b", "qwen3-30b-a3b"),
+    (r"qwen3235b", "qwen3-235b-a22b"),
+    (r"gpt3?175b|^gpt3$", "gpt3-175b"),
+    (r"gpt3?13b", "gpt3-13b"),
+    (r"gpt3?(6\.7b|7b)", "gpt3-6.7b"),
+    (r"gpt3?1\.3b", "gpt3-1.3b"),
+    (r"gpt3?125m", "gpt3-125m"),
+    (r"(gpt|megatron)145b", "megatron-145b"),
+    (r"(gpt|megatron|turing|mtnlg)530b", "megatron-530b"),
+    (r"(gpt|megatron)(1t|1008b)", "megatron-1t"),
+    (r"bertlarge|bert340m", "bert-large"),
+    (r"bertbase|bert110m|^bert$", "bert-base"),
+    (r"t5small", "t5-small"),
+    (r"t5large", "t5-large"),
+    (r"t53b|t5xl$", "t5-3b"),
+    (r"t511b|t5xxl", "t5-11b"),
+    (r"t5base|^t5$", "t5-base"),
+    (r"vit(h|huge)", "vit-h-14"),
+    (r"vit(l|large)", "vit-l-16"),
+    (r"vit(b|base)|^vit$", "vit-b-16"),
+    (r"(?<!wide)resnet152", "resnet-152"),
+    (r"(?<!wide)resnet101", "resnet-101"),
+    (r"^resnet|(?<!wide)resnet(?=50|$)", "resnet-50"),
+    (r"dlrm(dcn)?v2", "dlrm-dcnv2"),
+    (r"dlrm", "dlrm-criteo"),
+    (r"stablediffusion(v?1|$)|sd1\.?5|latentdiffusion", "stable-diffusion-1.5"),
+)  # fmt: skip
+
+_TABLE = tuple((re.compile(pattern), spec) for pattern, spec in _WRITTEN) + tuple(
+    (re.compile(pattern), MODELS[name]) for pattern, name in _PRESETS
+)
+
+
+def known_model(name: str) -> Model | None:
+    """Return the sizes of the model that publishers call ``name``, or None.
+
+    >>> known_model("meta-llama/Llama-3.2-1B").layers
+    16
+    >>> known_model("LLAMA3_70B LoRA").name, known_model("our model") is None
+    ('llama3-70b', True)
+    """
+    squeezed = re.sub(r"[^a-z0-9.]", "", name.lower()[:200])
+    found = next((spec for pattern, spec in _TABLE if pattern.search(squeezed)), None)
+    if isinstance(found, Transformer):
+        return replace(found, window=None, name=found.name if found.name in MODELS else squeezed)
+    return found
+
+
+_GATED = re.compile(
+    r"llama|mi[sx]tral|qwen|gemma|\byi\b|internlm|baichuan|deepseek|glm|olmo|phi-?3|palm|telechat|swiglu|gated|silu|"
+    r"mixtral|skywork|aquila|minicpm|kimi|moonlight|granite|smollm"
+)
+_FAMILIES = (
+    ("t5", re.compile(r"\bm?t5|encoder-decoder|seq2seq|\bul2\b")),
+    ("bert", re.compile(r"bert\b|bert[-_ ]|encoder|electra")),
+    ("vit", re.compile(r"\bvit\b|\bvit[-_]|vision transformer|deit\b")),
+    ("image", re.compile(r"resnet")),
+    ("dlrm", re.compile(r"dlrm|recommend")),
+    ("diffusion", re.compile(r"unet|u-net|stable[- ]diffusion")),
+)
+_UNKNOWN = re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn")
+
+
+def network(row: Row) -> Model:
+    """Return the model of a row; raises `Skip` where neither its sizes nor its name say what it is."""
+    words = row.text("arch", "model")
+    known = known_model(row.text("model"))
+    family = next((name for name, pattern in _FAMILIES if pattern.search(words)), "decoder")
+    if family in ENCODERS:
+        return encoder(row, family, known)
+    if family != "decoder":
+        if known is None:
+            raise Skip(f"arch is of a {family} model, whose sizes a row cannot state, and model names none known")
+        row.assume(f"the sizes of {known.name}, which the row names")
+        return known
+    if known is None and _UNKNOWN.search(words) and not row.states("n_heads"):
+        raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
+    return _decoder(row, words, known if isinstance(known, Transformer) else None)
+
+
+def _decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
+    base = known or _of_family(row, words)
+    layers, hidden = _outer_sizes(row, known)
+    heads = _size(row, "n_heads", known, MAX_HEADS) or _heads(row, hidden)
+    kv_heads = _kv_heads(row, heads, known)
+    kind = _ffn_kind(row, base)
+    mixed = experts(row, known, hidden, layers)
+    compressed = latent(row, words, known, mixed is not None)
+    flash = _is_flash(row, words)
+    head = _head_dim(row, hidden, heads, known) if compressed is None else None
+    return replace(
+        base,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if compressed else kv_heads,
+        ffn=_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn(row, hidden, kind, mixed),
+        vocab=padded(row, _size(row, "vocab", known, MAX_WIDTH) or of_family(row, words)),
+        ffn_kind=kind,
+        tied_embeddings=_tied(row, base, known),
+        attention=attention_kernel(row) if flash else "unfused",
+        dropout=not flash,
+        positions="rotary" if compressed else base.positions,
+        kv_channels=head,
+        qk_norm=base.qk_norm and compressed is None,
+        experts=mixed,
+        latent=compressed,
+        name=base.name if known else "transformer",
+    )
+
+
+def _of_family(row: Row, words: str) -> Transformer:
+    """Return a decoder with the habits of a family and no sizes yet."""
+    kind = row.text("ffn_type")
+    gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
+    if not row.states("arch"):
+        row.assume(f"a decoder transformer like {'Llama' if gated else 'GPT'} (arch not stated)")
+    if gated:
+        return Transformer(1, 1, 1, 1, 1, 1, "swiglu", tied_embeddings=False, positions="rotary")
+    rotary = bool(re.search(r"rotary|rope|alibi|neox|nemotron|falcon", words))
+    biases = "none" if re.search(r"no bias|nemotron|falcon|mpt", words) else None
+    parallel = bool(re.search(r"neox|gpt-?j|falcon|pythia", words))
+    positions = "rotary" if rotary and "learned" not in words else "learned"
+    return Transformer(1, 1, 1, 1, 1, 1, positions=positions, biases=biases, parallel_residual=parallel)
+
+
+_ATTRIBUTES = {"n_layers": "layers", "hidden": "hidden", "n_heads": "heads", "ffn_hidden": "ffn", "vocab": "vocab"}
+
+
+def _size(row: Row, field: str, known: Transformer | None, most: int) -> int | None:
+    """Return a size as stated, or of the model named."""
+    value = row.count(field, most)
+    if value is not None or known is None:
+        return value
+    named = int(getattr(known, _ATTRIBUTES[field]))
+    row.assume(f"{field} {named} (not stated; of the model named)")
+    return named
+
+
+def _outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
+    layers = _size(row, "n_layers", known, MAX_LAYERS)
+    hidden = _size(row, "hidden", known, 1_000_000)
+    if layers is None and hidden is None:
+        return _guessed_sizes(row)
+    if layers is None or hidden is None:
+        stated = row.number("n_params") or _named_params(row)
+        if stated is None:
+            missing = "n_layers" if layers is None else "hidden"
+            raise Skip(f"{missing} is not stated, and model names none that is known")
+        hidden = hidden or max(128, 128 * round((stated / (12 * (layers or 1))) ** 0.5 / 128))
+        layers = layers or max(1, min(round(stated / (12 * hidden**2)), MAX_LAYERS))
+        row.assume(f"{layers} layers of hidden {hidden} from the number of parameters: 12 * layers * hidden^2")
+    return layers, hidden
+
+
+def _named_params(row: Row) -> float | None:
+    """Return the parameters that a model's name ends in, as in ``GPT 20B``."""
+    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*([mbt])\b", row.text("model"))
+    return float(found[-1][0]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[-1][1]] if found else None
+
+
+def _guessed_sizes(row: Row) -> tuple[int, int]:
+    """Return layers and hidden size of a transformer of so many parameters, 128 wide for each layer.
+
+    The shape of Brown et al. 2020, table 2.1: hidden / layers is 64 to 128.
+    """
+    params = row.number("n_params") or _named_params(row)
+    if params is None or params > 1e14:
+        raise Skip("n_layers and hidden are not stated, and model names none that is known")
+    layers = max(2, round((params / (12 * 128**2)) ** (1 / 3)))
+    hidden = max(128, 128 * round((params / (12 * layers)) ** 0.5 / 128))
+    row.assume(f"{layers} layers of hidden {hidden}, guessed from {params / 1e9:.3g} billion parameters")
+    return min(layers, MAX_LAYERS), hidden
+
+
+def _heads(row: Row, hidden: int) -> int:
+    width = row.optional("head_dim", MAX_WIDTH) or (128 if hidden % 128 == 0 else 64)
+    heads = max(1, hidden // width)
+    row.assume(f"n_heads {heads} (not stated; heads of {width})")
+    return heads
+
+
+def _kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
+    default = known.kv_heads if known and heads == known.heads else heads
+    kv_heads = row.count("n_kv_heads", MAX_HEADS) or default
+    if not row.states("n_kv_heads"):
+        row.assume(f"n_kv_heads {kv_heads} (not stated)")
+    tensor = row.count("tp") or 1
+    if heads % kv_heads:
+        row.assume(f"n_kv_heads {heads}: {kv_heads} do not divide {heads} heads")
+        kv_heads = heads
+    if kv_heads % tensor and heads % tensor == 0:
+        more = lcm(kv_heads, tensor)
+        kv_heads = more if heads % more == 0 else heads
+        row.assume(f"keys and values repeated to {kv_heads} heads for tensor({tensor}) ranks")
+    return kv_heads
+
+
+def _head_dim(row: Row, hidden: int, heads: int, known: Transformer | None) -> int | None:
+    stated = row.optional("head_dim", MAX_WIDTH)
+    width = stated or (known.kv_channels if known and known.hidden == hidden else None)
+    if width is None and hidden % heads:
+        width = -(-hidden // heads)
+        row.assume(f"head_dim {width} (not stated; {heads} heads do not divide hidden {hidden})")
+    return width if width is not None and width * heads != hidden else None
+
+
+def _ffn_kind(row: Row, base: Transformer) -> str:
+    words = row.text("ffn_type")
+    if not words:
+        row.assume(f"ffn_type {base.ffn_kind} (not stated)")
+        return base.ffn_kind
+    if re.search("geglu|gelu.*gated|gated.*gelu", words):
+        return "geglu"
+    return "swiglu" if re.search("glu|gated|silu|swish", words) else "gelu"
+
+
+def _ffn(row: Row, hidden: int, kind: str, mixed: Experts | None) -> int:
+    if mixed is not None:
+        return mixed.ffn
+    # Touvron et al. 2023, "LLaMA", section 2.2: 2/3 of 4 hidden, in multiples of 256 as released
+    ffn = 4 * hidden if kind == "gelu" else 256 * ceil(8 * hidden / 3 / 256)
+    row.assume(f"ffn_hidden {ffn} (not stated; the rule of {kind})")
+    return ffn
+
+
+def _tied(row: Row, base: Transformer, known: Transformer | None) -> bool:
+    tied = row.flag("tied_embeddings")
+    if tied is None:
+        tied = base.tied_embeddings
+        row.assume(f"tied_embeddings {str(tied).lower()} (not stated{'; of the model named' if known else ''})")
+    return tied
+
+
+_FUSED = re.compile(r"flash|sdpa|cudnn|fused|efficient|xformers|splash|transformer ?engine|\bte\b|fa[23]|triton")
+_UNFUSED = re.compile(r"unfused|eager|math|naive|core|local|softmax|standard|vanilla|baddbmm|dot[_ ]product")
+_BEFORE_FLASH = re.compile(r"megatron|deepspeed|colossal|fairseq|alpa|gshard")
+
+
+def _is_flash(row: Row, words: str) -> bool:
+    kernel = row.text("attention_kernel")
+    if _UNFUSED.search(kernel) and "dot-product flash" not in kernel and not re.search("flash|cudnn", kernel):
+        return False
+    if _FUSED.search(kernel):
+        return True
+    old = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
+    gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
+    flash = not (old and gpt)
+    how = "flash attention, no dropout" if flash else "unfused attention and dropout, as Megatron-LM without flash had"
+    row.assume(f"{how} (not stated)")
+    return flash

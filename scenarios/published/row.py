@@ -1,0 +1,187 @@
+"""One row of published measurements: its fields read by type, what was assumed on the way, what was measured."""
+
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+from scenarios.files.errors import shown
+
+MAX_TEXT = 2000
+"""Characters of a text field that are read."""
+MOST = 10**9
+"""Largest count that a field may hold unless its reader says otherwise."""
+
+_NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown", "not stated", "unspecified"})
+_TRUE = re.compile(r"^(true|yes|on|1|enabled?|overlap\w*)\b")
+_FALSE = re.compile(r"^(false|no|not|off|0|disabled?|none|without)\b")
+
+
+_NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)\s*([kKmM](?![a-zA-Z])|)(?!\s*[-x*/~.][0-9])")
+"""A number, and whether it is in thousands or millions; not one of several, as of ``8x400`` or ``1-4``."""
+
+
+class Skip(ValueError):
+    """Why a row is not predicted; the message begins with the field."""
+
+
+class Row:
+    """A row, and in ``assumed`` what reading it took for granted.
+
+    A field that is left out, null or a word for nothing is None; one that holds what no run can have
+    is `Skip` for the row.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+        self.assumed: list[str] = []
+
+    def assume(self, what: str) -> None:
+        """Note an assumption, once."""
+        if what not in self.assumed:
+            self.assumed.append(what)
+
+    def states(self, name: str) -> bool:
+        """Return whether a field holds anything."""
+        value = self.fields.get(name)
+        return value is not None and not (isinstance(value, str) and value.strip().lower() in _NOTHING)
+
+    def text(self, *names: str) -> str:
+        """Return fields in lower case, joined by spaces; empty where they are not stated."""
+        values = [self.fields[name] for name in names if self.states(name)]
+        return " ".join(str(value)[:MAX_TEXT] for value in values).strip().lower()
+
+    def number(self, name: str) -> float | None:
+        """Return a number above 0; text such as ``"80 GB"`` is read up to its unit, and ``"32k"`` in thousands."""
+        value: Any = self.fields.get(name)
+        if not self.states(name) or value == 0:
+            return None
+        if isinstance(value, str) and (found := _NUMBER.match(value)):
+            thousand = 1024.0 if name == "seq_len" else 1000.0
+            value = float(re.sub("[_,]", "", found[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[found[3].lower()]
+        real = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
+        if not real:
+            raise Skip(f"{name} is a number above 0, met {shown(value)}")
+        return float(value)
+
+    def count(self, name: str, most: int = MOST) -> int | None:
+        """Return a whole number above 0; 0 is as good as not stated."""
+        number = self.number(name)
+        if number is not None and (not number.is_integer() or number > most):
+            raise Skip(f"{name} is a whole number of at most {most}, met {shown(self.fields[name])}")
+        return None if number is None else int(number)
+
+    def optional(self, name: str, most: int = MOST) -> int | None:
+        """Return a count, or None where the field holds none; that is an assumption."""
+        try:
+            return self.count(name, most)
+        except Skip as skip:
+            self.assume(f"{name} left out, for {skip}")
+            return None
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a number, or None where the field holds none; that is an assumption."""
+        try:
+            return self.number(name)
+        except Skip as skip:
+            self.assume(f"{name} left out, for {skip}")
+            return None
+
+    def needed(self, name: str, most: int = MOST) -> int:
+        """Return a count that nothing can replace."""
+        value = self.count(name, most)
+        if value is None:
+            raise Skip(f"{name} is not stated")
+        return value
+
+    def assumed_count(self, name: str, default: int, why: str = "not stated", most: int = MOST) -> int:
+        """Return a count, or ``default`` as an assumption."""
+        value = self.count(name, most)
+        if value is None:
+            self.assume(f"{name} {default} ({why})")
+            return default
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """Return whether something is on; None where the field does not say."""
+        value = self.fields.get(name)
+        if isinstance(value, bool):
+            return value
+        words = str(value)[:MAX_TEXT].strip().lower() if value is not None else ""
+        if _FALSE.search(words) or re.search(r"\b(off|not overlapped|no overlap)\b", words):
+            return False
+        return True if _TRUE.search(words) or "overlap" in words or re.search(r"\bon\b", words) else None
+
+
+GIB = 2.0**30
+GB = 1e9
+
+
+class Measured(NamedTuple):
+    """What a row states of a run: seconds a step, bytes of the fullest device, and how it ended.
+
+    ``with_context`` says that the memory counts what the driver and communicators take; ``reserved_memory`` are the
+    bytes that the allocator held, where those that it gave to tensors are stated too.
+    """
+
+    step_time: float | None
+    peak_memory: float | None
+    status: str
+    with_context: bool
+    reserved_memory: float | None
+
+
+_OUT_OF_MEMORY = re.compile(r"oom|out[-_ ]of[-_ ]memory|cuda error: out|exceed\w* memory")
+_OUTSIDE = re.compile(r"nvidia-smi|rocm-smi|nvml|dcgm|gpu memory used|device memory used|total gpu memory")
+
+
+def measured(row: Row) -> Measured:
+    """Return what was measured; a figure that is none is taken for missing and noted."""
+    memory, outside = _memory(row)
+    status = row.text("status")
+    status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
+    return Measured(_step_time(row), memory, status[:40], outside, _reserved(row))
+
+
+def _figure(row: Row, name: str) -> float | None:
+    try:
+        return row.number(name)
+    except Skip as skip:
+        row.assume(f"not measured: {skip}")
+        return None
+
+
+def _step_time(row: Row) -> float | None:
+    stated = _figure(row, "step_time_s")
+    if stated is not None:
+        return stated
+    total, devices = _figure(row, "global_batch"), _figure(row, "n_devices")
+    samples, tokens = _figure(row, "samples_per_s_per_device"), _figure(row, "tokens_per_s_per_device")
+    length = _figure(row, "seq_len")
+    if samples is None and tokens is not None and length is not None:
+        samples = tokens / length
+    if samples is None or total is None or devices is None:
+        return None
+    row.assume("measured step time from the samples or tokens a second that were measured")
+    return total / (samples * devices)
+
+
+def _reserved(row: Row) -> float | None:
+    found = _figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
+    return None if found is None else GIB * found
+
+
+def _memory(row: Row) -> tuple[float | None, bool]:
+    note = row.text("mem_note")
+    outside = bool(_OUTSIDE.search(note))
+    for name in ("peak_mem_gib", "peak_mem_reserved_gib"):
+        found = _figure(row, name)
+        if found is not None:
+            if name != "peak_mem_gib":
+                row.assume("measured peak memory is what the allocator reserved, not what was allocated")
+            return GIB * found, outside
+    figures = re.findall(r"(\d+(?:\.\d+)?)\s*(gib|gb)\b", note)
+    if len(figures) != 1 or not re.search(r"peak|max|alloc|reserv|used|usage|memory", note):
+        return None, outside
+    row.assume(f"measured peak memory of {figures[0][0]} {figures[0][1]} from mem_note")
+    return float(figures[0][0]) * (GIB if figures[0][1] == "gib" else GB), outside

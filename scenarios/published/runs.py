@@ -1,0 +1,124 @@
+"""A file of published training runs, one JSON object a line.
+
+A row names its model, hardware, plan and measured step in flat fields: ``n_layers``, ``hidden``,
+``dp``, ``tp``, ``pp``, ``micro_batch``, ``step_time_s`` and so on; `scenarios.published` makes a scenario of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scenarios.files.errors import Fault, ScenarioError, shown
+from scenarios.published.row import GIB, Row, measured
+from scenarios.published.scenario import scenario_of
+from scenarios.scenario import Scenario
+from simulator.brief import brief
+from simulator.files import JsonError, escaped, parse_json
+
+__all__ = ["GIB", "Run", "read_runs", "run_of"]
+
+MAX_ROWS = 100_000
+MAX_ROW_BYTES = 2**20
+GROUP = ("model", "accelerator", "n_devices", "global_batch", "seq_len")
+"""Fields that make one problem: plans of equal ones can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One published run: what was measured, and the scenario, or why there is none.
+
+    Parameters
+    ----------
+    assumed
+        What the scenario rests on that the row does not state.
+    with_context
+        Whether ``peak_memory`` counts what the driver and communicators take, beside the framework's tensors.
+    reserved_memory
+        Bytes that the allocator held at the most, where ``peak_memory`` are those that it gave to tensors.
+    """
+
+    row_id: str
+    source: str
+    group: str
+    step_time: float | None
+    peak_memory: float | None
+    status: str
+    scenario: Scenario | None = None
+    skipped: str = ""
+    assumed: tuple[str, ...] = ()
+    with_context: bool = False
+    reserved_memory: float | None = None
+
+    __repr__ = brief()
+
+
+def read_runs(path: str | Path) -> tuple[Run, ...]:
+    """Return every row of a file of JSON lines; `ScenarioError` names the lines that are none."""
+    try:
+        with open(path, "rb") as file:
+            return runs_in(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), str(path))
+    except ScenarioError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError((Fault(str(path), 0, 0, "", f"the file cannot be read: {reason}"),)) from None
+
+
+def runs_in(lines: Iterable[bytes], file: str) -> tuple[Run, ...]:
+    """Return every row of lines of JSON; ``file`` is what messages call them."""
+    faults: list[Fault] = []
+    runs: list[Run] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            _append(runs, faults, file, number, line)
+        if len(faults) >= 100 or number > MAX_ROWS:
+            break
+    if not runs and not faults:
+        faults.append(Fault(file, 1, 1, "", "a file of runs has one JSON object a line, met none"))
+    if faults:
+        raise ScenarioError(tuple(faults))
+    return tuple(runs)
+
+
+def _append(runs: list[Run], faults: list[Fault], file: str, number: int, line: bytes) -> None:
+    if len(line) > MAX_ROW_BYTES:
+        faults.append(Fault(file, number, 1, "", f"a row has at most {MAX_ROW_BYTES} bytes, met more"))
+        return
+    try:
+        row = parse_json(line)
+    except JsonError as error:
+        faults.append(Fault(file, number, max(1, error.column), "", f"a row is a JSON object: {error}"))
+        return
+    if not isinstance(row, dict):
+        faults.append(Fault(file, number, 1, "", f"a row is a JSON object, met {shown(row)}"))
+        return
+    runs.append(run_of(row, f"{file}:{number}"))
+
+
+def _name(value: Any) -> str:
+    return escaped(str(value)[:200])
+
+
+def run_of(fields: Mapping[str, Any], place: str = "row") -> Run:
+    """Return the run that a row states: with its scenario, or the reason why there is none."""
+    row = Row(fields)
+    step_time, peak, status, with_context, reserved = measured(row)
+    run = Run(
+        row_id=_name(fields.get("row_id", place)),
+        source=_name(fields.get("source_id", "unknown")),
+        group=", ".join(escaped(str(fields.get(key))[:100]) for key in GROUP),
+        step_time=step_time,
+        peak_memory=peak,
+        status=status,
+        with_context=with_context,
+        reserved_memory=reserved,
+    )
+    try:
+        scenario = scenario_of(row, place)
+    except ScenarioError as error:
+        fault = error.faults[0]
+        return replace(run, skipped=f"{fault.field}: {fault.message}")
+    except ValueError as error:
+        return replace(run, skipped=str(error))
+    return replace(run, scenario=scenario, assumed=tuple(row.assumed))

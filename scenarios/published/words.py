@@ -1,0 +1,173 @@
+"""Words for schedules, recomputation and offloading, as the simulator's choices."""
+
+import json
+import re
+from math import ceil
+from typing import Any
+
+from scenarios.published.row import Row
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute
+
+_SCHEDULES = (
+    (r"dual-?pipe-?v", "dualpipev", ""),
+    (r"dual-?pipe|chimera", "dualpipev", "the nearest schedule that is simulated"),
+    (r"zb-?v|v-?half|v-?min|v-?schedule|v-shape", "zbv", ""),
+    (r"interleaved[- ]zero|interleaved[- ]zb|zb-?vpp", "interleaved_zero_bubble", ""),
+    (r"zb-?2p|zb-?h2", "zb2p", ""),
+    (r"zb|zero[- ]?bubble", "zb1p", ""),
+    (r"breadth|bfs", "looped_bfs", ""),
+    (r"interleav|virtual|vpp|looped|hanayo", "interleaved", ""),
+    (r"2bw", "pipedream_2bw", ""),
+    (r"1f1b|dapple|pipedream[- ]?flush|one[- ]forward", "1f1b", ""),
+    (r"pipedream|async", "pipedream", ""),
+    (r"gpipe|f-?then-?b|afab|fill[- ]?drain|all[- ]forward", "gpipe", ""),
+    (r"naive|no pipelining|sequential", "naive", ""),
+)
+TWO_CHUNKS = ("zbv", "dualpipev")
+LOOPED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
+
+
+def schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
+    """Return the schedule of a row and how many chunks of the model a rank has."""
+    if pipeline == 1:
+        return "1f1b", 1
+    words = row.text("schedule")
+    name, why = next(
+        ((name, why) for pattern, name, why in _SCHEDULES if re.search(pattern, words)),
+        ("1f1b", f"{words[:40]!r} not known" if words else "not stated"),
+    )
+    if why:
+        row.assume(f"schedule {name} ({why})")
+    if name in TWO_CHUNKS:
+        return name, 2
+    if chunks > 1 and name == "1f1b":
+        return "interleaved", chunks
+    if chunks > 1 and name == "zb1p":
+        row.assume("schedule interleaved_zero_bubble, for there are several chunks")
+        return "interleaved_zero_bubble", chunks
+    if name in LOOPED and chunks == 1:
+        if "(interleaved)" in words or row.states("vpp"):
+            return "1f1b", 1
+        row.assume("vpp 2 (not stated, of an interleaved schedule)")
+        return name, 2
+    return name, chunks if name in LOOPED else 1
+
+
+_BY_DEFAULT = re.compile(r"\brecompute\b[^;]*\bdefaults?\b")
+"""Derived fields, clause by clause: a recomputation that is some program's default says nothing of the run."""
+
+
+def recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
+    """Return what a row recomputes; None where it does not say."""
+    words = row.text("recompute")
+    if _BY_DEFAULT.search(row.text("derived_fields")):
+        row.assume(f"recompute left out, for {words[:40]!r} is a default and not what the run states")
+        return None
+    if str(row.fields.get("recompute", "")).strip().lower() in ("none", "null") and row.fields["recompute"] is not None:
+        words = "none"
+    if not words:
+        return None
+    detail = _detail(row)
+    lists = re.search(r"recompute=\[([\d, ]+)\]", words) or re.search(r"full=\[([\d, ]+)\]", words)
+    some = re.search(r"select\w*=\[([\d, ]+)\]", words)
+    if lists or some:
+        return _of_lists(row, Recompute.FULL if lists else Recompute.SELECTIVE, (lists or some)[1])  # type: ignore[index]
+    if re.search(r"recompute=false", words):
+        words = "selective" if re.search(r"select\w*=true", words) else "none"
+    if (
+        re.match(r"(none|no\b|not\b|off|false|disabled|0\b|without|w/o|never|everything_?save)", words)
+        and "full" not in words
+    ):
+        return Recompute.NONE
+    layer = _layer(row, words)
+    return _some_layers(row, layer, f"{words} {detail}", layers_a_stage)
+
+
+def _detail(row: Row) -> str:
+    value = row.fields.get("recompute_detail")
+    return json.dumps(value)[:1000].lower() if isinstance(value, dict | list) else row.text("recompute_detail")
+
+
+def _layer(row: Row, words: str) -> Recompute:
+    if re.search(r"qkv\w* (offload|on host)|offload", words):
+        row.assume(f"recompute full: {words[:60]!r} keeps a part on hosts, which is not simulated")
+        return Recompute.FULL
+    if re.search(r"nothing_?save", words):
+        return Recompute.FULL
+    if re.search(r"minimal|save|dots|matmul outputs|select|core|attention|attn|partial|moe_act|mlp|norm|act\b", words):
+        if not re.match(r"selective( \(attention core\))?$", words):
+            row.assume(f"recompute selective, of the attention core: the nearest to {words[:60]!r}")
+        return Recompute.SELECTIVE
+    if not re.search(
+        r"full|uniform|all|every|whole|block|yes|true|on\b|checkpoint|ckpt|remat|\bac\b|layer|enabled|1\b", words
+    ):
+        row.assume(f"recompute full: {words[:40]!r} not known")
+    return Recompute.FULL
+
+
+def _some_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomputation:
+    """Return the recomputation of as many layers of a stage as words say: all where they do not."""
+    share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
+    of = re.search(r"(\d+) ?(?:of|out of|/) ?(\d+)", words)
+    every = re.search(r"every (?:(\d+)(?:nd|rd|th)? layer|(other|second) layer)|\bselective (\d+)\b", words)
+    count = re.search(
+        r"(?:num[-_ ]layers|recompute[-_ ]layers)\W{1,3}(\d+)|(?:block\W{1,3})?\b(\d+)(?: layers|$)", words.strip()
+    )
+    if share and 0 < float(share[1]) < 100:
+        number = ceil(layers * float(share[1]) / 100)
+    elif of and 0 < int(of[1]) < int(of[2]):
+        number = ceil(layers * int(of[1]) / int(of[2]))
+    elif every:
+        number = ceil(layers / max(1, int(every[1] or every[3] or 2)))
+    elif count and "block" in words and 0 < int(count[1] or count[2]) < layers:
+        number = int(count[1] or count[2])
+    else:
+        return layer
+    if layer is Recompute.NONE or number >= layers:
+        return layer
+    row.assume(f"recompute {layer} of the first {number} layers of every stage")
+    return FirstLayers(layer, number)
+
+
+def _of_lists(row: Row, layer: Recompute, numbers: str) -> Recomputation:
+    each = [min(int(number), 10_000) for number in re.findall(r"\d{1,9}", numbers)]
+    mean = round(sum(each) / len(each)) if each else 0
+    row.assume(f"recompute {layer} of {mean} layers in every stage, the mean of {str(each)[:60]}")
+    return FirstLayers(layer, mean) if mean else Recompute.NONE
+
+
+def offload(row: Row) -> Offloading:
+    """Return what a row keeps in host memory."""
+    words = row.text("offload")
+    if not words or re.match(r"(none|no|false|off|0)\b", words):
+        return NOTHING
+    share = re.search(r"(\d+(?:\.\d+)?) ?%", words)
+    part = (min(max(float(share[1]) / 100, 0.01), 1.0),) if share else (1.0,)
+    parameters = part if re.search(r"param|weight|zero-?infinity", words) else ()
+    activations = part if re.search(r"activation|\bact\b", words) and "qkv" not in words else ()
+    optimizer = part if parameters or re.search(r"optim|state|cpu|adam|zero-?offload|true|yes", words) else ()
+    if not (optimizer or parameters or activations):
+        row.assume(f"offload nothing: {words[:60]!r} is not simulated")
+        return NOTHING
+    return Offloading(optimizer, parameters, activations)
+
+
+def attention(row: Row, context: int) -> Attention:
+    """Return how the ranks of a context group attend."""
+    if context == 1:
+        return Attention.RING
+    words = row.text("plan_note", "attention_kernel", "framework", "note", "cp_comm_type", "schedule")
+    if re.search(r"ulysses|a2a|all-?to-?all", words):
+        return Attention.ULYSSES
+    if re.search(r"all-?_?gather", words):
+        return Attention.ALL_GATHER
+    if not re.search(r"ring|p2p", words):
+        row.assume("context parallel attention by a ring (not stated)")
+    return Attention.RING
+
+
+def is_frozen(row: Row) -> Any:
+    """Return whether most weights are frozen, as with LoRA."""
+    return re.search(r"\blora\b|\bqlora\b|\bpeft\b|adapter", row.text("model", "plan_note", "arch"))

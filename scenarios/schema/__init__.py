@@ -1,0 +1,1 @@
+"""What the fields of input files are called, and what each may hold."""

@@ -1,0 +1,45 @@
+"""JSON Schemas of input files, for completion and remarks in editors."""
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from scenarios.schema.cluster import WrittenCluster
+from scenarios.schema.graph import GraphTable
+from scenarios.schema.scenario import AnyPlan, ScenarioTable
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+FILE = "scenario.schema.json"
+"""In the folder of the library, and beside a scenario that `meshwise init` writes: its first line names it."""
+_TYPES: dict[str, Any] = {
+    "scenario": ScenarioTable,
+    "plan": AnyPlan,
+    "cluster": WrittenCluster,
+    "graph": GraphTable,
+}
+KINDS = tuple(_TYPES)
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of file, one of `KINDS`."""
+    found = TypeAdapter(_TYPES[kind]).json_schema()
+    head = {"$schema": DIALECT, "title": f"meshwise {kind}"}
+    return head | {key: value for key, value in found.items() if key != "title"}
+
+
+def schema_text() -> str:
+    """Return the schema of scenarios as the text of its file."""
+    return json.dumps(json_schema("scenario"), indent=1) + "\n"
+
+
+def reference(depth: int) -> str:
+    """Return the line that names the schema for a scenario so many folders below it.
+
+    Editors read it with the YAML language server (github.com/redhat-developer/yaml-language-server, "Using inlined
+    schema").
+
+    >>> reference(1)
+    '# yaml-language-server: $schema=../scenario.schema.json'
+    """
+    return f"# yaml-language-server: $schema={'../' * depth}{FILE}"

@@ -1,0 +1,99 @@
+"""The fields of a scenario's model, and what each may hold."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scenarios.files.fields import Count, OneOf, Table, Text
+from simulator.models.attention import ATTENTION
+from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
+
+MAX_HEADS = 100_000
+MAX_EXPERTS = 100_000
+
+Layers = Annotated[int, Count(MAX_LAYERS)]
+Width = Annotated[int, Count(MAX_WIDTH)]
+Heads = Annotated[int, Count(MAX_HEADS)]
+Factor = Annotated[float, Field(ge=1, le=MAX_EXPERTS)]
+
+
+def _model_names() -> list[str]:
+    from simulator.models.presets import MODELS
+
+    return list(MODELS)
+
+
+class ExpertsTable(Table):
+    """A mixture of experts in the place of the feed-forward layer."""
+
+    count: Annotated[int, Count(MAX_EXPERTS)] = Field(description="Experts of a layer.")
+    top_k: Annotated[int, Count(MAX_EXPERTS)] = Field(description="Experts that a token goes to.")
+    ffn: Width = Field(description="Width of one expert.")
+    shared: Annotated[int, Count(MAX_EXPERTS, least=0)] = Field(
+        default=0, description="Experts that every token goes to besides."
+    )
+    dense_layers: Annotated[int, Count(MAX_LAYERS, least=0)] = Field(
+        default=0, description="Layers before the first one with experts."
+    )
+    score_bias: bool = False
+    capacity_factor: Factor = Field(default=1.0, description="Slots of an expert over its mean number of tokens.")
+    imbalance: Factor = Field(default=1.0, description="Tokens of the most loaded expert over the mean.")
+
+
+class LatentAttentionTable(Table):
+    """Multi-head latent attention."""
+
+    kv_rank: Width
+    nope_dim: Width
+    rope_dim: Width
+    value_dim: Width
+    q_rank: Width | None = Field(default=None, description="Default: queries are not compressed.")
+
+
+class TransformerTable(Table):
+    """A decoder transformer, written out."""
+
+    layers: Layers
+    hidden: Annotated[int, Count(1_000_000)]
+    heads: Heads
+    kv_heads: Heads | None = Field(default=None, description="Default: heads.")
+    ffn: Width
+    vocab: Width
+    ffn_kind: Literal["gelu", "swiglu", "geglu"] = "gelu"
+    tied_embeddings: bool = True
+    attention: Annotated[str, OneOf(lambda: ATTENTION)] = "flash"
+    dropout: bool = False
+    positions: Literal["learned", "rotary"] = "learned"
+    kv_channels: Width | None = Field(default=None, description="Width of one head. Default: hidden / heads.")
+    max_positions: Width | None = Field(default=None, description="Learned positions. Default: the sequence.")
+    norm: Literal["layer", "rms"] | None = Field(default=None, description="Default: layer with gelu, rms else.")
+    biases: Literal["all", "qkv", "none"] | None = Field(default=None, description="Default: all with gelu, none else.")
+    qk_norm: bool = False
+    window: Width | None = Field(default=None, description="Tokens that one sees. Default: all before it.")
+    parallel_residual: bool = False
+    experts: ExpertsTable | None = None
+    latent: LatentAttentionTable | None = None
+
+
+_SOURCES = ("preset", "transformer", "hf_config", "graph")
+
+
+class ModelTable(Table):
+    """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
+
+    preset: Annotated[str, OneOf(_model_names, "models")] | None = None
+    transformer: TransformerTable | None = None
+    hf_config: Text | None = Field(
+        default=None, description="Path of a Hugging Face config.json, relative to the scenario."
+    )
+    graph: Text | None = Field(
+        default=None, description="Path of a graph file, as `meshwise capture` writes it, relative to the scenario."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "ModelTable":
+        stated = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(stated) != 1:
+            met = " and ".join(stated) or "none"
+            raise ValueError(f"holds one of preset, transformer, hf_config and graph, met {met}")
+        return self

@@ -1,0 +1,1 @@
+"""Studies of the program itself on many problems and runs, and generators of its documentation."""

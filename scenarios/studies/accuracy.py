@@ -1,0 +1,359 @@
+"""Predicted against measured over many runs: every row is predicted or skipped with a reason.
+
+Predictions of many runs say of the simulator: errors, fitting, and how plans of one problem are ordered. What a plan
+uses is told by tags: by these an error can be traced to a part of the simulator.
+"""
+
+import csv
+import gc
+import io
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from scenarios.files.errors import ScenarioError
+from scenarios.intervals import Interval, category, peak_memory_interval, step_time_interval
+from scenarios.loader import load
+from scenarios.published.runs import GIB, Run, read_runs
+from scenarios.scenario import Scenario
+from simulator.brief import brief
+from simulator.program import no_collection
+from simulator.rank_correlation import kendall_tau
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import Recompute
+
+ROWS_BETWEEN_COLLECTIONS = 500
+"""Runs after which cyclic garbage is collected: often enough for memory, seldom enough for time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A run with what the simulator says of it: seconds, bytes, whether it fits; None where it was skipped."""
+
+    run: Run
+    step_time: float | None = None
+    peak_memory: float | None = None
+    fits: bool | None = None
+    skipped: str = ""
+
+    __repr__ = brief()
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the step time, (predicted - measured) / measured."""
+        return _error(self.step_time, self.run.step_time)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the peak memory."""
+        return _error(self.peak_memory, self.run.peak_memory)
+
+    @property
+    def step_time_interval(self) -> Interval | None:
+        """Seconds between which 90 % of runs like it take."""
+        if self.step_time is None or self.run.scenario is None:
+            return None
+        scenario = self.run.scenario
+        return step_time_interval(self.step_time, category(scenario.problem.cluster, scenario.assumptions))
+
+    @property
+    def peak_memory_interval(self) -> Interval | None:
+        """Bytes between which 90 % of peaks lie."""
+        return None if self.peak_memory is None else peak_memory_interval(self.peak_memory)
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return (predicted - measured) / measured if predicted and measured else None
+
+
+def runs_at(path: str | Path) -> tuple[Run, ...]:
+    """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder."""
+    place = Path(path)
+    if place.is_dir():
+        files = sorted(place.rglob("*.yaml"))
+        if not files:
+            raise ValueError(f"{place}: a folder of scenarios holds .yaml files, met none")
+        return tuple(_scenario_run(file) for file in files)
+    return (_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place)
+
+
+def _scenario_run(file: Path) -> Run:
+    name, source = file.stem, file.parent.name or "scenario"
+    try:
+        scenario = load(file)
+    except ScenarioError as error:
+        return Run(name, source, name, None, None, "unknown", skipped=str(error.faults[0]))
+    reason = "" if scenario.plan and scenario.measured else "the scenario has no plan or nothing measured"
+    step_time = scenario.measured.step_time if scenario.measured else None
+    return Run(name, source, name, step_time, None, "ok", None if reason else scenario, reason, scenario.assumptions)
+
+
+def predict(run: Run) -> Prediction:
+    """Return the prediction for one run; a plan that does not fit has a step time all the same.
+
+    Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
+    """
+    from scenarios.published.scenario import fits, peak_memory_of, seconds_of
+
+    if run.scenario is None:
+        return Prediction(run, skipped=run.skipped)
+    problem, plan = run.scenario.problem, run.scenario.chosen()
+    try:
+        seconds = seconds_of(problem, plan)
+    except ValueError as error:
+        return Prediction(run, skipped=str(error))
+    apart = 0.0 if run.with_context else problem.cluster.accelerator.reserved
+    return Prediction(run, seconds, peak_memory_of(problem, plan) - apart, fits(problem, plan))
+
+
+def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
+    """Return the prediction for every run; ``progress`` is told how many of how many are done."""
+    result: dict[int, Prediction] = {}
+    alike = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
+    with no_collection():
+        for done, index in enumerate(alike, start=1):
+            result[index] = predict(runs[index])
+            if done % ROWS_BETWEEN_COLLECTIONS == 0:
+                gc.collect()
+            if progress is not None:
+                progress(done, len(runs))
+    return tuple(result[index] for index in range(len(runs)))
+
+
+COLUMNS = (
+    "row_id",
+    "predicted_step_time_s",
+    "measured_step_time_s",
+    "predicted_peak_memory_gib",
+    "measured_peak_memory_gib",
+    "predicted_fits",
+    "measured_status",
+    "assumptions",
+    "step_time_low_s",
+    "step_time_high_s",
+    "peak_memory_low_gib",
+    "peak_memory_high_gib",
+)
+
+
+def to_csv(predictions: Sequence[Prediction]) -> str:
+    """Return one line a run; a skipped one has its reason among the assumptions."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in predictions:
+        notes = (f"skipped: {row.skipped}",) if row.skipped else row.run.assumed
+        writer.writerow(
+            [
+                row.run.row_id,
+                _cell(row.step_time),
+                _cell(row.run.step_time),
+                _cell(row.peak_memory, GIB),
+                _cell(row.run.peak_memory, GIB),
+                "" if row.fits is None else str(row.fits).lower(),
+                row.run.status,
+                "; ".join(notes),
+                *(_cell(end) for end in row.step_time_interval or (None, None)),
+                *(_cell(end, GIB) for end in row.peak_memory_interval or (None, None)),
+            ]
+        )
+    return text.getvalue()
+
+
+def _cell(value: float | None, unit: float = 1.0) -> str:
+    return "" if value is None else f"{value / unit:.6g}"
+
+
+def techniques(scenario: Scenario) -> tuple[str, ...]:
+    """Return the techniques of a scenario's plan; ``plain`` where there is none."""
+    return tuple(_tags(scenario, scenario.chosen())) or ("plain",)
+
+
+def _tags(scenario: Scenario, plan: Plan) -> Iterator[str]:
+    training, graph = scenario.problem.training, scenario.problem.graph
+    degrees = (("dp", plan.data), ("tp", plan.tensor), ("pp", plan.pipeline), ("cp", plan.context), ("ep", plan.expert))
+    yield from (name for name, degree in degrees if degree > 1)
+    if plan.chunks > 1:
+        yield "vpp"
+    if plan.sequence_parallel:
+        yield "sp"
+    if plan.overlap_tensor:
+        yield "tp overlap"
+    if plan.zero and plan.data * plan.context > 1:
+        yield f"zero{plan.zero}"
+    if plan.replica > 1:
+        yield "hsdp"
+    if plan.recompute is not Recompute.NONE:
+        yield "recompute"
+    if plan.offload:
+        yield "offload"
+    if training.precision == "fp8":
+        yield "fp8"
+    if any(dim == "experts" for block in graph.blocks for op in block.operators for dim, _ in op.dims):
+        yield "moe"
+
+
+LEAST_PLANS = 3
+"""Measured plans of one problem from which an order can be judged."""
+
+SIZES = (1, 8, 64, 512, 4096)
+"""Devices from which the next class of sizes begins."""
+
+
+def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return errors per source, technique and size and in all, and how plans of one problem are ordered."""
+    sources: dict[str, list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        sources[prediction.run.source].append(prediction)
+    return {
+        "sources": {name: _of_source(rows) for name, rows in sorted(sources.items())},
+        "all": _of_source(predictions),
+        "groups": _groups(predictions),
+        "techniques": _errors_by(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ()),
+        "devices": _errors_by(predictions, lambda row: (size_class(devices_of(row)),) if row.run.scenario else ()),
+        "assumptions": _assumptions(predictions),
+        "calibrated_on": _calibrated_on(predictions),
+    }
+
+
+def devices_of(prediction: Prediction) -> int:
+    """Return the devices of a run; 0 where it has no scenario."""
+    scenario = prediction.run.scenario
+    return scenario.chosen().mesh.num_ranks if scenario is not None else 0
+
+
+def size_class(devices: int) -> str:
+    """Return the class of sizes that a number of devices is in.
+
+    >>> size_class(8), size_class(63), size_class(10000)
+    ('8-63', '8-63', 'over 4095')
+    """
+    return size_classes()[bisect(SIZES, max(devices, 1)) - 1]
+
+
+def size_classes() -> list[str]:
+    """Return the names of all classes, the smallest first."""
+    return [*(f"{least}-{after - 1}" for least, after in pairwise(SIZES)), f"over {SIZES[-1] - 1}"]
+
+
+def _of_source(rows: Sequence[Prediction]) -> dict[str, Any]:
+    skipped = [row for row in rows if row.skipped]
+    return {
+        "rows": len(rows),
+        "predicted": len(rows) - len(skipped),
+        "skipped": [{"row_id": row.run.row_id, "reason": row.skipped} for row in skipped],
+        "reasons": dict(Counter(row.skipped for row in skipped).most_common()),
+        "step_time": errors(row.error for row in rows),
+        "memory": errors(row.memory_error for row in rows),
+        "out_of_memory": confusion(rows),
+        "step_time_interval": held((row.step_time_interval, row.run.step_time) for row in rows),
+        "peak_memory_interval": held((row.peak_memory_interval, row.run.peak_memory) for row in rows),
+    }
+
+
+def held(pairs: Iterable[tuple[Interval | None, float | None]]) -> dict[str, float | int | None]:
+    """Return of how many measured values the fraction that their intervals hold, and how wide those are.
+
+    ``factor`` is the median of what an end is over the middle, the square root of high over low.
+
+    >>> held([((1.0, 4.0), 3.0), ((1.0, 4.0), 5.0), (None, 1.0)])
+    {'count': 2, 'inside': 0.5, 'factor': 2.0}
+    """
+    known = [(*interval, measured) for interval, measured in pairs if interval and measured]
+    if not known:
+        return {"count": 0, "inside": None, "factor": None}
+    inside = fmean(low <= measured <= high for low, high, measured in known)
+    factor = median(sqrt(high / low) for low, high, _ in known)
+    return {"count": len(known), "inside": round(inside, 12), "factor": round(factor, 12)}
+
+
+def by_class(
+    predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
+) -> dict[str, list[float]]:
+    """Return errors of step time by class, in order of names; a run may be in several."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in predictions:
+        if row.error is not None:
+            for name in classes(row):
+                found[name].append(row.error)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _errors_by(
+    predictions: Sequence[Prediction], classes: Callable[[Prediction], Iterable[str]]
+) -> dict[str, dict[str, float | int | None]]:
+    return {name: errors(values) for name, values in by_class(predictions, classes).items()}
+
+
+def _assumptions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """Return every assumption with the rows that rest on it, the most common first."""
+    found = Counter(line for row in predictions if not row.skipped for line in row.run.assumed)
+    return [{"assumption": line, "rows": count} for line, count in found.most_common()]
+
+
+def errors(values: Iterable[float | None]) -> dict[str, float | int | None]:
+    """Return mean, median and largest absolute relative error, and the mean signed one.
+
+    >>> errors([0.1, -0.3, None])
+    {'count': 2, 'mape': 0.2, 'median': 0.2, 'max': 0.3, 'bias': -0.1}
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"count": 0, "mape": None, "median": None, "max": None, "bias": None}
+    sizes = [abs(value) for value in known]
+    numbers = {"mape": fmean(sizes), "median": median(sizes), "max": max(sizes), "bias": fmean(known)}
+    return {"count": len(known)} | {name: round(value, 12) for name, value in numbers.items()}
+
+
+def confusion(rows: Sequence[Prediction]) -> dict[str, int]:
+    """Return how many runs were said to fit and did, and so on; ``oom`` stands for out of memory."""
+    judged = [(bool(row.fits), row.run.status) for row in rows if row.fits is not None]
+    return {
+        "true_fit": sum(fits and status == "ok" for fits, status in judged),
+        "false_fit": sum(fits and status == "oom" for fits, status in judged),
+        "true_oom": sum(not fits and status == "oom" for fits, status in judged),
+        "false_oom": sum(not fits and status == "ok" for fits, status in judged),
+    }
+
+
+def _groups(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """Return regret and order of every group; runs of the very same plan count once, by their median."""
+    groups: dict[tuple[str, str], dict[Any, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in predictions:
+        if row.step_time and row.run.step_time and row.run.status == "ok" and row.run.scenario:
+            plan = (row.run.scenario.chosen(), row.run.scenario.problem.training.precision)
+            groups[(row.run.source, row.run.group)][plan].append((row.step_time, row.run.step_time))
+    result = []
+    for (source, group), plans in sorted(groups.items()):
+        pairs = [(runs[0][0], median(measured for _, measured in runs)) for runs in plans.values()]
+        if len(pairs) >= LEAST_PLANS:
+            order = {"regret": regret(pairs), "tau": kendall_tau(pairs)}
+            result.append({"source": source, "group": group, "plans": len(pairs)} | order)
+    return result
+
+
+def regret(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return how much longer the plan predicted fastest took than the fastest, from (predicted, measured).
+
+    >>> regret([(1.0, 2.2), (2.0, 2.0)])
+    0.1
+    """
+    chosen = min(pairs)[1]
+    return round(chosen / min(measured for _, measured in pairs) - 1, 12)
+
+
+def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
+    """Return for each machine that was simulated where its figures come from."""
+    from simulator.catalog import accelerator, accelerator_names, cluster_names, sources
+
+    clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
+    devices = {cluster.accelerator for cluster in clusters}
+    names = [name for name in cluster_names() if name in {cluster.name for cluster in clusters}]
+    names += [name for name in accelerator_names() if accelerator(name) in devices]
+    return {name: dict(sources(name)) for name in names}

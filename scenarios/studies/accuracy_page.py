@@ -1,0 +1,413 @@
+"""A page on how far predictions are off: every source of measured runs, what was fitted to what, and intervals.
+
+Run ``python -m scenarios.studies.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures into a
+folder; the project's own is ``reports/accuracy``.
+
+Pictures of predictions against measured runs: each run, and the errors by source, size and technique.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import exp
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reports.document import Section, to_markdown
+from reports.pictures.accuracy import AccuracyRow, IntervalRow, draw_accuracy, draw_errors_by_class, draw_intervals
+from scenarios.console import BAD_INPUT, Ticker, note
+from scenarios.files.results import folder, write
+from scenarios.intervals import Category
+from scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
+from scenarios.published.runs import GROUP
+from scenarios.studies.accuracy import (
+    Prediction,
+    by_class,
+    devices_of,
+    predict_all,
+    runs_at,
+    size_class,
+    size_classes,
+    summary,
+    techniques,
+)
+from scenarios.studies.interval_calibration import (
+    COVERAGE,
+    Coverage,
+    Held,
+    by_network,
+    by_source,
+    coverage,
+    coverage_by,
+    figures,
+    judged,
+    leave_out,
+)
+
+TECHNIQUES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "vpp": "interleaved pipeline",
+    "sp": "sequence parallel",
+    "zero1": "ZeRO 1",
+    "zero2": "ZeRO 2",
+    "zero3": "ZeRO 3",
+    "hsdp": "ZeRO 3 over groups",
+    "moe": "mixture of experts",
+    "tp overlap": "tensor overlap",
+}
+"""Tags of `scenarios.studies.accuracy` in words; others are words themselves."""
+
+
+def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
+    """Draw into ``folder`` and return the files; none where no run has a predicted and a measured step time."""
+    found = points(predictions)
+    if not found:
+        return ()
+    sizes = by_class(predictions, lambda row: (size_class(devices_of(row)),))
+    used = by_class(predictions, lambda row: techniques(row.run.scenario) if row.run.scenario else ())
+    classes = {
+        "source": ("Error by who measured", by_class(predictions, lambda row: (row.run.source,))),
+        "devices": (
+            "Error by size of run",
+            {f"{name} devices": sizes[name] for name in size_classes() if name in sizes},
+        ),
+        "technique": ("Error by technique", {TECHNIQUES.get(name, name): used[name] for name in used}),
+    }
+    paths = [folder / "predicted-measured.png"]
+    draw_accuracy(found, paths[0])
+    for name, (title, errors) in classes.items():
+        paths.append(folder / f"error-by-{name}.png")
+        draw_errors_by_class(errors, paths[-1], title=title)
+    return tuple(paths)
+
+
+def points(predictions: Sequence[Prediction]) -> list[AccuracyRow]:
+    """Return the runs that have a predicted and a measured step time, under the names of their models."""
+    return [
+        AccuracyRow(row.run.row_id, row.run.source, model_of(row), row.step_time, row.run.step_time)
+        for row in predictions
+        if row.step_time and row.run.step_time
+    ]
+
+
+def model_of(prediction: Prediction) -> str:
+    """Return what the publisher calls the model of a run."""
+    return prediction.run.group.rsplit(", ", len(GROUP) - 1)[0]
+
+
+TITLE = "Predicted against measured"
+Table = tuple[tuple[str, ...], ...]
+
+KORTHIKANTI, SC21 = "korthikanti_tab5", "megatron_sc21"
+RIVALS = (
+    ("Calculon", 0.045, 0.115, 0.102, 0.178),
+    ("SimuMax", 0.054, 0.100, 0.066, 0.168),
+    ("llm-analysis", 0.44, 1.89, 0.46, 1.37),
+    ("closed form with 10 parameters, fitted to these rows", 0.031, 0.056, 0.028, 0.062),
+)
+"""Mean and largest error on table 5 of Korthikanti et al. 2022 and on table 1 of Narayanan et al. 2021, of public tools
+and of a fit, as met on the same rows in 2026."""
+
+_CATEGORIES = {
+    Category.STATED: "kernels of the accelerator, or of its nearest relative, were timed; the row states the plan",
+    Category.OPEN: "the same, but the row states no recompute or microbatch: the first that fits is taken",
+    Category.UNTIMED: "no kernel of the accelerator was timed: TPU, Ascend, AMD, Gaudi, Trainium",
+}
+
+
+def page(predictions: Sequence[Prediction]) -> str:
+    """Return the page as Markdown; the pictures of `draw_pictures` and ``intervals.png`` lie beside it.
+
+    Raises
+    ------
+    ValueError
+        Where fewer than two sources have measured step times, or none has measured memory.
+    """
+    return to_markdown(TITLE, tuple(_sections(predictions)))
+
+
+def _sections(predictions: Sequence[Prediction]) -> Iterator[Section]:
+    result = summary(predictions)
+    yield _introduction(result)
+    yield Section(
+        "By who measured",
+        (
+            "An error is predicted over measured step time, minus 1. Interval: how many runs the 90 % intervals hold "
+            "that are fitted to all sources, this one too; regret and tau are means over groups of plans.",
+        ),
+        _source_table(result),
+        "error-by-source.png",
+        "Error of every run, by who measured it",
+    )
+    yield Section("Every run", image="predicted-measured.png", caption="Predicted against measured step time")
+    yield from _intervals(predictions)
+    yield _memory(predictions, result)
+    yield _orders(result)
+    yield _classes("By technique", "technique", {TECHNIQUES.get(n, n): e for n, e in result["techniques"].items()})
+    sizes = {name: result["devices"][name] for name in size_classes() if name in result["devices"]}
+    yield _classes("By number of devices", "devices", sizes)
+    yield from _calibrated(result)
+    if {KORTHIKANTI, SC21} <= set(result["sources"]):
+        yield _rivals(result["sources"])
+    yield _skipped(result)
+
+
+def _introduction(result: Mapping[str, Any]) -> Section:
+    whole = result["all"]
+    error = whole["step_time"]
+    return Section(
+        "What this is",
+        (
+            f"{whole['rows']} published training runs of {len(result['sources'])} sources, of which "
+            f"{whole['predicted']} are predicted: mean error {_percent(error['mape'])}, median "
+            f"{_percent(error['median'])}, largest {_percent(error['max'])}, bias {_signed(error['bias'])}. Written by "
+            "python -m scenarios.studies.accuracy_page.",
+            "How far this can be trusted: only parameters are held out, structure is not. These rows were looked at "
+            "while the model was built: what is modelled, and how words of a framework are read, was chosen with "
+            "their errors in view. Runs of a publisher, framework or accelerator that is not here can be further off "
+            "than the table says; publishers.md in this folder says how far, by runs that had no part.",
+        ),
+    )
+
+
+def _source_table(result: Mapping[str, Any]) -> Table:
+    head = ("source", "rows", "predicted", "skipped", "mean", "median", "largest", "bias", "interval", "regret", "tau")
+    orders = _order_by_source(result["groups"])
+    rows = [
+        _source_line(name, row, orders.get(name)) for name, row in (*result["sources"].items(), ("all", result["all"]))
+    ]
+    return (head, *rows)
+
+
+def _source_line(name: str, row: Mapping[str, Any], order: tuple[int, float, float, float] | None) -> tuple[str, ...]:
+    counts = (row["rows"], row["predicted"], len(row["skipped"]))
+    error, inside = row["step_time"], row["step_time_interval"]["inside"]
+    ordered = (_percent(order[1]), f"{order[3]:.2f}") if order else ("-", "-")
+    return (name, *map(str, counts), *_errors(error), "-" if inside is None else _percent(inside), *ordered)
+
+
+def _errors(error: Mapping[str, Any]) -> tuple[str, ...]:
+    if not error["count"]:
+        return ("-",) * 4
+    return (*(_percent(error[name]) for name in ("mape", "median", "max")), _signed(error["bias"]))
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f} %"
+
+
+def _order_by_source(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float, float, float]]:
+    """Return for every source, and for ``all``: groups, mean and largest regret, mean tau."""
+    members: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for group in groups:
+        members[group["source"]].append(group)
+        members["all"].append(group)
+    return {
+        name: (
+            len(found),
+            fmean(each["regret"] for each in found),
+            max(each["regret"] for each in found),
+            fmean(each["tau"] for each in found),
+        )
+        for name, found in members.items()
+    }
+
+
+def _intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
+    fitted = figures(predictions, "")["step_time"]
+    yield Section(
+        "Intervals of the step time",
+        (
+            "90 % intervals from the errors above: as far to both sides in logarithms as the 90 % "
+            "quantile of the errors of like runs, where every source counts the same however many rows it has (split "
+            "conformal prediction; scenarios/intervals.py has the method and its papers). What is like is known "
+            "before a run is measured:",
+        ),
+        (
+            ("category", "what is known", "rows", "sources", "interval"),
+            *(
+                (name, _CATEGORIES[Category(name)], str(fit["rows"]), str(len(fit["sources"])), _reach(fit))
+                for name, fit in fitted.items()
+            ),
+        ),
+    )
+    sources, networks = leave_out(predictions, by_source), leave_out(predictions, by_network)
+    yield Section(
+        "Intervals of runs that were left out",
+        (
+            "Each source is judged by intervals fitted without it, then each network (by its sizes) by intervals "
+            "fitted without it. Width: the upper end over the prediction, the median of the source.",
+            _outside(coverage_by(sources, "source")),
+        ),
+        _left_out_table(sources, networks),
+        "intervals.png",
+        "Measured over predicted on intervals that were fitted without the source",
+    )
+
+
+def _reach(fit: Mapping[str, Any]) -> str:
+    factor = exp(fit["half_width"])
+    return f"x {1 / factor:.2f} to {factor:.2f}"
+
+
+def _outside(found: Mapping[str, Coverage]) -> str:
+    low = [f"{name} ({_percent(each.inside)})" for name, each in found.items() if each.inside < COVERAGE - 0.05]
+    return f"Sources whose runs the intervals hold too seldom, below 85 %: {', '.join(low) or 'none'}."
+
+
+def _left_out_table(sources: Sequence[Held], networks: Sequence[Held]) -> Table:
+    by_name, others = coverage_by(sources, "source"), coverage_by(networks, "source")
+    pairs = [(name, by_name[name], others[name]) for name in by_name]
+    head = ("source", "runs", "source left out: inside", "width", "network left out: inside", "width")
+    rows = [
+        (
+            name,
+            str(one.runs),
+            *(cell for each in (one, other) for cell in (_percent(each.inside), f"{each.factor:.2f}")),
+        )
+        for name, one, other in (*pairs, ("all", coverage(sources), coverage(networks)))
+    ]
+    return (head, *rows)
+
+
+def _memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Section:
+    found = figures(predictions, "")
+    error, ratio = result["all"]["memory"], found["reserved_over_allocated"]
+    width = 100 * (exp(found["peak_memory"]["half_width"]) - 1)
+    return Section(
+        "Peak memory",
+        (
+            f"{error['count']} runs state their peak ({', '.join(found['peak_memory']['sources'])}): mean error "
+            f"{100 * error['mape']:.2f} %, largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to "
+            "both sides, which says little of other frameworks.",
+            f"The allocator of the same runs held {ratio['least']:.2f} to {ratio['largest']:.2f} times what it gave to "
+            f"tensors (median {ratio['median']:.2f}). fits asks that what the allocator holds "
+            "finds room with a probability of 95 %.",
+        ),
+    )
+
+
+def _orders(result: Mapping[str, Any]) -> Section:
+    head = ("source", "groups", "regret, mean", "regret, largest", "tau, mean")
+    rows = [
+        (name, str(count), _percent(mean), _percent(largest), f"{tau:.2f}")
+        for name, (count, mean, largest, tau) in sorted(_order_by_source(result["groups"]).items())
+    ]
+    words = (
+        "Groups are at least 3 measured plans of one model, machine, batch and sequence. Regret: how much longer the "
+        "plan that was predicted fastest took than the fastest. Tau: Kendall's, 1 where the order is right."
+    )
+    return Section("Order of plans", (words,), (head, *rows))
+
+
+def _classes(heading: str, name: str, found: Mapping[str, Mapping[str, Any]]) -> Section:
+    rows = [(label, str(error["count"]), *_errors(error)) for label, error in found.items()]
+    head = (name, "rows", "mean", "median", "largest", "bias")
+    return Section(heading, (), (head, *rows), f"error-by-{name}.png", f"Error {heading.lower()}")
+
+
+def _calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield what was fitted to what: kernels, links, and the rows above themselves."""
+    machines: Mapping[str, Mapping[str, str]] = result["calibrated_on"]
+    kernels = [(name, paths["matmul"]) for name, paths in machines.items() if "matmul" in paths]
+    fitted = {text for paths in machines.values() for text in paths.values() if " fitted to " in text}
+    links = [(text.split(":")[0], text.split(": ", 1)[1]) for text in sorted(fitted)]
+    yield Section(
+        "What was calibrated on what: kernels",
+        ("Timings of single kernels, none of them of a training run; docs/kernel_accuracy.md has their errors.",),
+        (("accelerator", "products"), *kernels),
+    )
+    yield Section(
+        "What was calibrated on what: links",
+        ("Timings of collectives, none of them of a training run; docs/collective_accuracy.md has their errors.",),
+        (("link", "figures"), *links),
+    )
+    yield Section(
+        "What was calibrated on what: training runs",
+        (
+            "Two figures are fitted to rows of this page (scenarios/published/frameworks.py). Hosts under "
+            f"Megatron-DeepSpeed launch an operator in {DEEPSPEED_LAUNCH * 1e6:.0f} us: 8 of the rows of "
+            "vtrain_single, of every width and tensor degree one with a microbatch of 1. Products under llm-foundry on "
+            f"the H100 take {FOUNDRY_HOPPER} times as long as in a burst: 5 rows of llmfoundry, drawn at random. "
+            "The rows drawn are in the tables; all others are held out of these figures.",
+            "Publishers are not always held out: MooreThreads/SimuMax timed the kernels of simumax_b200 too, and "
+            "vTrain the collectives of vtrain_single's machine. The intervals are fitted to all rows.",
+        ),
+    )
+
+
+def _rivals(sources: Mapping[str, Mapping[str, Any]]) -> Section:
+    own = [sources[name]["step_time"][which] for name in (KORTHIKANTI, SC21) for which in ("mape", "max")]
+    head = ("", "Korthikanti table 5: mean", "largest", "SC21 table 1: mean", "largest")
+    rows = [(name, *map(_percent, errors)) for name, *errors in (("meshwise", *own), *RIVALS)]
+    words = (
+        "Public tools on the same rows. The closed form has seen the answers: its parameters are fitted to these rows. "
+        "On the small models on one node of vtrain_single these tools are 28 to 57 % too fast."
+    )
+    return Section("Other simulators", (words,), (head, *rows))
+
+
+def _skipped(result: Mapping[str, Any]) -> Section:
+    rows = [
+        (name, str(count), reason)
+        for name, row in result["sources"].items()
+        for reason, count in row["reasons"].items()
+    ]
+    return Section("Rows that are not predicted", () if rows else ("None.",), (("source", "rows", "reason"), *rows))
+
+
+def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
+    """Draw every run on the interval that was fitted without its source."""
+    held = leave_out(predictions, by_source)
+    classes: dict[str, list[IntervalRow]] = defaultdict(list)
+    for row, each in zip(judged(predictions), held, strict=True):
+        if row.step_time and row.run.step_time:
+            classes[each.source].append(IntervalRow(row.run.step_time / row.step_time, each.factor))
+    whole = coverage(held)
+    facts = (
+        f"90 % intervals of the step time, each fitted without the source it is shown on, hold "
+        f"{_percent(whole.inside)} of {whole.runs} runs; orange: outside"
+    )
+    draw_intervals(
+        {name: classes[name] for name in sorted(classes)}, path, title="Intervals of sources left out", facts=facts
+    )
+
+
+def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
+    """Write the page and its pictures on the runs in a file of rows into a folder."""
+    target = folder(place)
+    predictions = predict_all(runs_at(rows), lambda done, of: progress(f"{done} of {of} runs"))
+    text = page(predictions)
+    draw_pictures(predictions, target)
+    draw_left_out(predictions, target / "intervals.png")
+    write(target / "README.md", text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page into the folder that is named; return the exit code."""
+    if len(arguments) != 2:
+        note("usage: python -m scenarios.studies.accuracy_page ROWS.jsonl FOLDER")
+        return BAD_INPUT
+    ticker = Ticker()
+    try:
+        rows, place = arguments
+        write_page(rows, place, ticker)
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    finally:
+        ticker.done()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,293 @@
+"""How far predictions are off by who measured, those first whose rows had no part in anything.
+
+Run ``python -m scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
+``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same,
+however many rows it has.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from statistics import fmean
+from typing import Any
+
+from reports.document import Section, to_markdown
+from scenarios.console import BAD_INPUT, Ticker, note
+from scenarios.files.results import folder, write
+from scenarios.studies.accuracy import Prediction, predict_all, runs_at, summary
+
+TITLE = "Predicted against measured, by publisher"
+PAGE, DATA = "publishers.md", "publishers.json"
+
+
+class Part(StrEnum):
+    """What part the rows of a source had in building the simulator."""
+
+    NONE = "none"
+    STRUCTURE = "structure"
+    FIGURES = "structure and figures"
+
+
+PARTS: Mapping[str, Part] = {
+    "alephalpha_layouts": Part.FIGURES,
+    "korthikanti_tab5": Part.STRUCTURE,
+    "llmfoundry": Part.FIGURES,
+    "maxtext_tpu": Part.STRUCTURE,
+    "megatron_bridge": Part.STRUCTURE,
+    "megatron_h100": Part.STRUCTURE,
+    "megatron_sc21": Part.STRUCTURE,
+    "mindformers_ascend": Part.STRUCTURE,
+    "nemo_2407_h100": Part.STRUCTURE,
+    "simumax_b200": Part.STRUCTURE,
+    "vtrain_single": Part.FIGURES,
+}
+"""Sources whose rows were looked at while structure was chosen, and those that figures were fitted to
+(`scenarios.published.frameworks`, `scenarios.studies.interval_calibration`); a source that is not named had no part."""
+
+PUBLISHERS: Mapping[str, str] = {
+    "alephalpha_layouts": "Aleph Alpha",
+    "alpa_v100": "Alpa",
+    "dgxc_gb200": "NVIDIA",
+    "dgxc_h100": "NVIDIA",
+    "internevo_mem": "InternLM",
+    "korthikanti_tab5": "NVIDIA",
+    "libai_bench_megatron": "OneFlow",
+    "libai_bench_oneflow": "OneFlow",
+    "llmfoundry": "MosaicML",
+    "maxtext_tpu": "Google",
+    "mcore_functional_a100": "NVIDIA",
+    "mcore_functional_gb200": "NVIDIA",
+    "mcore_functional_h100": "NVIDIA",
+    "megatron_bridge": "NVIDIA",
+    "megatron_h100": "NVIDIA",
+    "megatron_sc21": "NVIDIA",
+    "mi100_pcie_pp2": "Jack31098",
+    "mindformers_ascend": "Huawei",
+    "modellink_ascend": "Huawei",
+    "nemo_2407_h100": "NVIDIA",
+    "simumax_b200": "Moore Threads",
+    "torchtitan_asynctp": "PyTorch",
+    "torchtitan_h100": "PyTorch",
+    "torchtitan_trainy_h200": "Trainy",
+    "vtrain_single": "VIA Research",
+}
+"""Who measured the rows of a source; one that is not named is its own publisher."""
+
+
+class Standing(StrEnum):
+    """How little rows of a publisher were known."""
+
+    UNSEEN = "publisher unseen"
+    NEW_ROWS = "other rows seen"
+    SEEN = "rows seen"
+
+
+def by_publisher(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return errors by publisher and standing, and their means over publishers, as JSON-ready data."""
+    seen = {PUBLISHERS.get(source, source) for source, part in PARTS.items() if part is not Part.NONE}
+    rows: dict[tuple[Standing, str], list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        rows[_standing(prediction.run.source, seen), publisher_of(prediction.run.source)].append(prediction)
+    order = list(Standing)
+    lines = [
+        _line(standing, publisher, rows[standing, publisher])
+        for standing, publisher in sorted(rows, key=lambda key: (order.index(key[0]), key[1].lower()))
+    ]
+    return {
+        "rows": len(predictions),
+        "publishers": lines,
+        "means": {
+            str(standing): _means([line for line in lines if line["standing"] == standing])
+            for standing in Standing
+            if any(line["standing"] == standing for line in lines)
+        },
+        "all": summary(predictions)["all"],
+    }
+
+
+def publisher_of(source: str) -> str:
+    """Return who measured the rows of a source."""
+    return PUBLISHERS.get(source, source)
+
+
+def _standing(source: str, seen: set[str]) -> Standing:
+    if PARTS.get(source, Part.NONE) is not Part.NONE:
+        return Standing.SEEN
+    return Standing.NEW_ROWS if PUBLISHERS.get(source, source) in seen else Standing.UNSEEN
+
+
+def _line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dict[str, Any]:
+    result = summary(rows)["all"]
+    sources = sorted({row.run.source for row in rows})
+    timed = [row.error for row in rows if row.error is not None]
+    return {
+        "publisher": publisher,
+        "standing": str(standing),
+        "part": str(max((PARTS.get(source, Part.NONE) for source in sources), key=list(Part).index)),
+        "sources": sources,
+        "rows": len(rows),
+        "skipped": len(result["skipped"]),
+        "step_time": result["step_time"],
+        "too_fast": round(fmean(error < 0 for error in timed), 12) if timed else None,
+        "memory": result["memory"],
+        "out_of_memory": result["out_of_memory"],
+        "step_time_interval": result["step_time_interval"],
+    }
+
+
+def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what holds over publishers, each counted once."""
+    timed = [line["step_time"] for line in lines if line["step_time"]["count"]]
+    held = [line["memory"] for line in lines if line["memory"]["count"]]
+    return {
+        "publishers": len(timed),
+        "rows": sum(error["count"] for error in timed),
+        "step_time": _mean(error["mape"] for error in timed),
+        "bias": _mean(error["bias"] for error in timed),
+        "too_fast": sum(error["bias"] < 0 for error in timed),
+        "memory_publishers": len(held),
+        "memory": _mean(error["mape"] for error in held),
+        "interval": _mean(line["step_time_interval"]["inside"] for line in lines if line["step_time"]["count"]),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 12) if known else None
+
+
+HEAD = ("publisher", "part in building", "rows", "timed", "mean", "bias", "memory", "bias", "ran: fits", "OOM: told")
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page as Markdown."""
+    sections = [
+        Section("What this is", _introduction(result)),
+        *(_section(standing, result) for standing in Standing if standing in result["means"]),
+        _fits(result),
+        _sources(result),
+    ]
+    return to_markdown(TITLE, sections)
+
+
+def _introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
+    unseen = result["means"].get(Standing.UNSEEN)
+    first = (
+        f"{result['rows']} published runs. Errors are predicted over measured, minus 1; of the step time unless memory "
+        "is named. Means over publishers count each publisher once. "
+        "Written by python -m scenarios.studies.accuracy_publishers."
+    )
+    if unseen is None or not unseen["publishers"]:
+        return (first,)
+    return (
+        first,
+        f"What to expect of a machine and a framework that are not here is the first table: {_sentence(unseen)}. The "
+        "rows of OneFlow do not name their accelerator, and those of Megatron Core's tests are of networks so small "
+        "that hosts are what takes the time; they are counted all the same.",
+    )
+
+
+def _sentence(means: Mapping[str, Any]) -> str:
+    memory = f", and memory {_percent(means['memory'])}" if means["memory"] is not None else ""
+    inside = means["interval"]
+    interval = (
+        f"; the 90 % intervals of the step time hold {_percent(inside)} of their runs" if inside is not None else ""
+    )
+    return (
+        f"over {means['publishers']} publishers the step time is {_percent(means['step_time'])} off in the mean (bias "
+        f"{_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
+    )
+
+
+_WORDS = {
+    Standing.UNSEEN: "No row of these publishers had a part in building the simulator.",
+    Standing.NEW_ROWS: "These rows had no part; other rows of the same publishers had.",
+    Standing.SEEN: (
+        "Structure, what is modelled and how, was chosen with these rows in view, and where the part says so figures "
+        "were fitted to some of them: these errors say what the simulator can be brought to, not what to expect."
+    ),
+}
+
+
+def _section(standing: Standing, result: Mapping[str, Any]) -> Section:
+    lines = [line for line in result["publishers"] if line["standing"] == standing]
+    means = result["means"][standing]
+    words = [_WORDS[standing]]
+    if means["publishers"]:
+        words.append(f"In short: {_sentence(means)}.")
+    return Section(str(standing).capitalize(), tuple(words), (HEAD, *map(_cells, lines)))
+
+
+def _cells(line: Mapping[str, Any]) -> tuple[str, ...]:
+    time, memory, judged = line["step_time"], line["memory"], line["out_of_memory"]
+    ran, failed = judged["true_fit"] + judged["false_oom"], judged["true_oom"] + judged["false_fit"]
+    return (
+        line["publisher"],
+        line["part"],
+        str(line["rows"]),
+        str(time["count"]),
+        *_error_cells(time),
+        *_error_cells(memory),
+        f"{judged['true_fit']} of {ran}" if ran else "-",
+        f"{judged['true_oom']} of {failed}" if failed else "-",
+    )
+
+
+def _error_cells(error: Mapping[str, Any]) -> tuple[str, str]:
+    return (_percent(error["mape"]), _signed(error["bias"])) if error["count"] else ("-", "-")
+
+
+def _fits(result: Mapping[str, Any]) -> Section:
+    judged = result["all"]["out_of_memory"]
+    right = judged["true_fit"] + judged["true_oom"]
+    head = ("", "predicted to fit", "predicted not to fit")
+    rows = (
+        ("ran", str(judged["true_fit"]), str(judged["false_oom"])),
+        ("out of memory", str(judged["false_fit"]), str(judged["true_oom"])),
+    )
+    runs = sum(judged.values())
+    words = (f"Of {runs} runs {right} are told rightly, {_percent(right / runs)}." if runs else "No run was judged.",)
+    return Section("Whether it fits", words, (head, *rows))
+
+
+def _sources(result: Mapping[str, Any]) -> Section:
+    rows = [(line["publisher"], line["standing"], ", ".join(line["sources"])) for line in result["publishers"]]
+    return Section("Which rows", (), (("publisher", "standing", "sources"), *rows))
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f} %"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page and its data into the folder that is named; return the exit code."""
+    if len(arguments) != 2:
+        note("usage: python -m scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER")
+        return BAD_INPUT
+    ticker = Ticker()
+    try:
+        rows, place = arguments
+        target = folder(place)
+        result = by_publisher(predict_all(runs_at(rows), lambda done, of: ticker(f"{done} of {of} runs")))
+        write(target / DATA, json.dumps(result | {"all": _without_rows(result["all"])}, indent=1) + "\n")
+        write(target / PAGE, page(result))
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    finally:
+        ticker.done()
+    return 0
+
+
+def _without_rows(whole: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in whole.items() if name != "skipped"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Which techniques go together: every pair is simulated on a small machine, or refused with the reason.
+
+Run ``python -m scenarios.studies.combinations`` to write the table that is in ``docs/combinations.md``.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.catalog import cluster
+from simulator.engine import step_time
+from simulator.models.experts import Experts
+from simulator.models.model import build
+from simulator.models.transformer import Transformer
+from strategies.lowering import lower
+from strategies.plan.completion import complete
+from strategies.plan.layout import ZERO_STAGES, Layout
+from strategies.plan.offloading import OFFLOADS, Offloading, offloading
+from strategies.plan.parallelism import Attention
+from strategies.plan.plan import Recompute
+from strategies.plan.problem import Problem, Training
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import SCHEDULES
+
+_OFFLOADED = (["optimizer"], ["activations"], ["optimizer", "parameters"])
+"""What is offloaded together: parameters are updated on the host that keeps them."""
+
+LAYERS, BATCH, SEQUENCE = 16, 32, 512
+
+
+class Technique(NamedTuple):
+    """A technique by name, and the fields of a layout that ask for it."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What became of two techniques together: seconds of a step, or why they were refused."""
+
+    first: str
+    second: str
+    step_time: float | None
+    reason: str
+
+
+def techniques() -> tuple[Technique, ...]:
+    """Return all techniques, each in its plainest form."""
+    degrees = [Technique(name, {name: 2}) for name in ("data", "tensor")]
+    context = [Technique(f"context, {how}", {"context": 2, "attention": how}) for how in Attention]
+    zero = [Technique(f"zero {level}", {"zero": level, "data": 2}) for level in ZERO_STAGES[1:]]
+    schedules = [
+        Technique(name, {"schedule": name, "pipeline": 2, "chunks": 1 if rule.chunks[1] == 1 else 2})
+        for name, rule in SCHEDULES.items()
+    ]
+    recompute = [Technique(f"{how} recompute", {"recompute": how}) for how in Recompute if how is not Recompute.NONE]
+    others = [
+        Technique("sequence parallel", {"sequence_parallel": True, "tensor": 2}),
+        Technique("tensor overlap", {"overlap_tensor": True, "sequence_parallel": True, "tensor": 2}),
+        Technique("tensor, 2-D", {"tensor": 2, "tensor_rows": 2, "microbatch": 2}),
+        Technique("expert", {"expert": 2, "data": 2}),
+        Technique("uneven batches", {"microbatch": (6, 2), "data": 2}),
+        *(Technique(f"{names[-1]} offload", {"offload": offloading(names)}) for names in _OFFLOADED),
+    ]
+    return (*degrees, *others[:3], *context, *others[3:5], *zero, *recompute, *others[5:], *schedules)
+
+
+def outcomes() -> Iterator[Outcome]:
+    """Simulate every pair of techniques, and each with itself."""
+    for first, second in combinations_with_replacement(techniques(), 2):
+        yield _outcome(first, second)
+
+
+def _outcome(first: Technique, second: Technique) -> Outcome:
+    clash = next((name for name, value in first.fields.items() if second.fields.get(name, value) != value), None)
+    if clash is not None and clash not in (*_SIZES, "offload"):
+        return Outcome(first.name, second.name, None, f"a plan has one {clash}")
+    fields = {**first.fields, **second.fields}
+    if clash == "offload":  # whole ones go together
+        fields[clash] = Offloading(
+            *(getattr(first.fields[clash], n) or getattr(second.fields[clash], n) for n in OFFLOADS)
+        )
+    layout = Layout(**fields, stages="balanced")
+    ranks = layout.data * layout.tensor * layout.tensor_rows * layout.pipeline * layout.context
+    problem = _problem(ranks, tied=not layout.offload.parameters)
+    refused = next(violations(problem, layout), None)
+    if refused is not None:
+        return Outcome(first.name, second.name, None, refused.message)
+    return Outcome(first.name, second.name, step_time(lower(problem, complete(problem, layout))), "")
+
+
+_SIZES = ("microbatch", "data", "tensor", "tensor_rows", "pipeline", "context", "expert")
+
+
+def _problem(ranks: int, *, tied: bool) -> Problem:
+    """Return a small mixture of experts on so many devices of one node."""
+    experts = Experts(count=8, top_k=2, ffn=1024)
+    sizes = LAYERS, 1024, 16, 16, 4096, 32000
+    spec = Transformer(*sizes, ffn_kind="swiglu", positions="rotary", tied_embeddings=False, experts=experts)
+    machine = cluster("dgx-h100", 1).resized(max(ranks // 8, 1), min(ranks, 8))
+    return Problem(build(spec, SEQUENCE, "bf16"), machine, Training(BATCH, SEQUENCE))
+
+
+def table() -> str:
+    """Return the outcomes as a page of Markdown: what is simulated is marked, what is refused has its reason below."""
+    names = [technique.name for technique in techniques()]
+    reasons: dict[str, int] = {}
+    cells: dict[tuple[str, str], str] = {}
+    for first, second, seconds, reason in outcomes():
+        mark = "+" if seconds is not None else str(reasons.setdefault(reason, len(reasons) + 1))
+        cells[first, second] = cells[second, first] = mark
+    head = "| | " + " | ".join(str(number) for number in range(1, len(names) + 1)) + " |"
+    width = len(names)
+    rows = [
+        f"| {number} {name} | {' | '.join(cells[name, other] for other in names[:number])} |{' |' * (width - number)}"
+        for number, name in enumerate(names, 1)
+    ]
+    notes = [f"{number}. {reason}" for reason, number in reasons.items()]
+    intro = (
+        "# Which techniques go together",
+        "",
+        "Every pair on a small mixture of experts, written by `python -m scenarios.studies.combinations`. `+` is",
+        "simulated in time and memory; a number is the reason, below, why the plan is refused. Embeddings are tied",
+        "but where parameters are offloaded.",
+        "",
+    )
+    return "\n".join([*intro, head, "|---" * (len(names) + 1) + "|", *rows, "", *notes, ""])
+
+
+if __name__ == "__main__":
+    Path("docs/combinations.md").write_text(table())

@@ -1,0 +1,228 @@
+"""Prediction intervals fitted to measured runs, and how many of the runs left out they hold.
+
+Run ``python -m scenarios.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument, ``OUT.json``,
+is where the figures are written that `scenarios.intervals` reads.
+"""
+
+import datetime
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import log
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from scenarios.console import BAD_INPUT, note, table
+from scenarios.files.results import write
+from scenarios.intervals import RISK, Category, Residual, around, category, half_widths, left_out, uncertainty
+from scenarios.scenario import Scenario
+from scenarios.studies.accuracy import Prediction, predict_all, runs_at
+from strategies.plan.framework import UNKNOWN
+
+CALIBRATES = "LLaMA-13B"
+"""The model of which runs under unknown conventions fit how far their memory may be off; others test it."""
+
+COVERAGE = 0.9
+"""Of runs that an interval is to hold."""
+
+
+class Held(NamedTuple):
+    """A run that an interval was not fitted to: its publisher, whether the interval holds it, and how wide it is.
+
+    ``factor`` is the upper end over the prediction.
+    """
+
+    source: str
+    category: str
+    inside: bool
+    factor: float
+
+
+class Coverage(NamedTuple):
+    """Of so many runs the fraction that their intervals hold, and the median of their ``factor``."""
+
+    runs: int
+    inside: float
+    factor: float
+
+
+def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
+    """Return the errors of step time by category and publisher, in natural logarithms of measured over predicted."""
+    return [
+        Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
+        for row in judged(predictions)
+        if row.step_time and row.run.step_time
+    ]
+
+
+def judged(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions of which the step time was measured."""
+    return [row for row in predictions if row.error is not None and row.run.scenario is not None]
+
+
+def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[Held]:
+    """Return for every run whether an interval holds it that was fitted without the runs of the same ``key``.
+
+    Raises
+    ------
+    ValueError
+        Where all runs have one key.
+    """
+    found = residuals(predictions)
+    result = [Held("", "", False, 0.0)] * len(found)
+    for place, width in left_out(map(key, judged(predictions)), found, COVERAGE):
+        size, kind, source = found[place]
+        result[place] = Held(source, kind, size <= width, around(1.0, width)[1])
+    return result
+
+
+def by_source(prediction: Prediction) -> str:
+    """Return who measured a run."""
+    return prediction.run.source
+
+
+def by_network(prediction: Prediction) -> str:
+    """Return the network of a run by its sizes, however it is called."""
+    return str(_scenario(prediction).spec)
+
+
+def coverage(held: Sequence[Held]) -> Coverage:
+    """Return how many of the runs intervals hold."""
+    return Coverage(len(held), fmean(each.inside for each in held), median(each.factor for each in held))
+
+
+def coverage_by(held: Sequence[Held], name: str) -> dict[str, Coverage]:
+    """Return the coverage by ``source`` or ``category``, in order of names."""
+    members: dict[str, list[Held]] = defaultdict(list)
+    for each in held:
+        members[getattr(each, name)].append(each)
+    return {key: coverage(members[key]) for key in sorted(members)}
+
+
+def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
+    """Return the figures of `scenarios.intervals`, fitted to measured runs.
+
+    Raises
+    ------
+    ValueError
+        Where no step time, no peak memory or no reserved memory was measured.
+    """
+    times = residuals(predictions)
+    peaks = [
+        Residual(abs(log(row.run.peak_memory / row.peak_memory)), "peak", row.run.source)
+        for row in predictions
+        if row.peak_memory and row.run.peak_memory
+    ]
+    ratios = [
+        Residual(row.run.reserved_memory / row.run.peak_memory, "peak", row.run.source)
+        for row in predictions
+        if row.run.peak_memory and row.run.reserved_memory
+    ]
+    if not (times and peaks and ratios):
+        met = f"met {len(times)}, {len(peaks)} and {len(ratios)}"
+        raise ValueError(f"intervals need measured step times, peaks and reserved memory, {met}")
+    return {
+        "date": date,
+        "coverage": COVERAGE,
+        "step_time": {
+            name: {"half_width": round(width, 4)} | _rows([each for each in times if each.category == name])
+            for name, width in half_widths(times, COVERAGE).items()
+        },
+        "peak_memory": {"half_width": round(half_widths(peaks, COVERAGE)["peak"], 5)} | _rows(peaks),
+        "reserved_over_allocated": {
+            "least": round(min(ratios).size, 4),
+            "median": round(median(each.size for each in ratios), 4),
+            "largest": round(max(ratios).size, 4),
+        }
+        | _rows(ratios),
+        "unknown_framework": unknown_memory(predictions),
+    }
+
+
+def unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
+    """Return how far predicted peaks may be off where the framework's conventions are not known.
+
+    No such publisher prints peaks: what ran and what ran out of memory says it. Fitted is the least half width with
+    which, of the runs of `CALIBRATES` that are said to fit, a fraction ``risk`` at most ran out; other models of the
+    same publisher are left to test it.
+    """
+    rows = [
+        (_room(row), row.run.status == "oom")
+        for row in predictions
+        if row.peak_memory
+        and row.run.scenario is not None
+        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and CALIBRATES in row.run.group
+    ]
+    if not rows:
+        return {}
+
+    def ran_out(margin: float) -> float:
+        said = [oom for room, oom in rows if room >= margin]
+        return sum(said) / len(said) if said else 0.0
+
+    margin = next(room for room in sorted(room for room, _ in rows if room >= 1.0) if ran_out(room) <= risk)
+    low, high = 0.0, 2.0
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        wide = replace(uncertainty(Category.STATED), peak_memory=middle).memory_margin(risk)
+        low, high = (low, middle) if wide >= margin else (middle, high)
+    return {"half_width": round(high, 4), "rows": len(rows), "sources": {CALIBRATES: len(rows)}}
+
+
+def _room(row: Prediction) -> float:
+    """Return the memory of the smallest device of a run over its predicted peak, without what is taken before it."""
+    assert row.run.scenario is not None and row.peak_memory is not None
+    device = min(row.run.scenario.problem.cluster.accelerators, key=lambda each: each.memory)
+    return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
+
+
+def _rows(found: Sequence[Residual]) -> dict[str, Any]:
+    sources = Counter(each.group for each in found)
+    return {"rows": len(found), "sources": {name: sources[name] for name in sorted(sources)}}
+
+
+def _category(row: Prediction) -> str:
+    scenario = _scenario(row)
+    return category(scenario.problem.cluster, scenario.assumptions)
+
+
+def _scenario(row: Prediction) -> Scenario:
+    if row.run.scenario is None:
+        raise ValueError(f"{row.run.row_id} has no scenario: {row.skipped}")
+    return row.run.scenario
+
+
+HEAD = ("left out", "runs", "inside", "factor")
+
+
+def lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield what a table of runs left out has under `HEAD`: by publisher, then in all, then by network."""
+    held = leave_out(predictions, by_source)
+    networks = {"all, each network left out": coverage(leave_out(predictions, by_network))}
+    whole = {"all, each source left out": coverage(held)}
+    for name, (runs, inside, factor) in (coverage_by(held, "source") | whole | networks).items():
+        yield name, runs, f"{inside:.1%}", f"{factor:.3f}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the coverage of the runs in a file, and write the figures to a second one; return the exit code."""
+    if len(arguments) not in (1, 2):
+        note("usage: python -m scenarios.studies.interval_calibration ROWS.jsonl [OUT.json]")
+        return BAD_INPUT
+    try:
+        predictions = predict_all(runs_at(arguments[0]))
+        found = figures(predictions, datetime.date.today().isoformat())
+        table(HEAD, list(lines(predictions)))
+        if len(arguments) == 2:
+            write(arguments[1], json.dumps(found, indent=1) + "\n")
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,280 @@
+"""Whether a run that is said to fit runs, and one that is said not to runs out of memory, by who published it.
+
+Run ``python -m scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md`` and
+``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a thread
+says of a job: its ``plan``, and whether it ran or ran out of memory.
+"""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reports.document import Section, to_markdown
+from scenarios.console import BAD_INPUT, Ticker, note
+from scenarios.files.errors import Fault, ScenarioError
+from scenarios.files.results import folder, write
+from scenarios.intervals import RISK
+from scenarios.published.runs import Run, run_of
+from scenarios.studies.accuracy import Prediction, confusion, predict_all, runs_at
+from scenarios.studies.accuracy_publishers import publisher_of
+from simulator.files import JsonError, parse_json
+
+TITLE = "Whether it fits: predicted against what happened"
+PAGE, DATA = "memory.md", "memory.json"
+
+BEFORE: Mapping[str, Any] = {
+    "commit": "d9f4d73",
+    "wrong": {
+        "Aleph Alpha": (89, 109),
+        "Alpa": (2, 0),
+        "Google": (0, 16),
+        "Huawei": (0, 11),
+        "Jack31098": (0, 1),
+        "NVIDIA": (0, 1),
+        "PyTorch": (0, 16),
+        "all": (91, 154),
+    },
+    "threads": (9, 1),
+    "picks": {"jobs": 15, "out_of_memory": 3},
+}
+"""What the rule before this one told wrongly, by publisher: said to fit and ran out of memory, and the reverse.
+
+It compared tensors alone with the nominal memory of a device. Measured with this file laid beside that commit.
+"""
+
+_FIELDS = {
+    "data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "virtual": "vpp",
+    "microbatch": "micro_batch", "grad_accum": "grad_accum", "global_batch": "global_batch", "sequence": "seq_len",
+    "zero": "zero_stage", "recompute": "recompute", "offload": "offload", "sequence_parallel": "sequence_parallel",
+    "precision": "precision", "optimizer": "optimizer",
+}  # fmt: skip
+"""What a row of runs calls the fields of a thread's plan."""
+_SHARED = ("model", "n_params", "accelerator", "accel_mem_gb", "n_devices", "devices_per_node", "framework")
+_NEEDED = ("microbatch", "sequence")
+_TIERS = ("A", "B")
+"""Threads that state all that memory needs, and those that leave out a field or two with an obvious default."""
+
+
+def judged(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return what was told of runs, by publisher and in all, and what became of picks, as JSON-ready data."""
+    rows: dict[str, list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        rows[publisher_of(prediction.run.source)].append(prediction)
+    return {
+        "risk": RISK,
+        "rows": len(predictions),
+        "skipped": sum(bool(row.skipped) for row in predictions),
+        "publishers": {name: confusion(rows[name]) for name in sorted(rows, key=str.lower)},
+        "all": confusion(predictions),
+        "before": dict(BEFORE),
+        "picks": picks(predictions),
+    }
+
+
+def picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return what became of the plan that is predicted fastest of those of one job that are said to fit.
+
+    A job is a model, a machine, a batch and a sequence of one source. Only jobs count of which some plan ran and
+    another ran out of memory: of others every choice is right, or none.
+    """
+    jobs: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
+    for row in predictions:
+        if row.step_time is not None:
+            jobs[row.run.source, row.run.group].append(row)
+    found: Counter[str] = Counter()
+    failed = []
+    for (source, job), rows in sorted(jobs.items()):
+        if not {"ok", "oom"} <= {row.run.status for row in rows}:
+            continue
+        fitting = [row for row in rows if row.fits]
+        chosen = min(fitting, key=lambda row: (row.step_time or 0.0, row.run.row_id), default=None)
+        outcome = "none said to fit" if chosen is None else chosen.run.status
+        found[outcome] += 1
+        if chosen is not None and outcome == "oom":
+            failed.append({"publisher": publisher_of(source), "job": job, "row": chosen.run.row_id})
+    return {
+        "jobs": sum(found.values()),
+        "ran": found["ok"],
+        "out_of_memory": found["oom"],
+        "nothing_said_to_fit": found["none said to fit"],
+        "failed": failed,
+    }
+
+
+def threads_at(path: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of threads; `ScenarioError` names one that is none."""
+    with open(path, "rb") as file:
+        return [_thread(line, str(path), number) for number, line in enumerate(file, start=1) if line.strip()]
+
+
+def _thread(line: bytes, file: str, number: int) -> dict[str, Any]:
+    try:
+        value = parse_json(line)
+    except JsonError as error:
+        raise ScenarioError((Fault(file, number, error.column, "", f"a thread is a JSON object: {error}"),)) from None
+    if not isinstance(value, dict) or not isinstance(value.get("outcome"), dict) or "case_id" not in value:
+        raise ScenarioError((Fault(file, number, 1, "", "a thread is a JSON object with a case_id and an outcome"),))
+    if not isinstance(value.get("plan") or {}, dict):
+        raise ScenarioError((Fault(file, number, 1, "plan", "the plan of a thread is a JSON object"),))
+    return value
+
+
+def left_out(thread: Mapping[str, Any]) -> str:
+    """Return why a thread cannot be judged before its job is read; empty where it can."""
+    plan, status = thread.get("plan") or {}, thread["outcome"].get("status")
+    if status is None:
+        return "no outcome stated"
+    if status not in ("ok", "oom"):
+        return "ran for some and ran out of memory for others"
+    if plan.get("lora"):
+        return "trains adapters, not the model"
+    if thread.get("kind") in ("rlhf", "host memory"):
+        return "holds several models, or lacks memory of a host"
+    missing = [name for name in _NEEDED if plan.get(name) is None]
+    return f"no {' and no '.join(missing)} stated" if missing else ""
+
+
+def run_of_thread(thread: Mapping[str, Any]) -> Run:
+    """Return the run of a thread's job, with its scenario or the reason why there is none."""
+    plan = thread.get("plan") or {}
+    row = {name: thread.get(name) for name in _SHARED} | {new: plan.get(old) for old, new in _FIELDS.items()}
+    row |= {"row_id": thread["case_id"], "source_id": thread.get("repository"), "status": thread["outcome"]["status"]}
+    return run_of(row, str(thread["case_id"]))
+
+
+def judged_threads(threads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is told of the jobs of threads, and why others could not be judged, as JSON-ready data."""
+    chosen = [thread for thread in threads if thread.get("tier") in _TIERS]
+    reasons = {id(thread): left_out(thread) for thread in chosen}
+    predictions = predict_all([run_of_thread(thread) for thread in chosen if not reasons[id(thread)]])
+    skipped = [reason for reason in reasons.values() if reason] + [row.skipped for row in predictions if row.skipped]
+    return {
+        "threads": len(chosen),
+        "confusion": confusion(predictions),
+        "wrong": [
+            {"case": row.run.row_id, "said": "fits" if row.fits else "does not fit", "was": row.run.status}
+            for row in predictions
+            if row.fits is not None and row.fits != (row.run.status == "ok")
+        ],
+        "not_judged": dict(Counter(skipped).most_common()),
+    }
+
+
+HEAD = ("publisher", "fits, and ran", "fits, but out of memory", "does not fit, but ran", "does not fit, out of memory")
+_OUTCOMES = ("true_fit", "false_fit", "false_oom", "true_oom")
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page as Markdown."""
+    sections = [
+        Section("What this is", tuple(_introduction(result))),
+        Section("By publisher", (), (HEAD, *_rows(result))),
+        _before(result),
+        Section("Picks", tuple(_picks(result["picks"]))),
+    ]
+    if "threads" in result:
+        sections.append(_threads(result["threads"]))
+    return to_markdown(TITLE, sections)
+
+
+def _introduction(result: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{result['rows']} published runs, of which {result['skipped']} could not be predicted. A plan is said to fit "
+        f"where its predicted peak, with what the allocator keeps beside tensors, exceeds the memory that the "
+        f"framework reports with a probability of {100 * result['risk']:g} % at most. Written by "
+        "python -m scenarios.studies.memory_accuracy."
+    )
+    yield (
+        "How much the allocator keeps comes from other runs (intervals of prediction_intervals.json). A run of which "
+        "recompute or microbatch is not stated is given the first that fits, so that it is said to fit wherever "
+        "anything does: of those the table says little."
+    )
+
+
+def _rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, found in {**result["publishers"], "all": result["all"]}.items():
+        if sum(found.values()):
+            yield (name, *(str(found[outcome]) for outcome in _OUTCOMES))
+
+
+def _before(result: Mapping[str, Any]) -> Section:
+    before, now = result["before"], {**result["publishers"], "all": result["all"]}
+    picks, threads = before["picks"], before["threads"]
+    words = (
+        f"At commit {before['commit']} fits compared tensors with the nominal memory of a device. What was told "
+        f"wrongly then and is now, by publisher; {picks['out_of_memory']} of the picks of {picks['jobs']} jobs ran out "
+        f"of memory. Of the jobs of threads {threads[0]} were said to fit and ran out, {threads[1]} the reverse."
+    )
+    rows = (
+        (name, str(before_fit), str(now[name]["false_fit"]), str(before_oom), str(now[name]["false_oom"]))
+        for name, (before_fit, before_oom) in before["wrong"].items()
+        if name in now
+    )
+    return Section("Before", (words,), (_BEFORE_HEAD, *rows))
+
+
+_BEFORE_HEAD = (
+    "publisher",
+    "fits, but out of memory: before",
+    "now",
+    "does not fit, but ran: before",
+    "now",
+)
+
+
+def _picks(found: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"Of {found['jobs']} jobs (a model, a machine, a batch and a sequence) some plan ran and another ran out of "
+        "memory. Of each the plan was taken that is predicted fastest among those said to fit: "
+        f"{found['ran']} ran, {found['out_of_memory']} ran out of memory, and of {found['nothing_said_to_fit']} no "
+        "plan was said to fit."
+    )
+    if found["failed"]:
+        yield "Out of memory: " + "; ".join(f"{each['job']} ({each['row']})" for each in found["failed"]) + "."
+
+
+def _threads(found: Mapping[str, Any]) -> Section:
+    told = found["confusion"]
+    words = [
+        f"Of {found['threads']} jobs that people wrote of, {sum(told.values())} could be judged: "
+        f"{told['true_fit']} were said to fit and ran, {told['true_oom']} were said not to and ran out of memory, "
+        f"{told['false_fit']} were said to fit and ran out, {told['false_oom']} were said not to fit and ran. The "
+        "others are counted below with the reason. They are no random sample: people write when something fails."
+    ]
+    if found["wrong"]:
+        cases = (
+            f"{each['case']} ({each['said']}, {'ran' if each['was'] == 'ok' else 'ran out'})" for each in found["wrong"]
+        )
+        words.append("Told wrongly: " + "; ".join(cases) + ".")
+    rows = ((reason, str(count)) for reason, count in found["not_judged"].items())
+    return Section("Jobs of threads", tuple(words), (("why not judged", "jobs"), *rows))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page and its data into the folder that is named; return the exit code."""
+    if len(arguments) not in (2, 3):
+        note("usage: python -m scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER")
+        return BAD_INPUT
+    ticker = Ticker()
+    try:
+        rows, *more, place = arguments
+        target = folder(place)
+        threads = threads_at(more[0]) if more else []
+        result = judged(predict_all(runs_at(rows), lambda done, of: ticker(f"{done} of {of} runs")))
+        if threads:
+            result["threads"] = judged_threads(threads)
+        write(target / DATA, json.dumps(result, indent=1) + "\n")
+        write(target / PAGE, page(result))
+    except (OSError, ValueError) as error:
+        note(str(error))
+        return BAD_INPUT
+    finally:
+        ticker.done()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,421 @@
+"""The reference of the Python interface as pages of the documentation, from the docstrings of public names.
+
+Run ``python -m scenarios.studies.reference docs/reference`` to write them. Modules are read, not imported, so that the
+pages are the same with every version of Python and without torch.
+
+What the reference of the Python interface has: pages, modules and names.
+"""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+CONTENTS = "README.md"
+
+Names = tuple[str, ...]
+ALL: Names = ()
+"""Every public class and function, and every constant that is documented."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: ``modules`` are pairs of a module and its names, `ALL` for all that is public."""
+
+    file: str
+    title: str
+    lead: str
+    modules: tuple[tuple[str, Names], ...]
+
+
+PAGES = (
+    Page(
+        "scenarios.md",
+        "Scenarios and results",
+        "What `from scenarios import load` gives, and what its methods return.",
+        (
+            ("scenarios.loader", ("load",)),
+            ("scenarios.scenario", ("Scenario", "SearchSettings", "Measured")),
+            ("scenarios.simulation", ("Simulation", "StageMemory")),
+            ("scenarios.files.errors", ("Fault", "ScenarioError")),
+            ("scenarios.files.library", ALL),
+            ("scenarios.inputs.cluster_file", ("load_cluster", "write_cluster")),
+            ("scenarios.inputs.graph_file", ("load_graph", "dump_graph")),
+            (
+                "scenarios.intervals",
+                ("step_time_interval", "peak_memory_interval", "memory_margin"),
+            ),
+        ),
+    ),
+    Page(
+        "search.md",
+        "Search",
+        "The driver of every search, its result, the space, and the algorithms with their options.",
+        (
+            (
+                "strategies.search.driver",
+                ("search", "SearchResult", "Progress", "Proof", "SearchAlgorithm", "Journal", "Certificate"),
+            ),
+            ("strategies.search.space", ("Space", "layouts", "neighbours")),
+            ("strategies.search.fan_out", ("processes",)),
+            ("strategies.search.algorithms.auto", ("Auto",)),
+            ("strategies.search.algorithms.best_first", ("BestFirst",)),
+            ("strategies.search.algorithms.exhaustive", ("Exhaustive", "BreadthFirst")),
+            ("strategies.search.algorithms.beam", ("Beam",)),
+            ("strategies.search.algorithms.mcmc", ("MCMC",)),
+            ("strategies.search.algorithms.mcts", ("MCTS",)),
+            ("strategies.search.algorithms.reinforcement", ("Reinforcement",)),
+            ("strategies.search.algorithms.random", ("RandomSearch",)),
+            ("strategies.search.algorithms.expert", ("Expert",)),
+            ("strategies.search.algorithms.bottleneck", ("Bottleneck",)),
+            ("strategies.search.algorithms.stages", ("PipelineDP", "LayerDP", "InterStageMILP")),
+            (
+                "strategies.search.algorithms.operators",
+                ("Frontier", "IntegerProgramming", "DynamicProgramming", "RecursiveProgramming", "ShardingPropagation"),
+            ),
+        ),
+    ),
+    Page(
+        "plans.md",
+        "Plans",
+        "A problem, a plan and its parts, and how a plan becomes a program.",
+        (
+            ("strategies.plan.problem", ("Problem", "Training")),
+            ("strategies.plan.plan", ("Plan", "Stage")),
+            ("strategies.plan.layout", ("Layout",)),
+            ("strategies.plan.mesh", ("Axis", "Mesh")),
+            ("strategies.plan.sharding", ("ShardingSpec", "OperatorSharding", "Redistribution", "redistribute")),
+            ("strategies.schedules.schedule", ("ActionKind", "Action", "Schedule", "schedule")),
+            (
+                "strategies.plan.recomputation",
+                ("Recompute", "FirstLayers", "SomeOperators", "PerStage", "recomputation"),
+            ),
+            ("strategies.plan.offloading", ("StepPlace", "Offloading", "offloading")),
+            ("strategies.evaluation", ("Evaluation", "Trial")),
+            ("strategies.cost_model", ALL),
+            ("strategies.lowering.lower", ("lower",)),
+        ),
+    ),
+    Page(
+        "simulator.md",
+        "Simulator",
+        "The machine, the network, the program that is run, and what comes of it.",
+        (
+            ("simulator.engine", ("simulate", "step_time", "step_ticks")),
+            ("simulator.engine.bound", ("step_bound",)),
+            (
+                "simulator.program",
+                (
+                    "TaskKind",
+                    "StreamKind",
+                    "Category",
+                    "Stream",
+                    "RankClass",
+                    "HostClass",
+                    "Change",
+                    "Piece",
+                    "Work",
+                    "Flow",
+                    "LinkClass",
+                    "Background",
+                    "MemoryChange",
+                    "Steps",
+                    "Program",
+                    "Task",
+                    "program_of",
+                    "ragged",
+                ),
+            ),
+            ("simulator.timeline", ("Timeline", "LinkUse")),
+            ("simulator.spans", ("Span",)),
+            ("simulator.memory", ("MemoryProfile", "sweep")),
+            ("simulator.machine.cluster", ALL),
+            ("simulator.machine.accelerator", ("Accelerator",)),
+            (
+                "simulator.machine.kernels",
+                (
+                    "Matmul",
+                    "MatmulModel",
+                    "compute_time",
+                    "soft_roofline",
+                    "AttentionShape",
+                    "AttentionModel",
+                    "attention_compute_time",
+                ),
+            ),
+            ("simulator.machine.compute", ("Pass", "matmul_time", "attention_time", "operator_time", "optimizer_time")),
+            ("simulator.machine.host", ALL),
+            ("simulator.machine.topology", ALL),
+            ("simulator.collective", ALL),
+            ("simulator.collectives.choose", ("phases", "algorithms", "idle_time", "measured_time", "choose")),
+            ("simulator.operator_graph", ("OperatorKind", "Tensor", "Operator", "Block", "OperatorGraph")),
+            ("simulator.models.model", ("Model", "build")),
+            ("simulator.models.transformer", ("Transformer",)),
+            ("simulator.models.hugging_face", ("spec_from_config",)),
+            ("simulator.catalog", ("accelerator_names", "accelerator", "cluster_names", "cluster", "sources")),
+            ("simulator.units", ("Dimension", "parse", "format_time", "format_size", "format_bandwidth")),
+            ("simulator.reliability.long_run", ("LongRun",)),
+            (
+                "simulator.reliability.goodput",
+                ("Goodput", "goodput", "young_interval", "daly_interval", "best_interval"),
+            ),
+        ),
+    ),
+    Page(
+        "executor.md",
+        "Executor",
+        "Running a plan on torch, measuring a machine, and capturing a module. Needs the extra `exec`.",
+        (
+            ("executor.launch.run", ("Run", "execute")),
+            ("executor.training.continuation", ("RunOptions",)),
+            ("executor.job", ("LearningRate",)),
+            ("executor.check.verification", ("Verification", "VerificationError")),
+            ("executor.check.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
+            ("executor.calibration.calibrate", ("calibrate",)),
+            ("executor.capture.capture", ("capture",)),
+            ("executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
+            ("executor.launch.several_hosts", ("Hosts", "prepare", "read_run")),
+        ),
+    ),
+    Page(
+        "reports.md",
+        "Reports",
+        "Pictures, traces, tables and pages from results.",
+        (
+            ("reports.pictures.timeline", ("draw_timeline", "draw_comparison")),
+            ("reports.pictures.memory", ("draw_memory",)),
+            ("reports.page.report", ("Report",)),
+            ("reports.page.html", ("html",)),
+            ("reports.traces.chrome", ("write_trace",)),
+            ("reports.traces.perfetto", ("write_perfetto",)),
+            ("reports.pictures.search", ("draw_search", "trials_table")),
+            ("reports.difference", ("Difference", "DifferenceRow", "difference")),
+            ("reports.pictures.accuracy", ("AccuracyRow", "draw_accuracy")),
+            ("reports.pictures.goodput", ("draw_goodput",)),
+            ("reports.pictures.pareto", ("draw_fronts",)),
+            ("reports.pictures.sharded_graph", ("draw_sharded_graph",)),
+            ("reports.document", ("Section", "to_markdown")),
+        ),
+    ),
+)
+
+
+Definition = ast.ClassDef | ast.FunctionDef
+WIDTH = 100
+"""Characters of a signature up to which it stays on one line."""
+_ITEMS = ("Parameters", "Attributes", "Raises", "Returns", "Yields")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a docstring under a title of its own; the first part has none."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def write(folder: Path) -> None:
+    """Write all pages into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by the name of its file."""
+    return {CONTENTS: _contents(), **{page.file: _page(page) for page in PAGES}}
+
+
+def _contents() -> str:
+    lines = [
+        "# Python reference",
+        "",
+        "Written by `python -m scenarios.studies.reference docs/reference` from docstrings.",
+        "",
+    ]
+    lines += [f"- [{page.title}]({page.file}): {page.lead}" for page in PAGES]
+    return "\n".join(lines) + "\n"
+
+
+def _page(page: Page) -> str:
+    lines = [f"# {page.title}", "", page.lead, ""]
+    for module, names in page.modules:
+        tree = _tree(module)
+        head = _sections(ast.get_docstring(tree) or "")[0]
+        lines += [f"## {module}", "", *_prose(head.lines), ""]
+        defined = dict(_definitions(tree))
+        for name in names or tuple(defined):
+            if name not in defined:
+                raise ValueError(f"{module} has no public {name}")
+            lines += [*_entry(name, defined[name]), ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _tree(module: str) -> ast.Module:
+    package, *rest = module.split(".")
+    place = Path(str(files(package))).joinpath(*rest)
+    source = place.with_suffix(".py") if rest else place
+    return ast.parse((source if source.is_file() else place / "__init__.py").read_text("utf-8"))
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, Definition | tuple[str, str]]]:
+    """Yield the public classes, functions and documented constants of a module, each with its name."""
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            said = _text_of(after)
+            if isinstance(target, ast.Name) and said and not target.id.startswith("_"):
+                yield target.id, (target.id, said)
+
+
+def _text_of(node: ast.stmt | None) -> str:
+    """Return the text of a statement that is a string and nothing else."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return ""
+
+
+def _entry(name: str, found: Definition | tuple[str, str]) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    if isinstance(found, tuple):
+        yield from _documented(found[1])
+        return
+    yield from _fenced(_signature(found))
+    yield from _documented(ast.get_docstring(found) or "")
+    if isinstance(found, ast.ClassDef):
+        for member in found.body:
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+                yield f"#### {name}.{member.name}"
+                yield ""
+                yield from _fenced(_signature(member))
+                yield from _documented(ast.get_docstring(member) or "")
+
+
+def _fenced(text: str) -> tuple[str, ...]:
+    return "```text", text, "```", ""
+
+
+def _signature(node: Definition) -> str:
+    """Return how a class or function is called, or what an enumeration has."""
+    if isinstance(node, ast.FunctionDef):
+        result = f" -> {_type(node.returns)}" if node.returns else ""
+        if any(ast.unparse(each) in ("property", "cached_property") for each in node.decorator_list):
+            return f"{node.name}{result}"
+        return _call(node.name, _arguments(node.args), result)
+    bases = [ast.unparse(base) for base in node.bases]
+    if "StrEnum" in bases:
+        values = [ast.unparse(each.value) for each in node.body if isinstance(each, ast.Assign)]
+        return _call(node.name, values, "")
+    fields = [_field(each) for each in node.body if isinstance(each, ast.AnnAssign) and _is_field(each)]
+    made = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+    return _call(node.name, fields if made is None else _arguments(made.args), "")
+
+
+def _is_field(node: ast.AnnAssign) -> bool:
+    return not ast.unparse(node.annotation).startswith("ClassVar") and not ast.unparse(node.target).startswith("_")
+
+
+def _field(node: ast.AnnAssign) -> str:
+    value = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+    return f"{ast.unparse(node.target)}: {_type(node.annotation)}{value}"
+
+
+def _arguments(arguments: ast.arguments) -> list[str]:
+    """Return the parameters of a function one by one, without self and cls."""
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    words = [_argument(each, value) for each, value in zip(plain, defaults, strict=True)]
+    words = [word for word, each in zip(words, plain, strict=True) if each.arg not in ("self", "cls")]
+    if arguments.vararg is not None:
+        words.append(f"*{_argument(arguments.vararg, None)}")
+    elif arguments.kwonlyargs:
+        words.append("*")
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    words += [_argument(each, value) for each, value in named]
+    return words + ([f"**{_argument(arguments.kwarg, None)}"] if arguments.kwarg is not None else [])
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    kind = _type(argument.annotation) if argument.annotation else ""
+    value = ast.unparse(default) if default is not None else ""
+    return argument.arg + (f": {kind}" if kind else "") + (f" = {value}" if value else "")
+
+
+def _type(annotation: ast.expr) -> str:
+    """Return a type as written; one that is quoted for its import's sake without its quotes."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return annotation.value
+    return ast.unparse(annotation)
+
+
+def _call(name: str, words: Sequence[str], result: str) -> str:
+    line = f"{name}({', '.join(words)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {word}," for word in words), f"){result}"])
+
+
+def _documented(text: str) -> Iterator[str]:
+    """Yield a docstring of NumPy's form as Markdown."""
+    for section in _sections(text):
+        if section.title:
+            yield f"*{section.title}*"
+            yield ""
+        if section.title in _ITEMS:
+            yield from _items(section.lines)
+        else:
+            yield from _prose(section.lines)
+        yield ""
+
+
+def _sections(text: str) -> list[Section]:
+    found: list[tuple[str, list[str]]] = [("", [])]
+    for line in text.strip().splitlines():
+        if re.fullmatch(r"-{3,}", line.strip()) and found[-1][1]:
+            found.append((found[-1][1].pop().strip(), []))
+        else:
+            found[-1][1].append(line)
+    return [Section(title, tuple(lines)) for title, lines in found]
+
+
+def _items(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the entries of a section as a list: names are set to the left, what is said of them is indented."""
+    entries: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line and not line.startswith(" "):
+            entries.append((line.strip(), []))
+        elif line.strip() and entries:
+            entries[-1][1].append(line.strip())
+    for name, said in entries:
+        yield f"- `{name}`" + (f": {_inline(' '.join(said))}" if said else "")
+
+
+def _prose(lines: Sequence[str]) -> Iterator[str]:
+    """Yield running text, with examples as blocks of their own."""
+    example: list[str] = []
+    for line in (*lines, ""):
+        if line.startswith(">>>") or (example and line.strip()):
+            example.append(line)
+            continue
+        if example:
+            yield from ("", "```pycon", *example, "```", "")
+            example = []
+        yield _inline(line)
+
+
+def _inline(line: str) -> str:
+    """Return a line with references to literature as Markdown writes them."""
+    line = re.sub(r"^\.\. \[(\w+)\] ", r"- [\1] ", line.strip() if line.startswith("..") else line)
+    return re.sub(r"\[(\w+)\]_", r"[\1]", line)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m scenarios.studies.reference")
+    parser.add_argument("folder", type=Path)
+    write(parser.parse_args().folder)

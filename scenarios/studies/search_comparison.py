@@ -1,0 +1,333 @@
+"""A page that compares the searches for layouts: how near to the proven optimum each comes, and how soon.
+
+Run ``python -m scenarios.studies.search_comparison [--wide] [ROUNDS] FOLDER`` to write ``README.md``, its pictures and
+``results.csv`` into a folder; the project's own are ``reports/search`` and, of wide spaces, ``reports/search-wide``.
+ROUNDS are the seeds of algorithms that draw, 10 by default.
+Every run is kept in ``runs.jsonl`` as it is made: the same command goes on after an end of any kind, and makes only
+what is missing or was made by another version of the program.
+"""
+
+import csv
+import io
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from statistics import median
+
+from executor.launch.processes import INTERRUPTED
+from reports.document import Section, to_markdown
+from reports.pictures.search import WITHIN, draw_cases, draw_gaps, draw_solved
+from scenarios.console import BAD_INPUT, Ticker, note
+from scenarios.files.results import folder, write
+from scenarios.studies.search_runs import (
+    BUDGET,
+    CASES,
+    MOST_PLANS,
+    PROVING,
+    SECONDS,
+    SLACK,
+    WIDE_CASES,
+    Case,
+    SearchRun,
+    read_runs,
+    run_case,
+    to_line,
+)
+from simulator.units import format_time
+from strategies.search import LAYOUT_ALGORITHMS
+
+TITLES = ("Searches side by side", "Searches side by side, in wide spaces")
+ROUNDS = 10
+MOST_ROUNDS = 1000
+WIDE = "--wide"
+"""Asks for wide spaces."""
+COUNTS = (100, 1_000, 10_000)
+"""Evaluations after which algorithms are compared."""
+PICTURED = COUNTS[1]
+"""Evaluations after which they are drawn for every problem."""
+TIMES = (1.0, 5.0)
+"""CPU seconds after which they are."""
+_SPACE = ("the whole space of what an engineer tries first", "the wide space of all that a layout can be")
+Table = tuple[tuple[str, ...], ...]
+
+
+class Comparison:
+    """Runs by problem and algorithm, and the optimum of every problem that was proven."""
+
+    def __init__(self, runs: Sequence[SearchRun], cases: Sequence[Case] = CASES) -> None:
+        self.kinds = {case.name: case.kind for case in cases}
+        self.wide = any(case.wide for case in cases)
+        self.optimum = {run.case: run.best for run in runs if run.algorithm == PROVING and run.proven}
+        kept = [run for run in runs if run.case in self.optimum and run.case in self.kinds]
+        self.cases = [case.name for case in cases if case.name in self.optimum]
+        self.refused = [run for run in kept if run.refused]
+        self.runs: dict[str, dict[str, list[SearchRun]]] = defaultdict(lambda: defaultdict(list))
+        for run in kept:
+            if not run.refused:
+                self.runs[run.algorithm][run.case].append(run)
+        order = {name: number for number, name in enumerate(LAYOUT_ALGORITHMS)}
+        self.names = sorted(self.runs, key=lambda name: order.get(name, len(order)))
+
+    def gap(self, run: SearchRun, limit: float = inf, column: int = 0) -> float:
+        """Return the best step time over the optimum, minus 1, after evaluations (column 0) or CPU seconds (1)."""
+        gap = run.after(limit, column) / self.optimum[run.case] - 1
+        return 0.0 if abs(gap) < SLACK else gap
+
+    def gaps(self, name: str, limit: float = inf, column: int = 0) -> dict[str, float]:
+        """Return for every problem the median gap of an algorithm over its seeds."""
+        return {
+            case: median(self.gap(run, limit, column) for run in self.runs[name][case])
+            for case in self.cases
+            if self.runs[name][case]
+        }
+
+    def share(self, name: str, limit: float, column: int = 0) -> float:
+        """Return the part of an algorithm's runs that are within `WITHIN` of the optimum."""
+        runs = [run for each in self.runs[name].values() for run in each]
+        return sum(self.gap(run, limit, column) <= WITHIN for run in runs) / len(runs)
+
+    def wins(self, limit: float, column: int = 0) -> Counter[str]:
+        """Return in how many problems the median of an algorithm is the least of all; ties count for each."""
+        gaps = {name: self.gaps(name, limit, column) for name in self.names}
+        won: Counter[str] = Counter()
+        for case in self.cases:
+            met = {name: found[case] for name, found in gaps.items() if case in found}
+            least = min(met.values(), default=inf)
+            won.update(name for name, gap in met.items() if isfinite(gap) and gap <= least + SLACK)
+        return won
+
+    def courses(self, column: int) -> dict[str, list[list[tuple[float, float]]]]:
+        """Return the gap of every run of every algorithm as it falls, for the pictures."""
+        return {
+            name: [
+                [(point[column], point[2] / self.optimum[run.case] - 1) for point in run.history]
+                for case in self.cases
+                for run in self.runs[name][case]
+            ]
+            for name in self.names
+        }
+
+
+def page(found: Comparison) -> str:
+    """Return the page as Markdown; the pictures of `draw` lie beside it."""
+    return to_markdown(TITLES[found.wide], tuple(_sections(found)))
+
+
+def _sections(found: Comparison) -> Iterator[Section]:
+    yield Section(
+        "What this is",
+        (
+            f"Every search for layouts on {len(found.cases)} problems whose optimum {PROVING} has proven, each over "
+            f"{_SPACE[found.wide]}. A run has {BUDGET:,} evaluations or "
+            f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
+            f"{_seeds(found)} seeds. Written by python -m scenarios.studies.search_comparison, which goes on where it "
+            "was ended; every run is in runs.jsonl and, in short, in results.csv.",
+            "Gap: the best step time so far over the optimum, minus 1. A gap below 0 is a plan outside the space that "
+            "best_first proves, as of stages of other sizes. Evaluations are simulations of different plans: bounds, "
+            "memory filters and longest paths are not counted, only timed. Seconds are CPU time with the costs of "
+            "operators at hand; an evaluation that an earlier run has made is charged what it took then. Runs that "
+            "draw end at the optimum.",
+            *_left_out(found),
+        ),
+    )
+    yield Section(
+        "By algorithm",
+        (
+            f"Within {_whole(WITHIN)}: the part of runs that near to the optimum. Wins: problems in which no algorithm "
+            "has a better median over seeds; ties count for all. Median gap: over problems, of the medians over seeds. "
+            f"{_sizes(found)}: an algorithm that evaluates none twice has seen all after as many evaluations.",
+        ),
+        _algorithm_table(found),
+        "solved.png",
+        f"Part of runs within {_whole(WITHIN)} of the proven optimum",
+    )
+    yield Section(
+        "Gap against evaluations", image="gap-evaluations.png", caption="Median gap and middle half, by evaluations"
+    )
+    yield Section("Gap against time", image="gap-seconds.png", caption="Median gap and middle half, by CPU time")
+    yield Section(
+        "By problem",
+        (
+            f"Space: plans that the exhaustive search would look at; it is left out beyond {MOST_PLANS:,}. From "
+            "nothing: the same proof as the first search of a process, which computes the costs of operators.",
+        ),
+        _case_table(found),
+        "problems.png",
+        f"Median gap after {PICTURED:,} evaluations",
+    )
+    if found.refused:
+        reasons = dict.fromkeys((run.algorithm, run.case, run.refused) for run in found.refused)
+        yield Section("Problems that an algorithm refuses", (), (("algorithm", "problem", "reason"), *reasons))
+
+
+def _left_out(found: Comparison) -> Iterator[str]:
+    names = [name for name in found.kinds if name not in found.cases]
+    if names:
+        yield f"Left out, for want of runs or of a proof: {', '.join(names)}."
+
+
+def _sizes(found: Comparison) -> str:
+    sizes = [found.runs[PROVING][case][0].considered for case in found.cases]
+    return f"Spaces have {min(sizes):,} to {max(sizes):,} plans"
+
+
+def _seeds(found: Comparison) -> int:
+    return max((len(runs) for by_case in found.runs.values() for runs in by_case.values()), default=0)
+
+
+def _algorithm_table(found: Comparison) -> Table:
+    limits = [(count, 0, f"{count:,}") for count in COUNTS] + [(time, 1, f"{time:g} s") for time in TIMES]
+    won = {limit: found.wins(limit, column) for limit, column, _ in limits}
+    head = (
+        "algorithm",
+        *(f"within {_whole(WITHIN)} at {text}" for *_, text in limits),
+        *(f"wins at {text}" for *_, text in limits),
+        *(f"median gap at {text}" for *_, text in limits),
+        "proven",
+    )
+    rows = [
+        (
+            name,
+            *(_whole(found.share(name, limit, column)) for limit, column, _ in limits),
+            *(str(won[limit][name]) for limit, *_ in limits),
+            *(_percent(median(found.gaps(name, limit, column).values())) for limit, column, _ in limits),
+            _proven(found, name),
+        )
+        for name in found.names
+    ]
+    return (head, *sorted(rows, key=lambda row: -int(row[1].rstrip(" %"))))
+
+
+def _proven(found: Comparison, name: str) -> str:
+    runs = [run for each in found.runs[name].values() for run in each]
+    return _whole(sum(run.proven for run in runs) / len(runs))
+
+
+def _whole(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def _percent(gap: float) -> str:
+    return f"{100 * gap:.1f} %" if isfinite(gap) else "no plan"
+
+
+def _case_table(found: Comparison) -> Table:
+    head = ("problem", "what", "space", "optimum", "simulated for it", "CPU time of the proof", "from nothing")
+    rows = []
+    for case in found.cases:
+        (proof,) = found.runs[PROVING][case]
+        counts = f"{proof.considered:,}", format_time(proof.best), str(proof.evaluations)
+        rows.append((case, found.kinds[case], *counts, *map(format_time, (proof.seconds, proof.cold_seconds))))
+    return (head, *rows)
+
+
+def draw(found: Comparison, place: Path) -> None:
+    """Draw the pictures of the page into a folder."""
+    problems = f"{len(found.cases)} problems; algorithms that draw: {_seeds(found)} seeds"
+    evaluations, seconds = found.courses(0), found.courses(1)
+    facts = f"part of runs within {_whole(WITHIN)} of the proven optimum; {problems}"
+    draw_solved(evaluations, seconds, place / "solved.png", title="How soon searches are at the optimum", facts=facts)
+    facts = f"line: the median over runs, band: the middle half; grey: the other algorithms; {problems}"
+    for courses, name, what in (
+        (evaluations, "gap-evaluations", "evaluations"),
+        (seconds, "gap-seconds", "CPU time (s)"),
+    ):
+        draw_gaps(courses, place / f"{name}.png", title=f"Gap to the proven optimum by {what}", facts=facts, what=what)
+    by_name = {name: found.gaps(name, PICTURED) for name in found.names}
+    gaps = {case: {name: by_name[name][case] for name in found.names if case in by_name[name]} for case in found.cases}
+    title = f"Gap to the proven optimum after {PICTURED:,} evaluations"
+    draw_cases(gaps, place / "problems.png", title=title, facts="median over seeds; white: within 1 %")
+
+
+def to_csv(found: Comparison) -> str:
+    """Return one line a run: its gaps, and when it was within `WITHIN` of the optimum."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    at = [f"gap_after_{count}" for count in COUNTS] + [f"gap_after_{time:g}_s" for time in TIMES]
+    writer.writerow(
+        ["problem", "kind", "algorithm", "seed", "optimum_s", "best_s", "gap", *at, "evaluations_to_1_percent",
+         "seconds_to_1_percent", "evaluations", "considered", "cpu_seconds", "proven"]
+    )  # fmt: skip
+    for name in found.names:
+        for case in found.cases:
+            for run in found.runs[name][case]:
+                limits = [(count, 0) for count in COUNTS] + [(time, 1) for time in TIMES]
+                gaps = [found.gap(run), *(found.gap(run, limit, column) for limit, column in limits)]
+                near = found.optimum[case] * (1 + WITHIN)
+                when = next(((count, at) for count, at, time in run.history if time <= near), ("", ""))
+                writer.writerow(
+                    [case, found.kinds[case], name, "" if run.seed is None else run.seed, f"{found.optimum[case]:.9g}",
+                     f"{run.best:.9g}", *(f"{gap:.6g}" if isfinite(gap) else "" for gap in gaps), *when,
+                     run.evaluations, run.considered, f"{run.seconds:.3f}", str(run.proven).lower()]
+                )  # fmt: skip
+    return text.getvalue()
+
+
+def compare(
+    place: Path, rounds: int, progress: Callable[[str], None], cases: Sequence[Case] = CASES
+) -> Mapping[str, list[SearchRun]]:
+    """Make the runs that ``runs.jsonl`` in a folder has not, add each as it is made, and return all by problem."""
+    file = place / "runs.jsonl"
+    made = read_runs(file)
+    write(file, "".join(map(to_line, made)))
+    found: dict[str, list[SearchRun]] = {case.name: [run for run in made if run.case == case.name] for case in cases}
+    with open(file, "a", encoding="utf-8") as kept:
+        for number, case in enumerate(cases, 1):
+            for run in run_case(case, rounds, found[case.name]):
+                found[case.name].append(run)
+                kept.write(to_line(run))
+                kept.flush()
+                seed = "" if run.seed is None else f" with seed {run.seed}"
+                progress(f"problem {number} of {len(cases)}, {case.name}: {run.algorithm}{seed}, {run.seconds:.1f} s")
+    return found
+
+
+def write_page(
+    place: str, rounds: int, progress: Callable[[str], None], cases: Sequence[Case] = CASES
+) -> tuple[str, ...]:
+    """Write the page, its pictures and tables into a folder; return the problems that have no proof.
+
+    Raises
+    ------
+    ValueError
+        Where the folder cannot be written, or no problem has a proof.
+    """
+    target = folder(place)
+    made = compare(target, rounds, progress, cases)
+    found = Comparison([run for runs in made.values() for run in runs], cases)
+    if not found.cases:
+        raise ValueError(f"a comparison needs a problem whose optimum {PROVING} proves, met none of {len(cases)}")
+    draw(found, target)
+    write(target / "results.csv", to_csv(found))
+    write(target / "README.md", page(found))
+    return tuple(case.name for case in cases if case.name not in found.cases)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page into the folder that is named; return the exit code."""
+    cases = WIDE_CASES if WIDE in arguments else CASES
+    rest = [each for each in arguments if each != WIDE]
+    rounds, place = (rest[0], rest[-1]) if len(rest) == 2 else (str(ROUNDS), "".join(rest))
+    if len(rest) not in (1, 2) or place.startswith("-") or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
+        note(f"usage: python -m scenarios.studies.search_comparison [{WIDE}] [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER")
+        return BAD_INPUT
+    ticker = Ticker()
+    try:
+        left_out = write_page(place, int(rounds), ticker, cases)
+    except ValueError as error:
+        note(str(error))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        note(f"interrupted; the runs that were made are in {Path(place) / 'runs.jsonl'}")
+        return INTERRUPTED
+    finally:
+        ticker.done()
+    for name in left_out:
+        note(f"{name} is left out: its optimum was not proven")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

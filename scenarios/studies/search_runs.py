@@ -1,0 +1,317 @@
+"""Runs of search algorithms on the problems that they are compared on, kept in a file as they are made.
+
+Every algorithm runs once a problem, those that draw once a seed, with one budget: what it has after fewer
+evaluations, or after some seconds, is in its history. One process makes all runs of a problem in turn. What one run
+has simulated is a look-up for the next, which is charged the CPU time that it took; bounds and memory are computed
+again, with the costs of operators kept.
+
+The problems that searches are compared on: every kind of network, 8 to 1,024 devices, roomy and tight.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import islice
+from math import inf
+from pathlib import Path
+from time import process_time
+from typing import Any, ClassVar, TypeVar, cast
+
+from scenarios.loader import load
+from scenarios.search_journal import cost_model_version
+from simulator import catalog
+from simulator.brief import brief
+from simulator.models.model import build
+from simulator.models.presets import MODELS
+from strategies.cost_model import CostModel, SimulatedCost
+from strategies.evaluation import Evaluation, Resource
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem, Training
+from strategies.search import LAYOUT_ALGORITHMS, Proposals, SearchAlgorithm, Space, layouts, search
+from strategies.search.space import CORE, WIDE
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A problem by name: a scenario of the library, or presets and sizes.
+
+    Parameters
+    ----------
+    kind
+        What is particular about it.
+    library
+        The scenario; where it is named, the fields after it are its own, but for ``batch`` where that is given.
+    batch
+        Sequences of a step.
+    wide
+        Whether the space has all that a layout can be, not only its core.
+    """
+
+    name: str
+    kind: str
+    library: str = ""
+    model: str = ""
+    cluster: str = ""
+    nodes: int = 1
+    batch: int = 0
+    sequence: int = 2048
+    precision: str = "bf16"
+    wide: bool = False
+
+    @property
+    def space(self) -> Space:
+        """What is chosen from."""
+        return WIDE if self.wide else CORE
+
+    def problem(self) -> Problem:
+        """Return what is to be laid out."""
+        if self.library:
+            stated = load(self.library).problem
+            batch = self.batch or stated.training.global_batch
+            return replace(stated, training=replace(stated.training, global_batch=batch))
+        training = Training(self.batch, self.sequence, self.precision)
+        graph = build(MODELS[self.model], self.sequence, training.dtype)
+        return Problem(graph, catalog.cluster(self.cluster, self.nodes), training)
+
+
+A100, H100, V100, B200 = "dgx-a100-80gb", "dgx-h100", "dgx-1-v100-32gb", "dgx-b200"
+CASES = (
+    Case("GPT-3 1.3B, 8 A100", "dense", "", "gpt3-1.3b", A100, 1, 32),
+    Case("Llama 3 8B, 8 H100", "dense", "llama3-8b-8-h100", batch=32),
+    Case("GPT-3 6.7B, 16 A100", "dense", "", "gpt3-6.7b", A100, 2, 32),
+    Case("GPT-3 13B, 32 A100", "dense", "", "gpt3-13b", A100, 4, 32),
+    Case("Llama 3 70B, 64 H100", "dense", "llama3-70b-64-h100"),
+    Case("Llama 2 70B, 128 H100", "dense", "", "llama2-70b", H100, 16, 128, 4096),
+    Case("GPT-3 175B, 256 H100", "dense", "", "gpt3-175b", H100, 32, 64),
+    Case("GPT-3 175B, 1,024 A100", "dense", "gpt3-175b-1024-a100", batch=128),
+    Case("Megatron 530B, 512 B200", "dense", "", "megatron-530b", B200, 64, 64),
+    Case("DeepSeek-V2-Lite, 16 H100", "experts", "deepseek-v2-lite-16-h100", batch=32),
+    Case("Mixtral 8x7B, 64 H100", "experts", "mixtral-8x7b-64-h100", batch=64),
+    Case("Qwen3 30B-A3B, 32 H100", "experts", "qwen3-30b-a3b-32-h100", batch=32),
+    Case("Mixtral 8x22B, 128 H100", "experts", "mixtral-8x22b-128-h100"),
+    Case("BERT-large, 8 A100", "encoder", "bert-large-8-a100", batch=64),
+    Case("T5-11B, 16 A100", "encoder and decoder", "t5-11b-16-a100", batch=32),
+    Case("ViT-H/14, 8 A100", "vision", "vit-h-14-8-a100", batch=64),
+    Case("ResNet-50, 8 A100", "vision", "resnet-50-8-a100", batch=64),
+    Case("Stable Diffusion, 32 A100", "vision", "stable-diffusion-1.5-32-a100", batch=64),
+    Case("DLRM DCNv2, 8 B300", "recommender", "dlrm-dcnv2-8-b300"),
+    Case("Llama 2 13B, 8 A100", "tight memory", "", "llama2-13b", A100, 1, 32, 4096),
+    Case("GPT-3 6.7B, 8 V100", "tight memory", "", "gpt3-6.7b", V100, 1, 32, precision="fp16"),
+    Case("Llama 2 70B, 32 A100", "tight memory", "", "llama2-70b", A100, 4, 32, 4096),
+    Case("GPT-3 13B, 32 V100", "slow network", "", "gpt3-13b", V100, 4, 32, precision="fp16"),
+    Case("Llama 2 7B, 16 A100 at 100 Gb/s", "slow network", "", "llama2-7b", "gcp-a2-highgpu-8g", 2, 32, 4096),
+    Case("Llama 2 70B, 16 H100 and 16 A100", "mixed devices", "llama2-70b-16-h100-16-a100"),
+    Case("Llama 2 13B, 32 A100", "straggler", "llama2-13b-32-a100-straggler"),
+    Case("Llama 2 13B, 64 TPU v4", "torus", "llama2-13b-64-tpu-v4"),
+    Case("Llama 3 8B, 16 H100, 64k tokens", "long context", "", "llama3-8b", H100, 2, 16, 65536),
+    Case("Llama 3 70B, 128 H100, 32k tokens", "long context", "", "llama3-70b", H100, 16, 32, 32768),
+)
+"""From small to large within a kind; none takes a search more than seconds to prove."""
+
+WIDE_CASES = tuple(
+    replace(case, wide=True)
+    for case in CASES
+    if case.name in ("GPT-3 1.3B, 8 A100", "Llama 2 13B, 8 A100", "DeepSeek-V2-Lite, 16 H100", "GPT-3 13B, 32 V100")
+)
+"""With spaces of 70,000 plans and more, which no budget exhausts, small enough to be proven."""
+
+
+BUDGET = 10_000
+"""Evaluations of a run."""
+SECONDS = 60.0
+"""CPU seconds of a run."""
+MOST_PLANS = 20_000
+"""Plans of a space that the exhaustive search is asked to evaluate."""
+PROVING = "best_first"
+"""The algorithm whose proof others are measured by."""
+SLACK = 1e-9
+"""Fraction by which step times that are called equal may differ."""
+
+Point = tuple[int, float, float]
+"""Evaluations, CPU seconds, and the best step time so far in s."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRun:
+    """What one algorithm did on one problem.
+
+    Parameters
+    ----------
+    seed
+        ``None`` for an algorithm that does not draw.
+    seconds
+        CPU time, that of evaluations which another run had made included.
+    lower_bound
+        Seconds that no plan is faster than, where it was proven.
+    history
+        Whenever the best became better.
+    cold_seconds
+        CPU time of the same run as the first on its problem, with no costs of operators at hand; 0 where it was not
+        timed.
+    refused
+        Why the algorithm does not search this problem; empty where it does.
+    """
+
+    case: str
+    algorithm: str
+    seed: int | None
+    evaluations: int
+    considered: int
+    seconds: float
+    lower_bound: float | None
+    history: tuple[Point, ...]
+    cold_seconds: float = 0.0
+    refused: str = ""
+
+    __repr__ = brief()
+
+    @property
+    def best(self) -> float:
+        """The best step time in s; infinite where no plan was found."""
+        return self.history[-1][2] if self.history else inf
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan is faster."""
+        return self.lower_bound is not None and self.best <= self.lower_bound * (1 + SLACK)
+
+    def after(self, limit: float, column: int = 0) -> float:
+        """Return the best step time after so many evaluations (column 0) or CPU seconds (column 1)."""
+        return min((point[2] for point in self.history if point[column] <= limit), default=inf)
+
+
+class SharedCosts(SimulatedCost):
+    """The simulated costs of one problem for several searches in turn, and the clock of each."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._found: dict[tuple[str, Plan], tuple[Any, float]] = {}
+        self._charged = 0.0
+
+    def clock(self) -> float:
+        """Return CPU seconds: those of this process, and those that another search spent on what this one asked."""
+        return process_time() + self._charged
+
+    def _once(self, what: str, plan: Plan, work: Callable[[Plan], T]) -> T:
+        if (what, plan) in self._found:
+            found, took = self._found[what, plan]
+            self._charged += took
+        else:
+            begun = process_time()
+            found = work(plan)
+            self._found[what, plan] = found, process_time() - begun
+        return cast(T, found)
+
+    def forget(self) -> None:
+        """Forget what plans take, and keep what their parts cost."""
+        self._found.clear()
+
+    def evaluate(self, plan: Plan) -> Evaluation:
+        """Return step time and memory."""
+        return self._once("evaluation", plan, super().evaluate)
+
+    def spent(self, plan: Plan) -> dict[Resource, float]:
+        """Return the seconds of a step that every resource takes."""
+        return self._once("spent", plan, super().spent)
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """An algorithm that draws, ended when it has found a step time that is proven to be the least of its space."""
+
+    name: ClassVar[str] = "until"
+
+    algorithm: SearchAlgorithm
+    target: float
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield what the algorithm yields."""
+        proposals = self.algorithm.propose(problem, space, costs)
+        answer = cast(Evaluation, None)  # what a generator is first sent
+        with closing(proposals):
+            while True:
+                try:
+                    proposal = proposals.send(answer)
+                except StopIteration as end:
+                    return cast("None", end.value)
+                answer = yield proposal
+                if isinstance(proposal, Plan) and answer.step_time <= self.target * (1 + SLACK):
+                    return None
+
+
+def run_case(
+    case: Case, rounds: int, made: Sequence[SearchRun] = (), names: Sequence[str] = tuple(LAYOUT_ALGORITHMS)
+) -> Iterator[SearchRun]:
+    """Yield the runs of every algorithm on one problem that were not ``made`` before, the proof first.
+
+    Parameters
+    ----------
+    rounds
+        Seeds of algorithms that draw.
+    """
+    known = {(run.algorithm, run.seed): run for run in made if run.case == case.name}
+    wanted = [
+        (name, seed)
+        for name in sorted(names, key=lambda name: name != PROVING)
+        for seed in (range(rounds) if _draws(name) else (None,))
+    ]
+    if all(each in known for each in wanted):
+        return
+    problem = case.problem()
+    small = sum(1 for _ in islice(layouts(problem, case.space), MOST_PLANS + 1)) <= MOST_PLANS
+    costs, target = SharedCosts(problem), 0.0
+    begun = process_time()
+    search(
+        LAYOUT_ALGORITHMS[PROVING](), problem, case.space, costs=costs
+    )  # so that no run pays for the costs of operators
+    costs.forget()
+    cold = round(process_time() - begun, 6)
+    for name, seed in wanted:
+        run = known.get((name, seed))
+        if run is None and (small or name != "exhaustive"):
+            run = _run(case, name, seed, problem, costs, target)
+            yield replace(run, cold_seconds=cold) if name == PROVING else run
+        if name == PROVING and run is not None and run.proven:
+            target = run.best
+
+
+def _draws(name: str) -> bool:
+    return "seed" in {field.name for field in fields(LAYOUT_ALGORITHMS[name])}
+
+
+def _run(case: Case, name: str, seed: int | None, problem: Problem, costs: SharedCosts, target: float) -> SearchRun:
+    make = cast("Callable[..., SearchAlgorithm]", LAYOUT_ALGORITHMS[name])
+    algorithm = make() if seed is None else Until(make(seed=seed), target)
+    limits: Any = {"budget": BUDGET, "seconds": None if name == PROVING else SECONDS}
+    empty = partial(SearchRun, case.name, name, seed)
+    try:
+        result = search(algorithm, problem, case.space, costs=costs, clock=costs.clock, **limits)
+    except ValueError as error:
+        return empty(0, 0, 0.0, None, (), refused=str(error))
+    if result.interrupted:
+        raise KeyboardInterrupt
+    points = tuple((count, round(elapsed, 6), time) for count, elapsed, time in result.history)
+    return empty(result.evaluations, result.considered, round(result.wall_time, 6), result.lower_bound, points)
+
+
+def read_runs(path: Path) -> list[SearchRun]:
+    """Return the runs of this version of the program in a file of them; lines of others and torn ones are dropped."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            if row.pop("version") == cost_model_version():
+                found.append(SearchRun(**row | {"history": tuple(map(tuple, row["history"]))}))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def to_line(run: SearchRun) -> str:
+    """Return a run as one line of JSON."""
+    return json.dumps({"version": cost_model_version()} | asdict(run)) + "\n"

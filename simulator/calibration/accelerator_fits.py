@@ -1,0 +1,248 @@
+"""An accelerator fitted to rows: products, then attention, then what memory bounds, each with its residuals."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.brief import brief
+from simulator.calibration.kernel_rows import HOST_TIMED, IN_A_ROW, SIXTEEN_BITS, Row
+from simulator.calibration.kernels import FusedAttention, Product, Stream
+from simulator.calibration.least_squares import fit
+from simulator.calibration.parameters import (
+    Apply,
+    Parameter,
+    attention_parameters,
+    exponential_head,
+    fraction_of,
+    has_waves,
+    matmul_parameters,
+    sustained_parameter,
+    with_attention,
+    with_matmul,
+)
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.kernels import Matmul
+
+FULL_WEIGHT = 50
+"""Rows from which a publisher's word weighs as much as any other's."""
+
+HOST_TIMED_WEIGHT = 0.1
+"""Of a row that was timed from the host, against others: publishers of both kinds differ by 1.3 on the same shapes."""
+
+MOST_FITTED = 300
+"""Rows of a publisher and family that take part in a fit; errors are of all."""
+
+COMPUTE_BOUND = 1e11
+"""FLOP of a product from which clocks, not libraries and launches, tell a burst from sustained work.
+
+From here on publishers agree: A100 1.11 and 1.13; from 1e10 on they say 1.12 and 1.04.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Time in sustained work over time in a short burst, on the same shapes.
+
+    Parameters
+    ----------
+    low, high
+        10 % and 90 % quantiles of the shapes' ratios.
+    pairs
+        Shapes that were timed both ways; 0 where it is that of other accelerators.
+    """
+
+    factor: float
+    low: float
+    high: float
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """An accelerator as its rows have it.
+
+    Parameters
+    ----------
+    parameters
+        Every fitted value by name.
+    kinds
+        Fractions of the memory bandwidth that rows gave, by kind.
+    """
+
+    device: Accelerator
+    parameters: Mapping[str, float]
+    kinds: Mapping[str, float]
+    sustained: Sustained
+
+    __repr__ = brief()
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of predicted against measured times: parts of the measured."""
+
+    rows: int
+    median: float
+    mean: float
+    high: float
+    bias: float
+
+
+def calibrate(device: Accelerator, rows: Sequence[Row], sustained: Sustained) -> Calibration:
+    """Return ``device`` with parameters fitted to ``rows``, which are its own.
+
+    Rows of publishers that time sustained work are predicted with ``sustained``, the others without, so that
+    the parameters are those of a burst. Where no shape was timed both ways, but some shapes each way, the factor is
+    fitted with the others, from ``sustained``.
+    """
+    kinds = _bandwidths(device, rows)
+    bandwidths = dict(device.kernel_bandwidth) | kinds
+    device = replace(device, sustained=sustained.factor, kernel_bandwidth=tuple(bandwidths.items()))
+    products = [row for row in rows if isinstance(row.kernel, Product)]
+    plain = [row for row in products if _dtype(row) in SIXTEEN_BITS]
+    parameters = matmul_parameters(waves=has_waves(device))
+    if not sustained.pairs and len({row.burst for row in plain}) == 2:
+        parameters += (sustained_parameter(sustained.factor),)
+    values = _fitted(device, plain, parameters, with_matmul)
+    sustained = replace(sustained, factor=values.get("sustained", sustained.factor))
+    for dtype in sorted({_dtype(row) for row in products} - set(SIXTEEN_BITS)):
+        others = [row for row in products if _dtype(row) == dtype]
+        values |= _fitted(device, others, (fraction_of(dtype),), _also(values))
+    device = with_matmul(device, values)
+    attending = [row for row in rows if isinstance(row.kernel, FusedAttention)]
+    known = attention_parameters(device.matmul.fraction, exponential_head(device))
+    attention = _fitted(device, attending, known, with_attention)
+    return Calibration(with_attention(device, attention), values | attention, kinds, sustained)
+
+
+def predicted(device: Accelerator, row: Row) -> float:
+    """Return the seconds of a row's kernel on the variant of ``device`` that was measured."""
+    return row.kernel.seconds(_variant(device, row))
+
+
+def errors(device: Accelerator, rows: Iterable[Row]) -> Errors | None:
+    """Return the errors of ``device`` on ``rows``; ``None`` where there are none."""
+    off = np.array([predicted(device, row) / row.seconds - 1.0 for row in rows])
+    if not len(off):
+        return None
+    size = np.abs(off)
+    spread = float(np.median(size)), float(size.mean()), float(np.quantile(size, 0.9))
+    return Errors(len(off), *spread, float(np.median(off)))
+
+
+def sustained_factors(rows: Iterable[Row]) -> dict[str, Sustained]:
+    """Return by accelerator how much slower sustained work is, from products of a shape timed both ways."""
+    times: dict[tuple[str, Matmul], tuple[list[float], dict[str, list[float]]]] = {}
+    for row in rows:
+        kernel = row.kernel
+        if not isinstance(kernel, Product) or kernel.grouped or kernel.matmul.flops < COMPUTE_BOUND:
+            continue
+        if kernel.dtype not in SIXTEEN_BITS or row.publisher in HOST_TIMED:
+            continue
+        if row.burst and row.publisher in IN_A_ROW:
+            continue  # a burst because it was fast
+        same = (row.device, kernel.matmul)
+        burst, others = times.setdefault(same, ([], defaultdict(list)))
+        (burst if row.burst else others[row.publisher]).append(row.seconds)
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (device, _), (burst, others) in times.items():
+        for publisher, found in others.items() if burst else ():
+            ratios[device][publisher].append(float(np.median(found) / np.median(burst)))
+    return {device: _factor(list(publishers.values())) for device, publishers in ratios.items()}
+
+
+def _factor(publishers: list[list[float]]) -> Sustained:
+    """Return the mean of publishers' medians, and the quantiles of all."""
+    together = [ratio for ratios in publishers for ratio in ratios]
+    low, high = np.quantile(together, [0.1, 0.9])
+    factor = float(np.mean([np.median(ratios) for ratios in publishers]))
+    return Sustained(max(factor, 1.0), float(low), float(high), len(together))
+
+
+def sustained_of(device: Accelerator, factors: Mapping[str, tuple[Accelerator, Sustained]], name: str) -> Sustained:
+    """Return the factor of an accelerator, or of the nearest by data sheet that has one; 1 where none has."""
+    if name in factors:
+        return factors[name][1]
+    if not factors:
+        return Sustained(1.0, 1.0, 1.0, 0)
+    _, nearest = min(factors.values(), key=lambda each: distance(device, each[0]))
+    return replace(nearest, pairs=0)
+
+
+def distance(one: Accelerator, other: Accelerator) -> float:
+    """Return how far two data sheets are: log ratios of peak in 16 bits and of memory bandwidth, added."""
+    return abs(log(one.peak("fp16") / other.peak("fp16"))) + abs(log(one.memory_bandwidth / other.memory_bandwidth))
+
+
+def _variant(device: Accelerator, row: Row) -> Accelerator:
+    bandwidth = device.memory_bandwidth if row.bandwidth is None else row.bandwidth
+    sustained = 1.0 if row.burst else device.sustained
+    if bandwidth == device.memory_bandwidth and sustained == device.sustained:
+        return device
+    return replace(device, memory_bandwidth=bandwidth, sustained=sustained)
+
+
+def _fitted(
+    device: Accelerator, rows: Sequence[Row], parameters: Sequence[Parameter], apply: Apply
+) -> dict[str, float]:
+    """Return the values of ``parameters`` that fit ``rows``; the guesses where there are none."""
+    chosen = _sampled(rows)
+    if not chosen:
+        return {each.name: each.guess for each in parameters}
+    measured = np.log([row.seconds for row in chosen])
+    groups: dict[tuple[float | None, bool], list[int]] = defaultdict(list)
+    for index, row in enumerate(chosen):
+        groups[row.bandwidth, row.burst].append(index)
+
+    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        tried = apply(device, {each.name: float(value) for each, value in zip(parameters, values, strict=True)})
+        times = np.empty(len(chosen))
+        for indices in groups.values():
+            variant = _variant(tried, chosen[indices[0]])
+            for index in indices:
+                times[index] = chosen[index].kernel.seconds(variant)
+        return np.log(times) - measured
+
+    values = fit(parameters, residuals, _weights(chosen))
+    return {each.name: float(value) for each, value in zip(parameters, values, strict=True)}
+
+
+def _dtype(row: Row) -> str:
+    return row.kernel.dtype if isinstance(row.kernel, Product) else ""
+
+
+def _also(values: Mapping[str, float]) -> Apply:
+    """Return how to apply parameters besides ``values``."""
+    return lambda device, more: with_matmul(device, {**values, **more})
+
+
+def _sampled(rows: Sequence[Row]) -> list[Row]:
+    """Return at most `MOST_FITTED` rows of each publisher and family, evenly taken."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.publisher, row.family].append(row)
+    return [row for group in groups.values() for row in group[:: -(-len(group) // MOST_FITTED)]]
+
+
+def _weights(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Return weights that give every publisher of enough rows the same."""
+    count = Counter(row.publisher for row in rows)
+    trust = [HOST_TIMED_WEIGHT if row.publisher in HOST_TIMED else 1.0 for row in rows]
+    full = [FULL_WEIGHT / max(count[row.publisher], FULL_WEIGHT) for row in rows]
+    return np.array([a * b for a, b in zip(trust, full, strict=True)])
+
+
+def _bandwidths(device: Accelerator, rows: Iterable[Row]) -> dict[str, float]:
+    """Return the part of the memory bandwidth that each kind reaches: the median of publishers' medians."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if isinstance(row.kernel, Stream):
+            bandwidth = row.bandwidth or device.memory_bandwidth
+            reached = row.kernel.traffic / max(row.seconds - device.launch, row.seconds / 2) / bandwidth
+            found[row.kernel.name][row.publisher].append(min(reached, 1.0))
+    medians = {kind: [float(np.median(each)) for each in by.values()] for kind, by in found.items()}
+    return {kind: float(np.median(each)) for kind, each in sorted(medians.items())}

@@ -1,0 +1,271 @@
+"""Collectives: which algorithm runs one, what it puts on every link, and its time on an idle network.
+
+``size`` is the buffer of one rank for all-reduce, push-pull, all-to-all, broadcast, send and shift, and the
+whole buffer, all shards together, for all-gather and reduce-scatter.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.hierarchical import hierarchical
+from simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
+from simulator.collectives.placement import Placement, place
+from simulator.collectives.point_to_point import direct, pairwise, parameter_server, shift
+from simulator.collectives.ring import ring
+from simulator.collectives.torus import torus_ring
+from simulator.collectives.traffic import Phase
+from simulator.collectives.tree import tree
+from simulator.interconnect.interconnect import interconnect
+from simulator.interconnect.routes import BoolArray, IntArray
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Mesh, Torus
+
+_SHARDED = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
+_KNOWN = {
+    Collective.ALL_REDUCE: (
+        Algorithm.RING,
+        Algorithm.TREE,
+        Algorithm.IN_SWITCH,
+        Algorithm.HIERARCHICAL,
+        Algorithm.PARAMETER_SERVER,
+    ),
+    Collective.ALL_GATHER: _SHARDED,
+    Collective.REDUCE_SCATTER: _SHARDED,
+    Collective.BROADCAST: (Algorithm.RING, Algorithm.TREE),
+    Collective.ALL_TO_ALL: (Algorithm.PAIRWISE,),
+    Collective.SEND: (Algorithm.DIRECT,),
+    Collective.SHIFT: (Algorithm.DIRECT,),
+    Collective.PUSH_PULL: (Algorithm.PARAMETER_SERVER,),
+}
+"""The algorithms of every collective; of equally fast ones the first is chosen."""
+
+
+def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+    """Return the phases of a collective on each of ``groups``, rows of devices in rank order.
+
+    A group of one rank has none.
+
+    Raises
+    ------
+    ValueError
+        Where a group cannot run the algorithm, or names a device twice.
+
+    Examples
+    --------
+    A ring all-reduce of 8 GB over 4 nodes moves 2 * 3/4 * 8 GB = 12 GB over every NIC and its slot.
+
+    >>> from simulator.catalog import cluster
+    >>> group = np.array([[0, 1, 2, 3]])
+    >>> [phase] = phases(cluster("dgx-a100-80gb", 4, 1), Collective.ALL_REDUCE, Algorithm.RING, group)
+    >>> sorted(set((8e9 * phase.load).tolist()))
+    [12000000000.0]
+    """
+    if groups.ndim != 2 or groups.shape[1] < 1:
+        raise ValueError(f"groups are rows of devices, met an array of shape {groups.shape}")
+    if groups.shape[1] < 2 or not len(groups):
+        return ()
+    if collective is Collective.SEND and groups.shape[1] != 2:
+        raise ValueError(f"a send has 2 ranks, met {groups.shape[1]}")
+    if len(groups) == 1:
+        return _on_one(cluster, collective, algorithm, tuple(groups[0].tolist()))
+    return _phases(cluster, collective, algorithm, groups)
+
+
+@lru_cache(maxsize=256)
+def _on_one(
+    cluster: Cluster, collective: Collective, algorithm: Algorithm, group: tuple[int, ...]
+) -> tuple[Phase, ...]:
+    return _phases(cluster, collective, algorithm, np.array([group]))
+
+
+def _phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+    placement = place(cluster, groups)
+    unable = np.flatnonzero(~_able(cluster, collective, algorithm, placement))
+    if len(unable):
+        group = groups[unable[0]]
+        known = ", ".join(algorithms(cluster, collective, group))
+        raise ValueError(f"the group of {group.tolist()[:8]} runs {collective} by {known}, met {algorithm}")
+    rounds = 2 if collective is Collective.ALL_REDUCE else 1
+    match algorithm:
+        case Algorithm.RING if isinstance(cluster.fabric, Torus):
+            return torus_ring(cluster, cluster.fabric, groups, collective)
+        case Algorithm.RING:
+            return ring(cluster, placement, rounds)
+        case Algorithm.TREE:
+            return tree(cluster, placement, rounds)
+        case Algorithm.HIERARCHICAL:
+            return hierarchical(cluster, placement, collective)
+        case Algorithm.IN_SWITCH:
+            return in_switch(cluster, groups, collective)
+        case Algorithm.PARAMETER_SERVER:
+            return parameter_server(cluster, groups)
+        case Algorithm.PAIRWISE:
+            return pairwise(cluster, groups)
+        case _ if collective is Collective.SHIFT:
+            return shift(cluster, groups)
+        case _:
+            return direct(cluster, groups)
+
+
+def algorithms(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
+    """Return the algorithms that can run a collective on ``group``, without `Algorithm.MEASURED`."""
+    return _algorithms(cluster, collective, tuple(np.asarray(group).tolist()))
+
+
+@lru_cache(maxsize=4096)
+def _algorithms(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[Algorithm, ...]:
+    placement = place(cluster, np.array([group]))
+    return tuple(each for each in _KNOWN[collective] if bool(_able(cluster, collective, each, placement)[0]))
+
+
+def _able(cluster: Cluster, collective: Collective, algorithm: Algorithm, placement: Placement) -> BoolArray:
+    """Return for every group whether it can run a collective by ``algorithm``."""
+    able = np.full(placement.num_groups, algorithm in _KNOWN[collective])
+    spans = placement.nodes > 1
+    even = placement.channels == placement.widest
+    match algorithm:
+        case Algorithm.DIRECT:
+            able &= (placement.ranks == 2) | (collective is Collective.SHIFT)
+        case Algorithm.TREE:
+            able &= spans & (not isinstance(cluster.fabric, Torus))
+        case Algorithm.HIERARCHICAL:
+            able &= spans & even & (placement.channels > 1) & (not isinstance(cluster.fabric, Torus))
+        case Algorithm.IN_SWITCH:
+            inside = switches_reduce(cluster, placement)
+            joined = np.full_like(inside, True) if fabric_reduces(cluster) else inside & (placement.channels > 1)
+            able &= np.where(spans, even & joined & (collective is Collective.ALL_REDUCE), inside)
+    return able
+
+
+def candidates(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
+    """Return the algorithms that may be chosen on a cluster: the one that the user fixed first, then libraries' own."""
+    fixed = dict(cluster.algorithms).get(collective)
+    own = _automatic(cluster, collective)
+    return own if fixed is None else tuple(dict.fromkeys((fixed, *own)))
+
+
+def fastest(cluster: Cluster, collective: Collective, group: IntArray) -> tuple[Algorithm, ...]:
+    """Return the algorithms of `candidates` that no other one on ``group`` beats at every size."""
+    fixed = dict(cluster.algorithms).get(collective)
+    if fixed in algorithms(cluster, collective, group):
+        return (fixed,)
+    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    kept: set[Algorithm] = set()
+    best = inf
+    for _, seconds, order in sorted(_sums(lines)):
+        if seconds < best * (1 - 1e-12):
+            best = seconds
+            kept.add(lines[order].algorithm)
+    return tuple(line.algorithm for line in lines if line.algorithm in kept)
+
+
+def _sums(lines: Sequence["_Lines"]) -> Iterator[tuple[float, float, int]]:
+    """Yield latency and seconds a byte of every choice of protocols for the phases of an algorithm, and its place."""
+    for order, line in enumerate(lines):
+        for chosen in product(*line.phases):
+            yield sum(latency for latency, _ in chosen), sum(seconds for _, seconds in chosen), order
+
+
+def able(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> BoolArray:
+    """Return for every group whether it can run a collective by an algorithm."""
+    return _able(cluster, collective, algorithm, place(cluster, groups))
+
+
+def idle_time(cluster: Cluster, phases: Sequence[Phase], group: int, size: float) -> float:
+    """Return the seconds that one of the groups takes for ``size`` bytes where nothing else uses the links.
+
+    ``sum over phases of min over protocols of latency + size * max over links of load / bandwidth``;
+    0 for no bytes.
+    """
+    return _time(_lines_of(cluster, phases, group), size) if size > 0 else 0.0
+
+
+_Phases = tuple[tuple[tuple[float, float], ...], ...]
+"""For every phase its protocols: latency and seconds a byte."""
+
+
+def _time(phases: _Phases, size: float) -> float:
+    return sum(min(latency + size * seconds for latency, seconds in phase) for phase in phases)
+
+
+def _lines_of(cluster: Cluster, phases: Sequence[Phase], group: int) -> _Phases:
+    """Return what every protocol of every phase takes on an idle network."""
+    bandwidth = interconnect(cluster).bandwidth
+    found = []
+    for phase in phases:
+        first, last = np.searchsorted(phase.group, (group, group + 1))
+        alone = float(np.max(phase.load[first:last] / bandwidth[phase.link[first:last]], initial=0.0))
+        launch = None if phase.launch is None else float(phase.launch[group])
+        ways = cluster.library.ways(float(phase.latency[group]), launch, phase.messages)
+        found.append(tuple((latency, alone * bytes_moved) for latency, bytes_moved in ways))
+    return tuple(found)
+
+
+def measured_time(cluster: Cluster, collective: Collective, ranks: int, size: float) -> float | None:
+    """Return the seconds that a measured curve gives, ``None`` where there is none for that group size."""
+    for curve in cluster.collectives:
+        if curve.collective is collective and curve.ranks == ranks:
+            return curve.time(size) if size > 0 else 0.0
+    return None
+
+
+def choose(cluster: Cluster, collective: Collective, group: IntArray, size: float) -> Algorithm:
+    """Return the algorithm that runs a collective of ``size`` bytes on ``group``.
+
+    `Algorithm.MEASURED` where a curve for that collective and group size exists; else the
+    one that the user fixed, where the group can run it; else the fastest on an idle network
+    of those that libraries pick by themselves: NCCL's tuner compares ring, tree and
+    in-switch, and HCCL goes in two levels where devices are wired to each other.
+
+    Raises
+    ------
+    ValueError
+        Where the user fixed an algorithm that never runs this collective.
+    """
+    if measured_time(cluster, collective, len(group), size) is not None:
+        return Algorithm.MEASURED
+    fixed = dict(cluster.algorithms).get(collective)
+    if fixed is not None and fixed not in _KNOWN[collective]:
+        raise ValueError(f"{collective} runs by {', '.join(_KNOWN[collective])}, met {fixed}")
+    able = algorithms(cluster, collective, group)
+    if not able:
+        raise ValueError(f"a {collective} has 2 ranks, met {len(group)}")
+    if fixed in able:
+        return fixed
+    lines = _lines(cluster, collective, tuple(np.asarray(group).tolist()))
+    return min(lines, key=lambda line: _time(line.phases, size)).algorithm
+
+
+def _automatic(cluster: Cluster, collective: Collective) -> tuple[Algorithm, ...]:
+    """Return the algorithms of a collective that libraries pick by themselves."""
+    wired = all(isinstance(node.network, Mesh) and not node.network.pairs for node, _ in cluster.nodes)
+    left = set() if wired else {Algorithm.HIERARCHICAL}
+    if collective is Collective.ALL_REDUCE:
+        left.add(Algorithm.PARAMETER_SERVER)
+    return tuple(each for each in _KNOWN[collective] if each not in left)
+
+
+class _Lines(NamedTuple):
+    """Idle time of an algorithm: for every phase a straight line over the size for each protocol.
+
+    No phases where there is no other algorithm to compare.
+    """
+
+    algorithm: Algorithm
+    phases: _Phases
+
+
+@lru_cache(maxsize=4096)
+def _lines(cluster: Cluster, collective: Collective, group: tuple[int, ...]) -> tuple[_Lines, ...]:
+    """Return the lines of all algorithms that libraries would pick on ``group``."""
+    picked = [each for each in _algorithms(cluster, collective, group) if each in _automatic(cluster, collective)]
+    if len(picked) == 1:
+        return (_Lines(picked[0], ()),)
+    parts = [(each, phases(cluster, collective, each, np.array([group]))) for each in picked]
+    return tuple(_Lines(each, _lines_of(cluster, part, 0)) for each, part in parts)

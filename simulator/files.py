@@ -1,0 +1,174 @@
+"""Text from outside, read as data that may be hostile, and files that are written whole.
+
+JSON has finite numbers of a sane length, no name twice, and is no deeper than any honest file. Plain text is safe to
+print: nothing in it moves a cursor, hides or reverses what stands beside it. A file is written whole or not at all.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NoReturn
+
+MAX_DIGITS = 100
+MAX_DEPTH = 64
+
+
+class JsonError(ValueError):
+    """A text is not strict JSON; ``line`` and ``column``, from 1, say where, and are 0 where that is not known."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.line, self.column = line, column
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return the value that a JSON text states.
+
+    Raises
+    ------
+    JsonError
+        Where the text is no JSON of one value, a name occurs twice in an object, a number is not finite or has more
+        than `MAX_DIGITS` characters, or values nest deeper than `MAX_DEPTH`; never another error.
+
+    >>> parse_json('{"rate": 1e9}')
+    {'rate': 1000000000.0}
+    """
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = content[: error.start] if isinstance(content, bytes) else b""
+        line, column = place.count(b"\n") + 1, len(place) - place.rfind(b"\n")
+        raise JsonError(f"a file is UTF-8 text, met the byte 0x{error.object[error.start]:02x}", line, column) from None
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"this is not JSON: {error.msg}", error.lineno, error.colno) from None
+    except RecursionError:
+        raise JsonError(f"values nest at most {MAX_DEPTH} deep, met more") from None
+    _check_depth(value)
+    return value
+
+
+def json_strings(value: Any) -> list[str]:
+    """Return every name and text in a value of JSON."""
+    found: list[str] = []
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, dict):
+            found.extend(item)
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise JsonError(f"values nest at most {MAX_DEPTH} deep, met more")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise JsonError(f"{_shown(twice)}: a name occurs once, met it twice")
+    return found
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if len(text) > MAX_DIGITS:
+        raise JsonError(f"a number has at most {MAX_DIGITS} characters, met {len(text)}")
+    number = float(text)
+    if number in (float("inf"), -float("inf")):
+        _not_finite(text)
+    return number
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise JsonError(f"a number is finite, met {text}")
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= 60 else f"{name!a:.60}"
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_not_finite)
+
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline (Unicode, category Cc)
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls (Unicode Standard Annex 9, section 2)
+    "\u2028\u2029\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"  # separators, marks, halves and tags
+)
+
+
+def unsafe_character(text: str) -> str | None:
+    """Return the name, as in ``U+001B``, of the first character of ``text`` that is not safe to print.
+
+    >>> unsafe_character("red\\x1b[31m"), unsafe_character("Zürich")
+    ('U+001B', None)
+    """
+    found = None if text.isprintable() else _UNSAFE.search(text)
+    return None if found is None else f"U+{ord(found[0]):04X}"
+
+
+def is_plain(text: str) -> bool:
+    """Return whether every character of ``text`` is safe to print."""
+    return unsafe_character(text) is None
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` with what is not safe to print written out.
+
+    >>> escaped("red\\x1b[31m")
+    'red\\\\x1b[31m'
+    """
+    return text if text.isprintable() else _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+@contextmanager
+def whole_file(path: Path | str) -> Iterator[Path]:
+    """Yield a path beside ``path``, with its ending, to write to; the file gets its name when the block ends well.
+
+    A reader of ``path`` sees the old file or the new one, never half of it. Where the block raises, an interrupt too,
+    nothing is left behind.
+
+    Raises
+    ------
+    OSError
+        Where ``path`` is a folder, or the file cannot be written or renamed.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(21, "it is a directory")
+    # the name is known before there is a file, so that no interrupt falls between
+    draft = target.parent / f".{target.stem[:40]}.{token_hex(4)}{target.suffix}"
+    try:
+        yield draft
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

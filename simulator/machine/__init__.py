@@ -1,0 +1,1 @@
+"""What a cluster is made of, as plain values, and how long its devices compute."""

@@ -1,0 +1,307 @@
+"""Models with an encoder: BERT, and the encoder-decoder T5.
+
+BERT [1]_ is in pre-training: masked tokens and the next sentence. In T5 [2]_ the encoder's output is carried as a
+further tensor through all layers of the decoder, and so is the relative position bias, whose table the first layer of
+each stack keeps.
+
+References
+----------
+.. [1] Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers", section 3.
+.. [2] Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
+   transformer", sections 2.1 and 3.1.1 (the model before version 1.1).
+"""
+
+from dataclasses import dataclass
+
+from simulator.models.attention import ATTENTION, UNFUSED, Attention, cross_attention, head_sizes, self_attention
+from simulator.models.layers import (
+    GATED,
+    TOKENS,
+    dropout,
+    feed_forward,
+    linear,
+    norm,
+    residual,
+    token_embedding,
+    vocabulary_loss,
+)
+from simulator.models.model import BlockBuilder
+from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Bert:
+    """Sizes of BERT.
+
+    Parameters
+    ----------
+    max_positions
+        Rows of the table of positions: the longest sample.
+    types
+        Rows of the table of segments.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    max_positions: int = 512
+    types: int = 2
+    attention: str = "flash"
+    dropout: bool = True
+    name: str = "bert"
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.hidden, self.heads, self.ffn, self.vocab, self.max_positions, self.types)
+        if min(sizes) < 1:
+            raise ValueError(f"sizes of BERT are at least 1, met {sizes}")
+        if self.hidden % self.heads:
+            raise ValueError(f"heads divide hidden({self.hidden}), met {self.heads}")
+        if self.attention not in ATTENTION:
+            raise ValueError(f"attention is one of {', '.join(ATTENTION)}, met {self.attention}")
+
+    @property
+    def summary(self) -> str:
+        """The sizes in one line."""
+        return f"encoder, {self.layers} layers, hidden {self.hidden}, {self.heads} heads, ffn {self.ffn}"
+
+    def graph(self, sequence: int, precision: str) -> OperatorGraph:
+        """Return the operator graph of one sample of ``sequence`` tokens."""
+        if sequence > self.max_positions:
+            raise ValueError(f"{self.name} has {self.max_positions} positions, met a sequence of {sequence} tokens")
+        sizes = {
+            "sequence": sequence,
+            "key": sequence,
+            "hidden": self.hidden,
+            "ffn": self.ffn,
+            "vocab": self.vocab,
+            "positions": self.max_positions,
+            "types": self.types,
+            "pooled": self.hidden,
+            "classes": 2,
+            **head_sizes(self.heads, self.heads, self.hidden // self.heads),
+        }
+        parts = (_embedding, _layers, _head)
+        blocks = tuple(part(self, BlockBuilder(precision, sizes)) for part in parts)
+        return OperatorGraph(self.name, blocks, sequence, ((("embedding", "table"), ("head", "output_weight")),))
+
+
+def _embedding(spec: Bert, builder: BlockBuilder) -> Block:
+    embedded = token_embedding(builder)
+    tables = (builder.tensor("positions", "positions hidden"), builder.tensor("types", "types hidden"))
+    summed = dropout(builder, "position", (embedded,), "summed", "", on=False, parameters=tables)
+    normed = norm(builder, "embedding_norm", summed, bias=True)
+    out = dropout(builder, "embedding_dropout", (normed,), "x", "embedding_mask", on=spec.dropout)
+    return builder.block("embedding", ("tokens",), (out,))
+
+
+def _layers(spec: Bert, builder: BlockBuilder) -> Block:
+    how = Attention(kernel=spec.attention, causal=False, dropout=spec.dropout, qkv_bias=True, bias=True)
+    x = builder.tensor("x", TOKENS)
+    attended = self_attention(builder, x, how)
+    middle = residual(builder, "attention_residual", (attended,), x, drop=spec.dropout)
+    middle = norm(builder, "attention_norm", middle, bias=True)
+    narrow = feed_forward(builder, middle, gated=False, bias=True)
+    out = residual(builder, "feed_forward_residual", (narrow,), middle, drop=spec.dropout)
+    out = norm(builder, "feed_forward_norm", out, bias=True)
+    return builder.block("layers", (x,), (out,), spec.layers, layer=True)
+
+
+def _head(spec: Bert, builder: BlockBuilder) -> Block:
+    x = builder.tensor("x", TOKENS)
+    dense, active = builder.tensor("transformed", "batch sequence pooled"), builder.tensor("active", TOKENS)
+    dims = "batch sequence pooled hidden"
+    linear(builder, "transform", x, (dense,), dims, weight="hidden pooled", reduced="hidden", bias="pooled")
+    builder.elementwise("transform_activation", TOKENS, (dense,), (active,), saved=(dense,))
+    tokens = vocabulary_loss(builder, norm(builder, "transform_norm", active, bias=True), bias=True)
+    sentence = _next_sentence(builder, x)
+    loss = builder.tensor("total_loss", "batch", "fp32")
+    builder.elementwise("total_loss", "batch", (tokens, sentence), (loss,))
+    return builder.block("head", (x,), (loss,))
+
+
+def _next_sentence(builder: BlockBuilder, x: str) -> str:
+    """Note the pooler of the first token, the two classes and their loss, which is returned."""
+    first, pooled = builder.tensor("first", "batch hidden"), builder.tensor("pooled", "batch pooled")
+    builder.elementwise("first_token", "batch hidden", (x,), (first,))
+    dims = "batch pooled hidden"
+    linear(builder, "pooler", first, (pooled,), dims, weight="hidden pooled", reduced="hidden", bias="pooled")
+    active = builder.tensor("pooled_active", "batch pooled")
+    builder.elementwise("pooler_activation", "batch pooled", (pooled,), (active,), saved=(active,))
+    logits, loss = builder.tensor("sentence_logits", "batch classes", "fp32"), builder.tensor("sentence_loss", "batch")
+    dims = "batch classes pooled"
+    linear(builder, "sentence", active, (logits,), dims, weight="pooled classes", reduced="pooled", bias="classes")
+    builder.elementwise("sentence_loss", "batch classes", (logits,), (loss,), saved=(logits,))
+    return loss
+
+
+@dataclass(frozen=True, slots=True)
+class T5:
+    """Sizes of T5.
+
+    Parameters
+    ----------
+    layers, decoder_layers
+        Layers of the encoder and of the decoder; None for as many in both.
+    head_dim
+        Width of one head; heads times it may differ from ``hidden``.
+    buckets
+        Distances that the relative position bias tells apart.
+    target_sequence
+        Tokens of the decoder's sample; None for as many as the encoder's.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    decoder_layers: int | None = None
+    buckets: int = 32
+    ffn_kind: str = "relu"
+    tied_embeddings: bool = True
+    dropout: bool = True
+    target_sequence: int | None = None
+    name: str = "t5"
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.hidden, self.heads, self.head_dim, self.ffn, self.vocab, self.buckets)
+        optional = (self.decoder_layers, self.target_sequence)
+        if min(*sizes, *(size for size in optional if size is not None), 1) < 1:
+            raise ValueError(f"sizes of T5 are at least 1, met {(*sizes, *optional)}")
+        if self.ffn_kind not in _FFN_KINDS:
+            raise ValueError(f"ffn_kind is one of {', '.join(_FFN_KINDS)}, met {self.ffn_kind}")
+
+    @property
+    def summary(self) -> str:
+        """The sizes in one line."""
+        decoder = self.decoder_layers or self.layers
+        return (
+            f"encoder-decoder, {self.layers} + {decoder} layers, hidden {self.hidden}, {self.heads} heads of "
+            f"{self.head_dim}, ffn {self.ffn} {self.ffn_kind}, vocab {self.vocab}"
+        )
+
+    def graph(self, sequence: int, precision: str) -> OperatorGraph:
+        """Return the operator graph of one sample of ``sequence`` tokens in and ``target_sequence`` out."""
+        parts = _Parts(self, sequence, precision)
+        table = ("embedding", "table")
+        tied = [(table, (parts.first_decoder, "table"))]
+        if self.tied_embeddings:
+            tied.append((table, ("head", "output_weight")))
+        blocks = (parts.embedding(), *parts.encoder(), *parts.decoder(), parts.head())
+        return OperatorGraph(self.name, blocks, sequence, tuple(tied))
+
+
+_FFN_KINDS = ("relu", *GATED)
+
+
+class _Parts:
+    """The blocks of one T5 for one sample."""
+
+    first_decoder = "first_decoder_layer"
+
+    def __init__(self, spec: T5, sequence: int, precision: str) -> None:
+        self.spec, self.sequence, self.precision = spec, sequence, precision
+        self.target = spec.target_sequence or sequence
+        self.how = Attention(kernel=UNFUSED, causal=False, dropout=spec.dropout, position_bias="position_bias")
+
+    def _builder(self, tokens: int) -> BlockBuilder:
+        sizes = {
+            "sequence": tokens,
+            "key": tokens,
+            "source": self.sequence,
+            "hidden": self.spec.hidden,
+            "ffn": self.spec.ffn,
+            "gate": 2,
+            "vocab": self.spec.vocab,
+            "buckets": self.spec.buckets,
+            **head_sizes(self.spec.heads, self.spec.heads, self.spec.head_dim),
+        }
+        return BlockBuilder(self.precision, sizes)
+
+    def _residual(self, builder: BlockBuilder, name: str, branch: str, source: str) -> str:
+        return residual(builder, name, (branch,), source, drop=self.spec.dropout)
+
+    def _embedded(self, builder: BlockBuilder, tokens: str, output: str) -> str:
+        embedded = token_embedding(builder, tokens, f"{output}_embedded")
+        return dropout(builder, "embedding_dropout", (embedded,), output, f"{output}_mask", on=self.spec.dropout)
+
+    def embedding(self) -> Block:
+        builder = self._builder(self.sequence)
+        return builder.block("embedding", ("tokens",), (self._embedded(builder, "tokens", "x"),))
+
+    def encoder(self) -> tuple[Block, ...]:
+        """Return the first layer of the encoder, with the table of the position bias, and the others."""
+        builder = self._builder(self.sequence)
+        x = builder.tensor("x", TOKENS)
+        bias = _position_bias(builder)
+        out = self._feed_forward(builder, self._attend(builder, x))
+        first = builder.block("first_encoder_layer", (x,), (out, bias), layer=True)
+        if self.spec.layers == 1:
+            return (first,)
+        builder = self._builder(self.sequence)
+        x, bias = builder.tensor("x", TOKENS), _carried_bias(builder)
+        out = self._feed_forward(builder, self._attend(builder, x))
+        return first, builder.block("encoder_layers", (x, bias), (out, bias), self.spec.layers - 1, layer=True)
+
+    def decoder(self) -> tuple[Block, ...]:
+        """Return the first layer of the decoder, which embeds its tokens, and the others."""
+        builder = self._builder(self.target)
+        memory = builder.tensor("encoder_x", "batch source hidden")
+        unused = builder.tensor("encoder_position_bias", "heads source source")
+        normed = norm(builder, "encoder_norm", memory, bias=False)
+        encoded = dropout(builder, "encoder_dropout", (normed,), "encoded", "encoded_mask", on=self.spec.dropout)
+        x = self._embedded(builder, "target_tokens", "x")
+        bias = _position_bias(builder)
+        out = self._decode(builder, x, encoded)
+        first = builder.block(self.first_decoder, (memory, unused), (out, bias, encoded), layer=True)
+        layers = (self.spec.decoder_layers or self.spec.layers) - 1
+        if not layers:
+            return (first,)
+        builder = self._builder(self.target)
+        x, bias, encoded = self._carried(builder)
+        out = self._decode(builder, x, encoded)
+        return first, builder.block("decoder_layers", (x, bias, encoded), (out, bias, encoded), layers, layer=True)
+
+    def _carried(self, builder: BlockBuilder) -> tuple[str, str, str]:
+        encoded = builder.tensor("encoded", "batch source hidden")
+        return builder.tensor("x", TOKENS), _carried_bias(builder), encoded
+
+    def _decode(self, builder: BlockBuilder, x: str, encoded: str) -> str:
+        middle = self._attend(builder, x)
+        normed = norm(builder, "cross_norm", middle, bias=False)
+        how = Attention(kernel=UNFUSED, causal=False, dropout=self.spec.dropout, prefix="cross_")
+        crossed = cross_attention(builder, normed, encoded, how, "hidden")
+        return self._feed_forward(builder, self._residual(builder, "cross_residual", crossed, middle))
+
+    def _attend(self, builder: BlockBuilder, x: str) -> str:
+        attended = self_attention(builder, norm(builder, "input_norm", x, bias=False), self.how)
+        return self._residual(builder, "attention_residual", attended, x)
+
+    def _feed_forward(self, builder: BlockBuilder, x: str) -> str:
+        normed = norm(builder, "feed_forward_norm", x, bias=False)
+        narrow = feed_forward(builder, normed, gated=self.spec.ffn_kind in GATED, bias=False)
+        return self._residual(builder, "feed_forward_residual", narrow, x)
+
+    def head(self) -> Block:
+        builder = self._builder(self.target)
+        x, bias, encoded = self._carried(builder)
+        normed = norm(builder, "final_norm", x, bias=False)
+        on, mask = self.spec.dropout, "final_mask"
+        loss = vocabulary_loss(builder, dropout(builder, "final_dropout", (normed,), "final", mask, on=on))
+        return builder.block("head", (x, bias, encoded), (loss,))
+
+
+def _carried_bias(builder: BlockBuilder) -> str:
+    return builder.tensor("position_bias", "heads sequence key")
+
+
+def _position_bias(builder: BlockBuilder) -> str:
+    """Note the look-up of the bias of every pair of positions and return it."""
+    table = builder.tensor("relative_attention_bias", "buckets heads")
+    bias = _carried_bias(builder)
+    kind, dims = OperatorKind.EMBEDDING, "sequence key heads buckets"
+    builder.operator("relative_position", kind, dims, (), (bias,), parameters=(table,), reduced="buckets")
+    return bias

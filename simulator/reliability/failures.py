@@ -1,0 +1,201 @@
+"""What stops a job, how often, and whether a host has to be replaced.
+
+Published failure rates and recovery times, each with its source, come from `simulator/catalog/failures.json`.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
+from itertools import accumulate
+from math import inf, log1p
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.brief import brief
+from simulator.units import Dimension, parse
+
+_BLOCK = 256  # failures drawn at once
+
+
+class FailureKind(StrEnum):
+    """What an interruption is put down to."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NETWORK = "network"
+    SOFTWARE = "software"
+    PLANNED = "planned"
+
+
+class Component(StrEnum):
+    """What fails on its own: each device, each host, or the job as a whole."""
+
+    DEVICE = "device"
+    HOST = "host"
+    JOB = "job"
+
+
+class Restart(StrEnum):
+    """Where a job goes on after a failure."""
+
+    IN_PLACE = "in place"
+    REPLACE_HOST = "replace host"
+
+
+class Failure(NamedTuple):
+    """One failure, ``time`` seconds after the start of a run."""
+
+    time: float
+    kind: FailureKind
+    restart: Restart
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """How often one component fails in one way.
+
+    Parameters
+    ----------
+    mtbf
+        Mean time between failures of one component, s.
+    """
+
+    kind: FailureKind
+    mtbf: float
+    component: Component
+    restart: Restart
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mtbf < inf:
+            raise ValueError(f"mtbf of {self.kind} failures is above 0 and finite, met {self.mtbf}")
+
+    def rate(self, devices: int, hosts: int) -> float:
+        """Return such failures a second of a job."""
+        count = {Component.DEVICE: devices, Component.HOST: hosts, Component.JOB: 1}[self.component]
+        return count / self.mtbf
+
+
+@dataclass(frozen=True, slots=True)
+class FailureModel:
+    """Independent failures at constant rates: the time to the next is exponential, its kind a competing risk.
+
+    >>> node = FailureRate(FailureKind.HOST, 1000 / 6.5 * 86400, Component.HOST, Restart.REPLACE_HOST)
+    >>> round(FailureModel("RSC-1", (node,)).mtbf(devices=16384, hosts=2048) / 3600, 1)
+    1.8
+    """
+
+    name: str
+    rates: tuple[FailureRate, ...]
+
+    __repr__ = brief()
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise ValueError(f"failure model {self.name} has at least one rate, met none")
+
+    def rate(self, devices: int, hosts: int) -> float:
+        """Return failures a second of a job."""
+        return sum(rate.rate(devices, hosts) for rate in self.rates)
+
+    def mtbf(self, devices: int, hosts: int) -> float:
+        """Return the mean time between failures of a job, s."""
+        return 1 / self.rate(devices, hosts)
+
+    def shares(self, devices: int, hosts: int) -> tuple[tuple[FailureKind, float], ...]:
+        """Return the fraction of a job's failures that is of each kind."""
+        total = self.rate(devices, hosts)
+        kinds = dict.fromkeys((rate.kind for rate in self.rates), 0.0)
+        for rate in self.rates:
+            kinds[rate.kind] += rate.rate(devices, hosts) / total
+        return tuple(kinds.items())
+
+    def failures(self, devices: int, hosts: int, seed: int, run: int = 0) -> Iterator[Failure]:
+        """Yield the failures of a job in order of time, for ever; equal for equal arguments.
+
+        They fall at wall-clock times whatever the job does, so that runs with the same seed
+        and other checkpoints meet the same failures (common random numbers).
+        """
+        total = self.rate(devices, hosts)
+        bounds = [bound / total for bound in accumulate(rate.rate(devices, hosts) for rate in self.rates)][:-1]
+        generator = np.random.default_rng((seed, run))
+        time = 0.0
+        while True:
+            for gap, share in generator.random((_BLOCK, 2)).tolist():
+                time -= log1p(-gap) / total
+                chosen = self.rates[bisect_right(bounds, share)]
+                yield Failure(time, chosen.kind, chosen.restart)
+
+
+class Figure(NamedTuple):
+    """A published number, s where it is a time.
+
+    ``status`` is ``read`` in the source itself, ``secondary`` where the source was quoted by
+    another, or ``derived`` from read ones.
+    """
+
+    value: float
+    status: str
+    source: str
+
+
+@lru_cache(maxsize=1)
+def _catalog() -> dict[str, dict[str, Any]]:
+    path = files("simulator").joinpath("catalog", "failures.json")
+    table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return table
+
+
+def failure_model_names() -> tuple[str, ...]:
+    """Return the names of the published failure models."""
+    return tuple(_catalog()["failure_models"])
+
+
+def failure_model(name: str) -> FailureModel:
+    """Return a published failure model by name; ``ValueError`` names the known ones.
+
+    A kind that was counted ``count`` times in ``period`` on so many components has
+    ``mtbf = components * period / count``.
+
+    >>> round(failure_model("meta-llama3").mtbf(devices=16384, hosts=2048) / 3600, 2)  # 54 * 24 / 466
+    2.78
+    """
+    record = _lookup("failure_models", name)
+    period = parse(record["period"], Dimension.TIME)
+    sizes = {Component.DEVICE: record["devices"], Component.HOST: record["hosts"], Component.JOB: 1}
+    rates = []
+    for kind, row in record["kinds"].items():
+        component = Component(row["component"])
+        mtbf = sizes[component] * period / row["count"]
+        rates.append(FailureRate(FailureKind(kind), mtbf, component, Restart(row["restart"])))
+    return FailureModel(name, tuple(rates))
+
+
+def figure(name: str) -> Figure:
+    """Return a published figure by name; ``ValueError`` names the known ones.
+
+    >>> figure("bytecheckpoint-405b.load").value
+    129.49
+    """
+    record = _lookup("figures", name)
+    value = record["value"]
+    number = parse(value, Dimension.TIME) if isinstance(value, str) else float(value)
+    return Figure(number, record["status"], record["source"])
+
+
+def source(name: str) -> str:
+    """Return where a published failure model comes from."""
+    found: str = _lookup("failure_models", name)["source"]
+    return found
+
+
+def _lookup(section: str, name: str) -> dict[str, Any]:
+    table = _catalog()[section]
+    if name not in table:
+        raise ValueError(f"{section[:-1].replace('_', ' ')} is one of {', '.join(table)}, met {name}")
+    record: dict[str, Any] = table[name]
+    return record

@@ -1,0 +1,330 @@
+"""When the passes of a schedule start and end, for many steps of one schedule side by side.
+
+A pass starts when the one before it on its pipeline rank has ended and what it needs has
+arrived; what it makes leaves when the rank's last transfer in that direction has arrived.
+Starts and ends are sums and maxima of ticks, and so exact.
+
+When steps end, from the ends of their passes: reductions, replicated and tied gradients, optimizer, gather.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.engine.compiled import compiled, pays
+from simulator.engine.longest_path import Ints
+from simulator.program import IntArray
+from strategies.schedules.orders import Orders, in_order, orders
+from strategies.schedules.schedule import schedule
+
+Column = NDArray[np.int32]
+
+BLOCK = 8
+"""Steps that one vector of a compiled loop holds."""
+LANES = 5 * BLOCK
+"""Most steps that a compiled loop walks side by side: their clocks stay in a core's first caches."""
+
+
+class Arrangement(NamedTuple):
+    """The actions of a schedule, each after all that it waits for.
+
+    Parameters
+    ----------
+    code
+        ``4 * stage``, 2 more for a backward and 1 more for that of the last microbatch.
+    arrives, leaves
+        The box in which an action finds what was sent to it, and that for what it sends; 0 for none.
+    boxes
+        How many boxes there are.
+    last
+        The stages of every rank, in the order in which the last microbatch's backwards run.
+    """
+
+    code: Column
+    arrives: Column
+    leaves: Column
+    boxes: int
+    last: IntArray
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.last)
+
+
+class Walked(NamedTuple):
+    """For every step when each rank ends its passes, and when each stage starts the last microbatch's backward."""
+
+    ends: IntArray
+    starts: IntArray
+
+
+@lru_cache(maxsize=512)
+def arrangement(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Arrangement:
+    """Return a schedule by name, arranged; the same value for the same arguments.
+
+    >>> arrangement("1f1b", 2, 1).code.tolist()
+    [0, 4, 7, 3]
+
+    Raises
+    ------
+    ValueError
+        Where the orders wait for each other for ever; the message names what each rank waits for.
+    """
+    rows, stages = orders(name, ranks, microbatches, chunks), ranks * chunks
+    *columns, boxes = _arranged(rows, stages, microbatches)
+    if not boxes:
+        list(in_order(schedule(name, ranks, microbatches, chunks)))  # raises
+    code, arrives, leaves = (np.array(column, dtype=np.int32) for column in columns)
+    last = code[code % 2 == 1] // 4
+    by_rank = last[np.argsort(last % ranks, kind="stable")]
+    return Arrangement(code, arrives, leaves, boxes, by_rank.reshape(ranks, chunks).astype(np.int64))
+
+
+def _arranged(rows: Orders, stages: int, microbatches: int) -> tuple[Any, Any, Any, int]:
+    count = len(rows.passes)
+    scratch = np.full(count, -1), np.arange(count, 0, -1), rows.start[:-1].copy(), *np.zeros((3, count), np.int64)
+    columns: tuple[Any, ...] = (*rows, *scratch)
+    if pays(count):
+        boxes = compiled(_arrange)(stages, microbatches, *columns)
+    else:
+        columns = tuple(column.tolist() for column in columns)
+        boxes = _arrange(stages, microbatches, *columns)
+    return *columns[-3:], boxes
+
+
+def _arrange(
+    stages: int,
+    microbatches: int,
+    passes: Ints,
+    microbatch: Ints,
+    start: Ints,
+    box_of: Ints,
+    free: Ints,
+    at: Ints,
+    code: Ints,
+    arrives: Ints,
+    leaves: Ints,
+) -> int:
+    """Fill the columns of an arrangement; return how many boxes it needs, 0 where orders wait for ever.
+
+    ``box_of`` is -1 for every action, ``free`` lists boxes, and ``at`` is the first action of every rank.
+    Ranks run by turns, one action each, so that few boxes are full at a time.
+    """
+    ranks, found, top, boxes = len(at), 0, len(free), 1
+    while found < len(passes):
+        before = found
+        for rank in range(ranks):
+            index = at[rank]
+            if index == start[rank + 1]:
+                continue
+            now, number = passes[index], microbatch[index]
+            box = box_of[now * microbatches + number] if now else 0
+            if box < 0:
+                continue
+            if box:
+                free[top] = box
+                top += 1
+            turning = now == 2 * stages - 2  # from the last forward to its backward nothing is sent
+            target, left = now + 1 if turning else now + 2 - 4 * (now % 2), 0
+            if target >= 0:
+                if ranks > 1 and not turning:
+                    top -= 1
+                    left = free[top]
+                    boxes = max(boxes, left + 1)
+                box_of[target * microbatches + number] = left
+            code[found] = 2 * now + (1 if now % 2 and number == microbatches - 1 else 0)
+            arrives[found], leaves[found] = box, left
+            at[rank], found = index + 1, found + 1
+        if found == before:
+            return 0
+    return boxes
+
+
+def walk(arranged: Arrangement, ticks: IntArray, sends: IntArray) -> Walked:
+    """Return starts and ends of many steps.
+
+    Parameters
+    ----------
+    ticks, sends
+        For every step a row of the ticks of every pass, and of sending what it makes: columns
+        ``2 * stage``, and 1 more for a backward.
+    """
+    steps, columns = ticks.shape
+    result = Walked(np.zeros((steps, arranged.ranks), np.int64), np.zeros((steps, columns // 2), np.int64))
+    if pays(len(arranged.code) * steps):
+        lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
+        compiled(_walk_lanes)(*arranged[:4], lanes, ticks, sends, *result)
+    else:
+        _walk_columns(arranged, ticks.T.copy(), sends.T.copy(), *result)
+    return result
+
+
+def _walk_lanes(
+    code: Column,
+    arrives: Column,
+    leaves: Column,
+    boxes: int,
+    lanes: int,
+    ticks: IntArray,
+    sends: IntArray,
+    ends: IntArray,
+    starts: IntArray,
+) -> None:
+    """Fill ``ends`` and ``starts``, so many steps at a time; inner loops of fixed length become vector code."""
+    columns, ranks = ticks.shape[1], ends.shape[1]
+    duration, sending = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
+    clock, channel = np.zeros((ranks, lanes), np.int64), np.zeros((2 * ranks, lanes), np.int64)
+    box, last = np.zeros((boxes, lanes), np.int64), np.zeros((columns // 2, lanes), np.int64)
+    for first in range(0, len(ticks), lanes):
+        width = min(lanes, len(ticks) - first)
+        duration[:, :width], sending[:, :width] = ticks[first : first + width].T, sends[first : first + width].T
+        clock[:], channel[:] = 0, 0
+        for index in range(len(code)):
+            now, came, left = np.uint32(code[index] >> 1), np.uint32(arrives[index]), np.uint32(leaves[index])
+            rank = np.uint32((now >> 1) % ranks)
+            busy = 2 * rank + (now & 1)
+            if code[index] & 1:
+                for lane in range(lanes):
+                    last[now >> 1, lane] = max(clock[rank, lane], box[came, lane])
+            for block in range(0, lanes, BLOCK):
+                if left:
+                    for lane in range(block, block + BLOCK):
+                        end = max(clock[rank, lane], box[came, lane]) + duration[now, lane]
+                        clock[rank, lane] = end
+                        gone = max(end, channel[busy, lane]) + sending[now, lane]
+                        channel[busy, lane] = gone
+                        box[left, lane] = gone
+                else:
+                    for lane in range(block, block + BLOCK):
+                        clock[rank, lane] = max(clock[rank, lane], box[came, lane]) + duration[now, lane]
+        ends[first : first + width], starts[first : first + width] = clock[:, :width].T, last[:, :width].T
+
+
+def _walk_columns(arranged: Arrangement, ticks: IntArray, sends: IntArray, ends: IntArray, starts: IntArray) -> None:
+    """Fill ``ends`` and ``starts`` by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
+    ranks, steps = arranged.ranks, ticks.shape[1]
+    clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
+    box = np.zeros((arranged.boxes, steps), np.int64)
+    columns = (column.tolist() for column in (arranged.code, arranged.arrives, arranged.leaves))
+    for code, arrives, leaves in zip(*columns, strict=True):
+        now = code >> 1
+        rank = (now >> 1) % ranks
+        end = clock[rank]
+        np.maximum(end, box[arrives], out=end)
+        if code & 1:
+            starts[:, now >> 1] = end
+        end += ticks[now]
+        if leaves:
+            busy = channel[2 * rank + (now & 1)]
+            np.maximum(end, busy, out=busy)
+            busy += sends[now]
+            box[leaves] = busy
+    ends[:] = clock.T
+
+
+Rows = Sequence[Ints]
+
+
+class Endings(NamedTuple):
+    """Ways in which steps of one schedule end, a row of ticks each.
+
+    Parameters
+    ----------
+    first
+        The first bucket of every stage among all, and after the last stage their number.
+    leaving
+        The reduction of every bucket.
+    late, replicated, optimizer, gather, squares
+        For every pipeline position, as in `strategies.bounds.durations.Ending`.
+    norm
+        The sum of the norm of gradients; empty where they are not clipped.
+    tied
+        The sum of every tied parameter's gradients.
+    """
+
+    first: IntArray
+    leaving: IntArray
+    late: IntArray
+    replicated: IntArray
+    optimizer: IntArray
+    gather: IntArray
+    squares: IntArray
+    norm: IntArray
+    tied: IntArray
+
+
+class Steps(NamedTuple):
+    """For every step the row of its passes in `Walked`, and that of its ending."""
+
+    lane: IntArray
+    ending: IntArray
+
+
+def finish(
+    steps: Steps, walked: Walked, filled: IntArray, endings: Endings, last: IntArray, pairs: IntArray
+) -> IntArray:
+    """Return the ticks of every step.
+
+    Parameters
+    ----------
+    filled
+        For every row of passes, the ticks from the start of a stage's last backward until each bucket leaves.
+    last
+        The stages of every position, in the order in which their buckets leave.
+    pairs
+        The two positions that keep each tied parameter.
+    """
+    result = np.zeros(len(steps.lane), np.int64)
+    columns = (*steps, *walked, filled, *endings, last, pairs)
+    if pays(len(steps.lane) * (filled.shape[1] + last.size)):
+        compiled(_finish)(result, *columns)
+        return result
+    ticks = [0] * len(result)
+    _finish(ticks, *(column.tolist() for column in columns))
+    return np.array(ticks, dtype=np.int64)
+
+
+def _finish(
+    result: Ints,
+    lane: Ints,
+    ending: Ints,
+    ends: Rows,
+    starts: Rows,
+    filled: Rows,
+    first: Rows,
+    leaving: Rows,
+    late: Rows,
+    replicated: Rows,
+    optimizer: Rows,
+    gather: Rows,
+    squares: Rows,
+    norm: Rows,
+    tied: Rows,
+    last: Rows,
+    pairs: Rows,
+) -> None:
+    """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
+    for step in range(len(result)):
+        row, how = lane[step], ending[step]
+        done = [0] * len(last)
+        for position in range(len(last)):
+            free = 0
+            for stage in last[position]:
+                for bucket in range(first[how][stage], first[how][stage + 1]):
+                    free = max(free, starts[row][stage] + filled[row][bucket]) + leaving[how][bucket]
+            done[position] = max(free, ends[row][position] + late[how][position]) + replicated[how][position]
+        for pair in range(len(pairs)):
+            one, other = pairs[pair][0], pairs[pair][1]
+            done[one] = done[other] = max(done[one], done[other]) + tied[how][pair]
+        for index in range(len(norm[how])):
+            together = 0
+            for position in range(len(last)):
+                together = max(together, done[position] + squares[how][position])
+            for position in range(len(last)):
+                done[position] = together + norm[how][index]
+        for position in range(len(last)):
+            result[step] = max(result[step], done[position] + optimizer[how][position] + gather[how][position])

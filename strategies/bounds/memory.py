@@ -1,0 +1,199 @@
+"""The memory that plans need on every pipeline position, and whether the devices and hosts there have it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.engine import simulate
+from simulator.program import IntArray
+from strategies.lowering import StageCosts, lower
+from strategies.lowering.costs.memory import Boundary, flat_gradients, peak_activations, resident
+from strategies.lowering.costs.offload import OnHost
+from strategies.lowering.costs.optimizer import begin_in_step
+from strategies.lowering.tasks.data_parallel import at_once, bucket_limit, fillings
+from strategies.lowering.tasks.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
+from strategies.lowering.tasks.residents import copies, host_residents
+from strategies.lowering.tasks.variants import FIRST, JOINED, SPLIT, WHOLE, kind_of
+from strategies.plan.mesh import PIPELINE, data_ranks
+from strategies.plan.offloading import StepPlace
+from strategies.plan.plan import Plan
+from strategies.plan.recomputation import OfLayer
+from strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedNeed:
+    """What a simulation tells of a plan: the bytes of the fullest device, whether all fits, the seconds of a step.
+
+    ``hosts_fit`` says whether the hosts have what they keep, whatever devices have.
+    """
+
+    peak: int
+    fits: bool
+    hosts_fit: bool
+    step_time: float
+
+
+class Needs:
+    """Memory of the plans of one problem, each part computed once for all plans that share it."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
+        self._flattens = self.training.conventions.flattens_gradients
+        self._resident: dict[tuple[object, ...], IntArray] = {}
+        self._activations: dict[tuple[object, ...], IntArray] = {}
+        self._capacities: dict[tuple[object, ...], NDArray[np.float64]] = {}
+        self._simulated: dict[Plan, SimulatedNeed] = {}
+
+    def peak(self, plan: Plan) -> int:
+        """Return the bytes of the fullest device, exactly as the simulation would reach them."""
+        if self.needs_simulation(plan):
+            return self.simulated(plan).peak
+        seen = (plan.even(size) for size in plan.sizes)
+        return max(int((self.held(each) + self._peaks(each)).max()) for each in seen)
+
+    def fit(self, plan: Plan) -> bool:
+        """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
+        if self.needs_simulation(plan):
+            return self.simulated(plan).fits
+        on_devices = all(self._fits(plan.even(size), self.capacity(plan, size)) for size in plan.sizes)
+        return on_devices and self.hosts_fit(plan)
+
+    def hosts_fit(self, plan: Plan) -> bool:
+        """Return whether hosts have the memory that is theirs for the whole step: without passes, all they hold."""
+        if not plan.offload:
+            return True
+        if self.needs_simulation(plan):
+            return self.simulated(plan).hosts_fit
+        kinds = host_residents(self.costs.machine(plan), self.costs, plan)
+        return all(size <= capacity for size, capacity in kinds)
+
+    def _fits(self, plan: Plan, capacity: NDArray[np.float64]) -> bool:
+        held = self.held(plan)
+        return bool((held <= capacity).all()) and bool((held + self._peaks(plan) <= capacity).all())
+
+    def needs_simulation(self, plan: Plan) -> bool:
+        """Return whether what a device holds is not worked out from the order of its passes alone."""
+        copies = self._flattens and any(plan.offload.optimizer)  # how long they are held hangs on the host's step
+        server = (
+            plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
+        )  # it has states, and a batch of its own
+        on_device = plan.offload.step is StepPlace.DEVICE
+        return plan.offload.in_passes or on_device or copies or server or _interleaves(plan)
+
+    def simulated(self, plan: Plan) -> SimulatedNeed:
+        """Return what the simulation of a plan tells, which is run once."""
+        if plan not in self._simulated:
+            timeline = simulate(lower(self.costs.problem, plan, costs=self.costs))
+            peak = int(max(profile.peak for profile in timeline.memory))
+            devices_fit, hosts_fit = (
+                all(profile.peak <= profile.capacity for profile in profiles)
+                for profiles in (timeline.memory, timeline.host_memory)
+            )
+            self._simulated[plan] = SimulatedNeed(peak, devices_fit and hosts_fit, hosts_fit, timeline.step_time)
+        return self._simulated[plan]
+
+    def held(self, plan: Plan) -> IntArray:
+        """Return the bytes that stay for the whole step, by pipeline position."""
+        cut = self.costs.blocks.cut(plan)
+        buffers, several = self.costs.buffers(plan), copies(self.costs, plan)
+        made, how = self.costs.division(plan), (plan.zero, plan.offload, begin_in_step(self.training, plan))
+        key = (made, plan.positions, cut, plan.mesh.axes, how, buffers, several)
+        if key not in self._resident:
+            away = [OnHost(plan.offload.at("optimizer", position)) for position in range(plan.pipeline)]
+            counts = list(zip(self.costs.held(plan).positions, buffers, away, several, strict=True))
+            of_plan = self.cluster.accelerator, self.training, plan
+            sizes = {n: resident(*of_plan, *n[:2], 0, *n[2:]) for n in dict.fromkeys(counts)}
+            each = {n: sum(change.size for change in changes if not change.host) for n, changes in sizes.items()}
+            self._resident[key] = np.array([each[n] for n in counts], dtype=np.int64)
+        return self._resident[key]
+
+    def _peaks(self, plan: Plan) -> IntArray:
+        """Return the most bytes that passes hold, by pipeline position."""
+        made, how, shared = self.costs.division(plan), self.costs.blocks.how(plan), self._sharing(plan)
+        begun = (plan.zero >= 2, plan.zero >= 3, plan.shards, plan.expert_shards) if shared.begins else ()
+        key = (plan.schedule_name, plan.num_microbatches, plan.chunks, made, how, shared, begun)
+        if key not in self._activations:
+            if shared.gradients or shared.begins:
+                self._activations[key] = peak_of_passes(plan, shared, self._passes(plan, shared))
+            else:
+                self._activations[key] = peak_activations(plan, self.costs.memories(plan))
+        return np.maximum(self._activations[key], self._flat(plan)) if self._flattens else self._activations[key]
+
+    def _flat(self, plan: Plan) -> IntArray:
+        """Return the bytes of the copy of gradients that is summed after the passes, by pipeline position.
+
+        With those that it is of, where they are not held all the time.
+        """
+        held = np.array(self.costs.held(plan).parameters, np.int64)
+        flat = np.array([flat_gradients(self.training, plan, n) for n in held.tolist()], np.int64)
+        begun = begin_in_step(self.training, plan) and plan.zero < 2
+        result: IntArray = flat + held * self.training.gradient_bytes * begun
+        return result
+
+    def _sharing(self, plan: Plan) -> Sharing:
+        """Return what a plan shares; the same value for all that share nothing."""
+        begins = begin_in_step(self.training, plan)
+        return sharing(self.cluster, self.training, plan) if plan.zero >= 2 or begins else Sharing()
+
+    def _passes(self, plan: Plan, shared: Sharing) -> list[dict[int, PassMemory]]:
+        """Return what the passes of every stage hold, by variant."""
+        made = self.costs.division(plan)
+        stages = [
+            (kind, self.costs.ends(plan, stage), self.costs.begun_elements(plan, stage) if shared.begins else ())
+            for stage, kind in enumerate(made.kind_of)
+        ]
+        kinds = {}
+        for kind, ends, begun in dict.fromkeys(stages):
+            runs = self.costs.blocks.runs(plan, made.kinds[kind], made.recompute(plan, kind))
+            named = [(block, how) for block, count, how in runs for _ in range(count)]
+            kinds[kind, ends, begun] = self._pass_memories(plan, shared, named, ends, begun)
+        return [kinds[each] for each in stages]
+
+    def _pass_memories(
+        self, plan: Plan, shared: Sharing, named: list[tuple[str, OfLayer]], ends: Boundary, begun: tuple[int, ...]
+    ) -> dict[int, PassMemory]:
+        """Return what the passes of a stage hold, by variant; its blocks by name, and what is recomputed."""
+        blocks = self.costs.blocks
+        every = [blocks.memory(plan, name, how) for name, how in named]
+        first = [blocks.first_memory(plan, name, how) for name, how in named] if shared.begins else []
+        firsts = [one or other for one, other in zip(first, every, strict=False)]
+        memories, beginning = ([m for m, _ in ends.applied([(each, 1) for each in row])] for row in (every, firsts))
+        elements, experts = ([count(plan, name) for name, _ in named] for count in (blocks.parameters, blocks.experts))
+        filled = fillings(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(plan))
+        undeferred = [blocks.undeferred(plan, name) for name, _ in reversed(named)]
+        units = [blocks.unit(plan, name) for name, _ in named]
+        filled = at_once(filled, units[::-1])
+        result = {}
+        used = WHOLE + SPLIT if plan.splits_backward else WHOLE
+        added = [0, JOINED, *((FIRST, FIRST + JOINED) if shared.begins else ())]
+        for variant in (which + more for which in used for more in added):
+            kind = kind_of(variant)
+            if variant >= FIRST and kind not in MAKES_GRADIENTS:
+                continue
+            turn = 1 if kind is ActionKind.FORWARD else -1
+            moving = [unit.size for unit in units[::turn]], filled if shared.gradients else ()
+            held = changes(shared, self.training, variant, *moving, undeferred=undeferred, kept=begun)
+            result[variant] = pass_memory((beginning if variant >= FIRST else memories)[::turn], held, kind)
+        return result
+
+    def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
+        """Return the memory of the smallest device of every pipeline position with microbatches of a size."""
+        uneven = () if isinstance(plan.microbatch, int) else (plan.microbatch, size)
+        key = (plan.mesh.axes, plan.placement, uneven)
+        if key not in self._capacities:
+            memory = np.array([self.costs.problem.usable(node.accelerator) for node, _ in self.cluster.nodes])
+            devices = np.array(plan.placement or range(plan.mesh.num_ranks))
+            of_device = memory[self.cluster.node_kinds[self.cluster.device_nodes[devices]]]
+            least = np.full(plan.pipeline, np.inf)
+            if not isinstance(plan.microbatch, int):
+                of_device[np.array(plan.microbatch)[data_ranks(plan.mesh)] != size] = np.inf
+            np.minimum.at(least, plan.mesh.coordinates(PIPELINE), of_device)
+            self._capacities[key] = least
+        return self._capacities[key]
+
+
+def _interleaves(plan: Plan) -> bool:
+    """Return whether two passes run in turns on one rank, so that what they hold at once hangs on their times."""
+    return plan.overlaps_passes and plan.operator_ranks * plan.context * plan.expert > 1

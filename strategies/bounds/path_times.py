@@ -1,0 +1,213 @@
+"""The longest paths of many plans: equal to those of their programs, without making any.
+
+Where every pipeline position has one class of ranks, whatever a rank does between what it
+receives and what it sends runs one after another, so that a pass is one number; plans of one
+schedule differ in such numbers alone and are walked side by side. All others are lowered,
+those too whose passes wait for other data ranks.
+
+Rows of ticks for the longest paths of many plans: each row once for all plans that share it.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, repeat
+
+import numpy as np
+
+from simulator.collective import Collective
+from simulator.engine import step_ticks
+from simulator.engine.flows import LONGEST
+from simulator.program import IntArray
+from strategies.bounds.durations import Durations, Sends
+from strategies.bounds.longest_path import Endings, Steps, arrangement, finish, walk
+from strategies.lowering import lower
+from strategies.lowering.costs.stage import Machine, StageCosts
+from strategies.lowering.rank_classes.placement import tied_kind
+from strategies.plan.mesh import TENSOR
+from strategies.plan.plan import Plan
+
+
+class PathRows:
+    """Rows of the plans of one problem, on machines of one class of ranks a position."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.durations = costs, costs.once(Durations)
+        self._passes: dict[tuple[object, ...], IntArray] = {}
+        self._sends: dict[Sends, IntArray] = {}
+        self._filled: dict[tuple[object, ...], IntArray] = {}
+        self._endings: dict[tuple[object, ...], Endings] = {}
+
+    def passes(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks of every pass, columns ``2 * stage`` and 1 more for a backward."""
+        (rank,) = machine.ranks[0]
+        made = self.costs.division(plan)
+        key = (made, self.costs.blocks.how(plan), rank.key, plan.slices_boundaries and plan.pipeline)
+        if key not in self._passes:
+            forward, backward = map(_row, self.durations.passes(plan, rank))
+            rows = np.stack([forward, backward], axis=1)[made.index]
+            self._passes[key] = (rows + self._gathers(plan, machine) if plan.slices_boundaries else rows).ravel()
+        return self._passes[key]
+
+    def sends(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks of sending what each pass makes, in the same columns."""
+        sends = self.durations.sends(plan, machine)
+        if sends not in self._sends:
+            self._sends[sends] = np.stack(list(map(_row, sends)), axis=1).ravel()
+        return self._sends[sends]
+
+    def filled(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
+        (rank,) = machine.ranks[0]
+        made = self.costs.division(plan)
+        slices = plan.slices_boundaries and plan.pipeline
+        key = (made, self.costs.blocks.how(plan), rank.key, slices, plan.positions, plan.zero >= 3)
+        if key not in self._filled:
+            kinds = []
+            for kind, buckets in enumerate(self.durations.buckets(plan, machine)):
+                costs = reversed(self.durations.runs(plan, made, kind, rank))
+                ticks = list(accumulate(chain.from_iterable(repeat(cost.backward_ticks, n) for cost, n in costs)))
+                kinds.append([ticks[bucket.blocks - 1] for bucket in buckets])
+            rows = [kinds[kind] for kind in made.kind_of]
+            found = _row(list(chain.from_iterable(rows)))
+            if plan.slices_boundaries:
+                found += np.repeat(self._gathers(plan, machine)[:, 1], list(map(len, rows)))
+            self._filled[key] = found
+        return self._filled[key]
+
+    def _gathers(self, plan: Plan, machine: Machine) -> IntArray:
+        """Return the ticks in which each pass first gathers the slices that it is sent, a row a stage."""
+        result = np.zeros((len(plan.stages), 2), np.int64)
+        tensor = machine.ranks[0][0].groups.get(TENSOR)
+        if plan.pipeline > 1 and tensor is not None and plan.slices_boundaries:
+            sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
+            result[1:, 0] = result[:-1, 1] = _row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
+        return result
+
+    def ending(self, plan: Plan, machine: Machine) -> Endings:
+        """Return how a step ends: one row of each column."""
+        made = self.costs.division(plan)
+        key = (machine, made, plan.positions, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+        if key not in self._endings:
+            leaving, *rest = self.durations.ending(plan, machine)
+            first = np.cumsum([0, *map(len, leaving)])
+            rows = (list(chain(*leaving)), *rest, self._tied_ticks(plan, machine))
+            self._endings[key] = Endings(first, *map(_row, rows))
+        return self._endings[key]
+
+    def _tied_ticks(self, plan: Plan, machine: Machine) -> list[int]:
+        """Return the ticks of the sum of each tied parameter's gradients."""
+        result = []
+        for first, second, elements in self.costs.tied(plan):
+            kind, size = tied_kind(first, second), float(elements * self.costs.problem.training.gradient_bytes)
+            groups = machine.different(kind, Collective.ALL_REDUCE)[first]
+            result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
+        return result
+
+
+def _row(ticks: Sequence[int]) -> IntArray:
+    """Return ticks as an array of 64 bits."""
+    if max(ticks, default=0) > LONGEST:
+        raise ValueError(f"the ticks of a task lie in 0..{LONGEST} (13 days), met {max(ticks)}")
+    return np.array(ticks, dtype=np.int64)
+
+
+WALKED = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
+"""Schedules whose last gradients are all those of the last microbatch, and come whole."""
+
+
+def path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
+    """Return the ticks of one step of every plan, as if no two transfers shared a link.
+
+    The same as the longest path of ``lower(costs.problem, plan, costs=costs)``.
+
+    Raises
+    ------
+    ValueError
+        Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
+    """
+    return costs.once(LongestPaths).ticks(plans)
+
+
+class LongestPaths:
+    """The longest paths of the plans of one problem, with the rows of ticks kept that plans share."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.rows = costs, PathRows(costs)
+
+    def ticks(self, plans: Sequence[Plan]) -> IntArray:
+        """Return the ticks of one step of every plan."""
+        result = np.empty(len(plans), np.int64)
+        batches: dict[tuple[object, ...], _Batch] = {}
+        for index, plan in enumerate(plans):
+            machine = self.costs.machine(plan)
+            if not machine.uniform or plan.offload or plan.schedule_name not in WALKED or _waits(plan):
+                result[index] = self._lowered(plan)
+                continue
+            key = (plan.schedule_name, plan.num_microbatches, plan.chunks, self.costs.division(plan))
+            if key not in batches:
+                batches[key] = _Batch(plan, self.rows)
+            batches[key].add(index, plan, machine)
+        for batch in batches.values():
+            result[batch.indices] = batch.ticks()
+        return result
+
+    def _lowered(self, plan: Plan) -> int:
+        return step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
+
+
+class _Batch:
+    """Plans of one schedule on equally divided stages."""
+
+    def __init__(self, first: Plan, rows: PathRows) -> None:
+        self.first, self.rows, self.costs = first, rows, rows.costs
+        self.indices: list[int] = []
+        self._lane: list[int] = []
+        self._ending: list[int] = []
+        self._lanes: dict[tuple[object, ...], int] = {}
+        self._endings: dict[tuple[object, ...], int] = {}
+        self._lane_rows: list[tuple[IntArray, IntArray, IntArray]] = []
+        self._ending_rows: list[Endings] = []
+
+    def add(self, index: int, plan: Plan, machine: Machine) -> None:
+        """Take in one more plan, whose result has a place."""
+        self.indices.append(index)
+        lane = (machine, self.costs.blocks.how(plan), plan.slices_boundaries)
+        if lane not in self._lanes:
+            self._lanes[lane] = len(self._lanes)
+            rows = self.rows
+            self._lane_rows.append((rows.passes(plan, machine), rows.sends(plan, machine), rows.filled(plan, machine)))
+        self._lane.append(self._lanes[lane])
+        ending = (machine, self.costs.blocks.cut(plan), plan.zero, plan.overlap_gradients)
+        if ending not in self._endings:
+            self._endings[ending] = len(self._endings)
+            self._ending_rows.append(self.rows.ending(plan, machine))
+        self._ending.append(self._endings[ending])
+
+    def ticks(self) -> IntArray:
+        """Return the ticks of all plans, in the order in which they came."""
+        plan = self.first
+        arranged = arrangement(plan.schedule_name, plan.pipeline, plan.num_microbatches, plan.chunks)
+        passes, sends, filled = map(_table, zip(*self._lane_rows, strict=True))
+        endings = Endings(*map(_table, zip(*self._ending_rows, strict=True)))
+        steps = Steps(np.array(self._lane), np.array(self._ending))
+        work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
+        after = sum(column.sum(axis=1, dtype=np.float64) for column in endings[1:])
+        if (work[steps.lane] + after[steps.ending]).max() > LONGEST:
+            raise ValueError(f"the work of a step takes at most {LONGEST} ticks (13 days), met {work.max():.3g}")
+        pairs = np.array(self.costs.tied(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
+        return finish(steps, walk(arranged, passes, sends), filled, endings, arranged.last, pairs)
+
+
+def _waits(plan: Plan) -> bool:
+    """Return whether passes wait for gathers and reductions, or gradients are summed in two steps."""
+    return plan.replica > 1 or (plan.zero >= 2 and plan.shards > 1)
+
+
+def _table(rows: Sequence[IntArray]) -> IntArray:
+    """Return rows as one table, the shorter ones filled up with zeros."""
+    width = max(map(len, rows))
+    if all(len(row) == width for row in rows):
+        return np.array(rows)
+    result = np.zeros((len(rows), width), np.int64)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = row
+    return result

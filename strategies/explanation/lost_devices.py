@@ -1,0 +1,321 @@
+"""What to do when devices are lost, and what changing to another plan costs.
+
+What changing from one plan to another costs: the states that devices must receive that they do not hold.
+
+Of every block a rank holds the share of its tensor rank, a contiguous part of the parameters; with ZeRO 3 of this the
+share of its data rank, and with ZeRO 1 of the optimizer's states (Rajbhandari et al. 2020, "ZeRO", section 5;
+contiguous shares as in Megatron-LM's distributed optimizer). Experts count as if all ranks had them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.brief import brief
+from simulator.machine.cluster import Cluster
+from strategies.cost_model import SimulatedCost
+from strategies.evaluation import Evaluation, Trial
+from strategies.explanation.ranking import fits, ranking, search_best
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
+from strategies.search.driver import OutOfTime
+from strategies.search.space import Space
+
+Part = tuple[float, float]
+"""The fractions of a block's states between which something lies."""
+
+
+class Holding(NamedTuple):
+    """What a rank holds: of the blocks of its pipeline position, parts of parameters and of optimizer states."""
+
+    position: int
+    parameters: Part
+    optimizer: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """States on the move.
+
+    Parameters
+    ----------
+    received
+        Bytes that all devices together receive.
+    most
+        Bytes that the device receives which receives most.
+    lost
+        Bytes that no device holds any more, and that must come from a checkpoint; a part of ``received``.
+    seconds
+        In which the busiest node receives its bytes over its NICs; of one node, the busiest device over its link.
+    """
+
+    received: float
+    most: float
+    lost: float
+    seconds: float
+
+
+def holdings(plan: Plan) -> list[Holding]:
+    """Return what every rank of a plan holds."""
+    mesh = plan.mesh
+    position = mesh.coordinates(PIPELINE).tolist()
+    tensor = (mesh.coordinates(TENSOR_ROWS) * mesh.size(TENSOR) + mesh.coordinates(TENSOR)).tolist()
+    share = (mesh.coordinates(DATA) * mesh.size(EXPERT) + mesh.coordinates(EXPERT)) * mesh.size(CONTEXT)
+    shares = (share + mesh.coordinates(CONTEXT)).tolist()
+    cuts = mesh.size(TENSOR_ROWS) * mesh.size(TENSOR)
+    result = []
+    for rank in range(mesh.num_ranks):
+        whole = _part((0.0, 1.0), tensor[rank], cuts)
+        own = _part(whole, shares[rank], plan.shards)
+        result.append(Holding(position[rank], own if plan.zero >= 3 else whole, own if plan.zero else whole))
+    return result
+
+
+def migration(problem: Problem, before: Plan, after: Plan, kept: Sequence[int], cluster: Cluster) -> Migration:
+    """Return what changing from plan ``before`` to ``after`` costs.
+
+    Parameters
+    ----------
+    kept
+        For every rank of ``after`` the rank of ``before`` whose device it runs on; -1 for a new device. Devices that
+        are kept and run nothing any more come after those.
+    cluster
+        The machine of ``after``.
+    """
+    shared = _shared(problem, before, after)
+    training = problem.training
+    old, new = holdings(before), holdings(after)
+    received = []
+    for rank, holding in enumerate(new):
+        had = old[kept[rank]] if kept[rank] >= 0 else None
+        size = 0.0
+        for each, elements in shared[holding.position].items():
+            same = had is not None and had.position == each
+            for own, width, has in (
+                (holding.parameters, training.parameter_bytes, had.parameters if had else (0.0, 0.0)),
+                (holding.optimizer, training.optimizer_bytes, had.optimizer if had else (0.0, 0.0)),
+            ):
+                size += elements * width * (own[1] - own[0] - (_overlap(own, has) if same else 0.0))
+        received.append(size)
+    lost = _lost(problem, before, old, kept)
+    return Migration(sum(received), max(received, default=0.0), lost, _seconds(cluster, received))
+
+
+def _part(whole: Part, index: int, count: int) -> Part:
+    width = (whole[1] - whole[0]) / count
+    return whole[0] + index * width, whole[0] + (index + 1) * width
+
+
+def _overlap(one: Part, other: Part) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def _shared(problem: Problem, before: Plan, after: Plan) -> list[dict[int, float]]:
+    """Return for every pipeline position after the change the elements that it has in common with each before."""
+    elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
+    was = {name: at for at, stage in zip(before.positions, before.stages, strict=True) for name in stage.blocks}
+    found: list[Counter[int]] = [Counter() for _ in range(after.pipeline)]
+    for at, stage in zip(after.positions, after.stages, strict=True):
+        for name in stage.blocks:
+            found[at][was[name]] += elements[name]
+    return [{position: float(count) for position, count in each.items()} for each in found]
+
+
+def _lost(problem: Problem, before: Plan, old: list[Holding], kept: Sequence[int]) -> float:
+    """Return the bytes of states that no rank holds which is kept."""
+    elements = {name: block.num_parameters for name, block in problem.graph.occurrences}
+    held: Counter[int] = Counter()
+    for at, stage in zip(before.positions, before.stages, strict=True):
+        held[at] += sum(elements[name] for name in stage.blocks)
+    left = [old[rank] for rank in kept if rank >= 0]
+    result, training = 0.0, problem.training
+    for position, count in held.items():
+        here = [each for each in left if each.position == position]
+        result += count * training.parameter_bytes * (1 - _covered([each.parameters for each in here]))
+        result += count * training.optimizer_bytes * (1 - _covered([each.optimizer for each in here]))
+    return result
+
+
+def _covered(parts: list[Part]) -> float:
+    """Return the length of a union of parts.
+
+    >>> _covered([(0.5, 0.75), (0.0, 0.25), (0.125, 0.5)])
+    0.75
+    """
+    reached = total = 0.0
+    for first, end in sorted(set(parts)):
+        total += max(0.0, end - max(first, reached))
+        reached = max(reached, end)
+    return 1.0 if abs(total - 1) < 1e-9 else total
+
+
+def _seconds(cluster: Cluster, received: list[float]) -> float:
+    if cluster.num_nodes == 1:
+        return max(received, default=0.0) / cluster.first.network.link.bandwidth
+    of_node = np.bincount(cluster.device_nodes[: len(received)], received, cluster.num_nodes)
+    wide = [cluster.nodes[kind][0].nics * cluster.nodes[kind][0].nic.bandwidth for kind in cluster.node_kinds.tolist()]
+    return float((of_node / np.array(wide)).max())
+
+
+FORWARD_AND_BACKWARD = 3
+"""Backward takes twice the FLOP of forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A plan on fewer devices, and what it costs to change to it."""
+
+    trial: Trial
+    devices: int
+    migration: Migration
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Answers to a loss of devices.
+
+    Parameters
+    ----------
+    left
+        Devices that are left; what a plan does not use is idle.
+    best
+        The fastest plan on any part of them; ``None`` where none fits.
+    fewest_moves
+        The same stages and tensor ranks with fewer data ranks; ``None`` where that does not go.
+    break_even
+        Steps after which changing to the best one has paid against the other; ``None`` where there is no choice.
+    sizes
+        Numbers of devices that were looked at.
+    proven
+        Whether no other number of devices can be faster.
+    whole
+        Whether all plans of the space were compared on every number of devices, not only those that people know and
+        those near the best of them.
+    """
+
+    lost: int
+    left: int
+    best: Change | None
+    fewest_moves: Change | None
+    break_even: float | None
+    sizes: tuple[int, ...]
+    proven: bool
+    whole: bool = True
+
+    __repr__ = brief()
+
+
+def replan(
+    problem: Problem, space: Space, plan: Plan, layout: Layout, lost: int, seconds: Callable[[], float]
+) -> Replan:
+    """Return what to do when the last ``lost`` devices are lost; a node that lacks one is not used.
+
+    Numbers of devices are looked at from the largest, until all FLOP at the data-sheet rate take longer than the best
+    plan, or until no ``seconds`` are left. On the largest, the best plan is searched for.
+
+    Raises
+    ------
+    ValueError
+        Where no device would be left, or nodes are of several kinds.
+    """
+    devices = problem.cluster.num_devices
+    if not 1 <= lost < devices:
+        raise ValueError(
+            f"lost devices lie between 1 and {devices - 1}, met {lost}; nearest: {min(max(lost, 1), devices - 1)}"
+        )
+    smaller = list(_smaller(problem, devices - lost))
+    open_space = replace(space, data=None, tensor=None, pipeline=None)
+    best: Trial | None = None
+    where, proven, whole, sizes = problem, False, True, list[int]()
+    for part in smaller:
+        limit = best.evaluation.step_time if best else inf
+        if _least(part) >= limit:
+            proven = True
+            break
+        try:
+            around = search_best(part, open_space, seconds) if not sizes else ()
+            ranked = ranking(part, open_space, around, seconds=seconds)
+            found = ranked.fastest(fits, below=limit)
+        except OutOfTime:
+            break
+        sizes.append(part.cluster.num_devices)
+        whole = whole and ranked.whole
+        if found is not None:
+            best, where = found, part
+    else:
+        proven = True
+    change = _change(problem, where, plan, best, devices - lost) if best else None
+    moves = _fewest_moves(smaller, problem, plan, layout, devices - lost)
+    return Replan(lost, devices - lost, change, moves, _break_even(change, moves), tuple(sizes), proven, whole)
+
+
+def _smaller(problem: Problem, left: int) -> Iterator[Problem]:
+    """Yield the problem on ever fewer devices: whole nodes, or parts of the only one."""
+    cluster = problem.cluster
+    if cluster.num_nodes == 1:
+        yield from (replace(problem, cluster=cluster.resized(1, count)) for count in range(left, 0, -1))
+    else:
+        nodes = left // cluster.first.devices
+        yield from (replace(problem, cluster=cluster.resized(count)) for count in range(nodes, 0, -1))
+
+
+def _least(problem: Problem) -> float:
+    """Return the seconds that all FLOP of a step take at the data-sheet rate."""
+    training, cluster = problem.training, problem.cluster
+    flops = FORWARD_AND_BACKWARD * problem.graph.flops * training.global_batch
+    return flops / sum(
+        node.devices * count * node.accelerator.peak(training.precision) for node, count in cluster.nodes
+    )
+
+
+def _change(problem: Problem, where: Problem, before: Plan, trial: Trial, left: int) -> Change:
+    ranks = trial.plan.mesh.num_ranks
+    kept = range(left)  # ranks run on devices in order, those lost are the last
+    cost = migration(problem, before, trial.plan, kept, where.cluster)
+    return Change(trial, ranks, cost)
+
+
+def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: Layout, left: int) -> Change | None:
+    """Return the layout with as many data ranks as devices are left for, and the largest that the batch allows.
+
+    Fewer ranks share the same states: where that leaves too little memory, microbatches are smaller.
+    """
+    group = problem.cluster.num_devices // layout.data
+    sized = {part.cluster.num_devices: part for part in parts}
+    for data in range(left // group, 0, -1):
+        part = sized.get(data * group)
+        if part is None:
+            continue
+        for size in _smaller_microbatches(layout):
+            fewer = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
+            if next(violations(part, fewer), None) is not None:
+                continue
+            smaller = complete(part, fewer)
+            found: Evaluation = SimulatedCost(part).evaluate(smaller)
+            if found.fits:
+                return _change(problem, part, plan, Trial(smaller, found, 0.0), left)
+    return None
+
+
+def _smaller_microbatches(layout: Layout) -> Iterator[int | tuple[int, ...]]:
+    """Yield the microbatch of a layout, and the sizes that divide it by falling size."""
+    yield layout.microbatch
+    if isinstance(layout.microbatch, int):
+        yield from (size for size in range(layout.microbatch - 1, 0, -1) if layout.microbatch % size == 0)
+
+
+def _break_even(best: Change | None, other: Change | None) -> float | None:
+    """Return after how many steps the best change has paid; 0 where it also moves less."""
+    if best is None or other is None or best.trial.plan == other.trial.plan:
+        return None
+    gained = other.trial.evaluation.step_time - best.trial.evaluation.step_time
+    extra = best.migration.seconds - other.migration.seconds
+    return max(extra / gained, 0.0) if gained > 0 else None

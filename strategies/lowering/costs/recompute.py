@@ -1,0 +1,342 @@
+"""Recompute: what a block keeps from forward to backward, and what it computes again.
+
+What a recomputed operator reads from outside stays. What it makes goes, with one exception: the
+result of a product or of attention stays where an operator that is not recomputed reads it in
+its backward. So does Megatron-LM: the attention core is checkpointed, and the projection keeps
+its input; norms and activation functions are checkpointed without their output.
+
+A collective runs again where the operator that reads what it makes is recomputed, and that is
+not there: a gather along a tensor axis, for what is kept is kept as it was produced, keys and
+values that go round a ring, and any other one where what it moves is itself computed again. With
+full recompute all do. Keys gathered along the context axis are taken to be there in backward.
+
+References
+----------
+Chen et al. 2016, "Training deep nets with sublinear memory cost" (full); Korthikanti et
+al. 2022, "Reducing activation recomputation in large transformer models" (selective);
+Megatron-LM, ``--recompute-modules`` and ``CheckpointWithoutOutput`` (operators).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from simulator.collective import Collective
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.compute import PRODUCTS
+from simulator.operator_graph import Block, Operator, OperatorKind
+from simulator.program import TaskKind
+from simulator.units import to_ticks
+from strategies.lowering.costs.liveness import Held, Liveness
+from strategies.lowering.costs.operator import BlockSteps, defers
+from strategies.lowering.costs.steps import Step
+from strategies.plan.mesh import OPERATOR_AXES
+from strategies.plan.recomputation import HOOKS, OfLayer, Recompute, SomeOperators
+from strategies.schedules.schedule import ActionKind
+
+_HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
+"""Operators whose results stay for those that are not recomputed."""
+
+
+class BlockMemory(NamedTuple):
+    """Bytes of one microbatch of one block on one rank.
+
+    Parameters
+    ----------
+    kept
+        Held from forward to backward.
+    recomputed
+        Made again at the start of backward and held until its end; below 0 where gradients count from the start on
+        that only come when activations have gone.
+    forward, backward
+        Held beyond those at the fullest moment of each pass.
+    deferred
+        What the gradients of weights need, once those of inputs are made.
+    gradients
+        The part of it that only then exists: gradients of what operators with weights put out.
+    inputs, weights
+        Where backward is split, held beyond those at the fullest moment of each part; of weights below 0 where
+        ``recomputed`` may be.
+    loss, loss_inputs
+        Of ``backward`` and of ``inputs``, what is only there during the backward of a loss, with which they begin.
+    lost
+        Of ``deferred``, what a stage gives back when the gradients of its inputs are made.
+    """
+
+    kept: int
+    recomputed: int
+    forward: int
+    backward: int
+    deferred: int = 0
+    gradients: int = 0
+    inputs: int = 0
+    weights: int = 0
+    loss: int = 0
+    loss_inputs: int = 0
+    lost: int = 0
+
+    def changes(self, kind: ActionKind) -> tuple[int, int]:
+        """Return what a pass of a kind takes at its start, and what it gives back at its end, besides `working`."""
+        if kind is ActionKind.FORWARD:
+            return self.kept, 0
+        if kind is ActionKind.WEIGHT:
+            early = min(self.weights, 0)
+            return early, early + self.deferred
+        if kind is ActionKind.BACKWARD:
+            return self.recomputed, self.recomputed + self.kept
+        taken = max(self.recomputed, 0) + self.gradients
+        return taken, taken + self.kept - self.deferred
+
+    def late(self) -> "BlockMemory":
+        """Return the same where a backward that is split makes all gradients with those of weights."""
+        weights = self.recomputed + self.backward
+        return self._replace(
+            deferred=self.kept, gradients=-max(self.recomputed, 0), inputs=0, weights=weights, loss_inputs=0, lost=0
+        )
+
+    def kept_whole(self, before: int, after: int) -> "BlockMemory":
+        """Return the same as `within` does where a backward that is split gives nothing back before its end."""
+        found, gradients = self.within(before, after), max(self.gradients - after, 0)
+        return found._replace(
+            gradients=gradients, deferred=self.deferred - min(before, self.kept) + gradients - self.gradients + after
+        )
+
+    def within(self, before: int, after: int) -> "BlockMemory":
+        """Return the same where what comes lies in a buffer, and what is sent stays until backward; bytes of both."""
+        backward, inputs = max(self.backward - after, 0), max(self.inputs - after, 0)
+        return self._replace(
+            kept=max(self.kept - before, 0) + after,
+            forward=max(self.forward - after, 0),
+            backward=backward,
+            inputs=inputs,
+            loss=min(self.loss, backward),
+            loss_inputs=min(self.loss_inputs, inputs),
+        )
+
+    def working(self, kind: ActionKind) -> int:
+        """Return what a pass of a kind holds at its fullest moment beyond what it takes."""
+        if kind is ActionKind.FORWARD:
+            return self.forward
+        if kind is ActionKind.BACKWARD:
+            return self.backward
+        return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
+
+    def of_loss(self, kind: ActionKind) -> int:
+        """Return what of it a pass of a kind gives back before it reads parameters."""
+        if kind is ActionKind.BACKWARD:
+            return self.loss
+        return self.loss_inputs if kind is ActionKind.INPUT else 0
+
+
+def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
+    """Return the operators that backward runs again; only layers are recomputed."""
+    if how is Recompute.NONE or not block.layer:
+        return ()
+    if how is Recompute.FULL:
+        return block.operators
+    if isinstance(how, SomeOperators):
+        return tuple(operator for operator in block.operators if operator.name in how.names)
+    return tuple(operator for operator in block.operators if operator.recompute_selectively)
+
+
+def read_again(block: Block) -> frozenset[str]:
+    """Return the operators that lead to what the backward of a block reads: not those at the end of a layer.
+
+    >>> from simulator.models.transformer import Transformer
+    >>> layer = Transformer(1, 64, 4, 4, 256, 512).graph(32, "bf16").blocks[1]
+    >>> sorted({operator.name for operator in layer.operators} - read_again(layer))
+    ['down', 'feed_forward_residual']
+    """
+    read = {name for operator in block.operators for name in operator.saved}
+    found: set[str] = set()
+    for operator in reversed(block.operators):
+        if not read.isdisjoint(operator.outputs):
+            found.add(operator.name)
+            read |= set(operator.inputs)
+    return frozenset(found)
+
+
+def with_recompute(
+    block: Block, steps: BlockSteps, how: OfLayer, accelerator: Accelerator, *, unread: bool = True
+) -> BlockSteps:
+    """Return the steps with the recomputed part of forward put before backward.
+
+    ``unread`` says that operators run again too whose results backward does not read.
+    """
+    again = recomputed_operators(block, how)
+    if not again:
+        return steps
+    names, made = {operator.name for operator in again}, {name for operator in again for name in operator.outputs}
+    names = names if unread else names & read_again(block)
+    whole = len(again) == len(block.operators)
+    repeated: list[Step] = []
+    waiting: list[Step] = []
+    for step in steps.forward:  # what moves the tensors that an operator reads comes right before it
+        if step.collective is not None or step.tensor:
+            gathered = step.collective is Collective.ALL_GATHER and step.axis in OPERATOR_AXES
+            again_moved = step if step.collective else step._replace(kind=TaskKind.RECOMPUTE)
+            waiting += [again_moved] if whole or step.beside or gathered or step.tensor in made else []
+            continue
+        if step.operators in names:
+            repeated += [*waiting, step._replace(kind=TaskKind.RECOMPUTE)]
+        waiting = []
+    if accelerator.recompute_launch:
+        regions = len(again) if isinstance(how, SomeOperators) else 1
+        seconds = regions * accelerator.recompute_launch + HOOKS * len(names) * accelerator.launch
+        repeated.insert(0, Step(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
+    return BlockSteps(steps.forward, (*repeated, *steps.backward))
+
+
+class Moments(NamedTuple):
+    """Bytes of one block on one rank, moment by moment: those of activations, and those that no batch changes.
+
+    Parameters
+    ----------
+    kept, remade
+        Held from forward to backward, and what backward can make again.
+    forward
+        Held at the fullest moment of forward.
+    backward
+        For every operator, what is held while its backward runs, and the gradients of its weights.
+    deferred, gradients
+        As in `BlockMemory`.
+    inputs
+        Where backward is split, for every operator what is held while the gradient of its input is made, with all of
+        ``gradients``.
+    weights
+        For every operator with weight gradients of its own, what it holds while they are computed, and them.
+    before_loss
+        How many of the operators are not those of a loss with which backward begins.
+    lost
+        As in `BlockMemory`.
+    """
+
+    kept: int
+    remade: int
+    forward: int
+    backward: tuple[tuple[int, int], ...]
+    deferred: int
+    gradients: int
+    inputs: tuple[int, ...]
+    weights: tuple[tuple[int, int], ...]
+    before_loss: int
+    lost: int = 0
+
+    def memory(self, times: int = 1) -> BlockMemory:
+        """Return what ``times`` as many sequences hold."""
+        most = max(times * live + gradient for live, gradient in self.backward)
+        held = min(times * (self.kept + self.remade), most)
+        kept, without = times * self.kept, times * (max(self.inputs) - self.gradients)
+        held_inputs = max(held, kept)  # gradients of weights do not come then
+        rest, rest_inputs = self.backward[: self.before_loss], self.inputs[: self.before_loss]
+        backward, inputs = most - held, max(without - held_inputs, 0)
+        return BlockMemory(
+            kept,
+            held - kept,
+            max(times * self.forward - kept, 0),
+            backward,
+            times * self.deferred,
+            times * self.gradients,
+            inputs,
+            max((times * live + gradient for live, gradient in self.weights), default=0),
+            backward - max(max(times * live + gradient for live, gradient in rest) - held, 0),
+            inputs - max(times * (max(rest_inputs) - self.gradients) - held_inputs, 0),
+            times * self.lost,
+        )
+
+
+def moments(live: Liveness, how: OfLayer, *, apart_gradients: int = 0) -> Moments:
+    """Return what a block holds, moment by moment.
+
+    ``apart_gradients`` are the bytes of an element of gradients that are counted as they leave their block, whole: then
+    those that backward has not made yet are left out here.
+    """
+    operators = live.operators
+    again = set(recomputed_operators(live.block, how))
+    held, saved = _kept(live, again), _saved(live)
+    remade = {name: each for name, (each, _) in saved.items() if name not in held}
+    last = max((saved[name][1] for name in remade), default=-1)
+    where = [index for index, operator in enumerate(operators) if operator in again]
+    backward = live.backward(held, remade, range(min(where, default=0), max([last, *where]) + 1))
+    gradients = [live.weight_gradient(operator) for operator in operators]
+    apart = [operator for operator in operators if defers(operator)]
+    besides = dict(zip(operators, gradients, strict=True))
+    if apart_gradients:
+        gradients = _not_made(live, gradients, apart_gradients)
+        besides = {each: max(made - _own(live, each) * apart_gradients, 0) for each, made in besides.items()}
+    return Moments(
+        sum(each.size for each in held.values()),
+        sum(each.size for each in remade.values()),
+        live.forward(held),
+        tuple(zip(backward, gradients, strict=True)),
+        *_deferred(live, held, remade, backward),
+        tuple((live.gathered_apart(operator), besides[operator]) for operator in apart),
+        len(operators) - (0 if again else len(live.block.loss)),
+        _lost(live, held),
+    )
+
+
+def _not_made(live: Liveness, gradients: Sequence[int], each: int) -> list[int]:
+    """Return for every operator the bytes of gradients that it makes and nothing keeps, less those still to be made."""
+    kept = [_own(live, operator) for operator in live.operators]
+    later = accumulate((count * each for count in kept), initial=0)
+    return [max(made - count * each, 0) - left for made, count, left in zip(gradients, kept, later, strict=False)]
+
+
+def _own(live: Liveness, operator: Operator) -> int:
+    """Return the elements on a rank of an operator's parameters."""
+    return sum(live.layout.parameter_share(live.block.tensor[name]) for name in operator.parameters)
+
+
+def _kept(live: Liveness, again: set[Operator]) -> dict[str, Held]:
+    """Return what stays from forward to backward: what others keep, and what recomputed operators read from outside."""
+    result: dict[str, Held] = {}
+    inside = {name for operator in again for name in operator.outputs}
+    gone = {name for operator in again if operator.kind not in _HEAVY for name in operator.outputs}
+    for index, operator in enumerate(live.operators):
+        if operator in again:
+            found = dict(live.kept(operator, name) for name in operator.inputs if name not in inside)
+        else:
+            found = dict(live.kept(operator, name) for name in live.saved(operator) if name not in gone)
+            found |= live.unnamed(operator)
+        for name, size in found.items():
+            result.setdefault(name, Held(size, index))
+    return result
+
+
+def _saved(live: Liveness) -> dict[str, tuple[Held, int]]:
+    """Return what operators keep for backward where none is recomputed, and the last operator that keeps it."""
+    result: dict[str, tuple[Held, int]] = {}
+    for index, operator in enumerate(live.operators):
+        for name, size in (
+            *(live.kept(operator, name) for name in live.saved(operator)),
+            *live.unnamed(operator).items(),
+        ):
+            result[name] = result[name][0] if name in result else Held(size, index), index
+    return result
+
+
+def _deferred(
+    live: Liveness, held: Mapping[str, Held], remade: Mapping[str, Held], backward: Sequence[int]
+) -> tuple[int, int, tuple[int, ...]]:
+    """Return what gradients of weights made apart need, its part of gradients, and what is held before, as `Moments`.
+
+    Either the inputs of their operators stay and the gradients of what these put out, or all that forward kept, and
+    what was made again.
+    """
+    if not live.framework.keeps_graph:
+        operators = [operator for operator in live.operators if defers(operator)]
+        inputs = dict(live.kept(operator, name) for operator in operators for name in live.saved(operator))
+        outputs = dict(live.kept(operator, name) for operator in operators for name in operator.outputs)
+        gradients = sum(outputs.values())
+        return sum(inputs.values()) + gradients, gradients, tuple(each + gradients for each in backward)
+    gradients = sum(live.gradient(name) for each in live.operators if each.parameters for name in each.outputs)
+    kept, again = (sum(each.size for each in found.values()) for found in (held, remade))
+    moments = tuple(kept + again + each + gradients for each in live.captured())
+    return kept + again + gradients, gradients, moments
+
+
+def _lost(live: Liveness, held: Mapping[str, Held]) -> int:
+    """Return what a loss keeps until all gradients of inputs are made, where the rest is kept longer."""
+    first = len(live.operators) - len(live.block.loss)
+    return sum(each.size for each in held.values() if each.first >= first) if live.framework.keeps_graph else 0

@@ -1,0 +1,138 @@
+"""A block's weights on one rank, those that ranks have whole, and those that two stages share.
+
+Their shapes are as an optimizer factors them; some of them go into fp8.
+
+Parameters that ranks along an operator axis have whole, but apply to their own part: their gradients are summed.
+
+With sequence parallelism these are the weights of norms and routers and whatever else works between the products
+that are cut, and the biases of products whose sum is scattered; without it norms of queries and keys. Each rank
+has the gradient of its part alone. Once a step, when data ranks have reduced them, all of them together are
+all-reduced over the tensor group; and so are along each operator axis the gradients of all parameters whose
+operators it cuts along a dim that they lack, the batch for one.
+
+Tied parameters: one parameter used by two blocks, kept twice where they are on two stages.
+
+Shoeybi et al. 2019, "Megatron-LM": the word embedding is also the output layer; with a
+pipeline its gradient is summed between the first and the last stage.
+
+References
+----------
+Megatron-LM, ``core/distributed/finalize_model_grads.py``, ``_allreduce_layernorm_grads``;
+``core/tensor_parallel/layers.py``, ``RowParallelLinear`` and ``core/transformer/moe/router.py`` (what else is marked
+``sequence_parallel``). PyTorch 2, ``torch.distributed.tensor.parallel.SequenceParallel``: gradients of norms come
+back partial, and are summed before the optimizer reads them.
+"""
+
+from collections.abc import Iterable
+from math import ceil, prod
+from typing import NamedTuple
+
+from simulator.machine.compute import PRODUCTS, is_bias
+from simulator.operator_graph import SEQUENCE, Operator, OperatorGraph, OperatorKind, Tensor
+from strategies.lowering.costs.operator import BlockLayout
+from strategies.plan.framework import Framework
+from strategies.plan.mesh import OPERATOR_AXES
+from strategies.plan.parallelism import EXPERTS
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
+
+
+def factored_elements(layout: BlockLayout, parameters: Iterable[Tensor]) -> int:
+    """Return the rows and columns of a rank's share of some matrices of a block, and the elements of vectors."""
+    owners = {name: operator for operator in layout.block.operators for name in operator.parameters}
+    return sum(factored_share(layout, owners[tensor.name], tensor) for tensor in parameters)
+
+
+def factored_share(layout: BlockLayout, operator: Operator, tensor: Tensor) -> int:
+    """Return the rows and columns of a rank's share of one parameter, or its elements where it is a vector.
+
+    The weight of a product has the reduced dims as rows and the others as columns, one matrix an expert;
+    its bias is a vector. Any other parameter has its first dim as rows.
+    """
+    product = operator.kind in PRODUCTS
+    rows = [dim for dim in tensor.dims if dim in operator.reduced] if product else list(tensor.dims[:1])
+    shape = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
+    count = shape.pop(EXPERTS, 1) if operator.kind is OperatorKind.GROUPED_MATMUL else 1
+    height = prod(shape[dim] for dim in rows)
+    width = prod(size for dim, size in shape.items() if dim not in rows)
+    return count * (height + width if rows and len(rows) < len(shape) else height * width)
+
+
+def quantised_elements(layout: BlockLayout) -> int:
+    """Return the elements of a rank's share of the weights that a block multiplies by in fp8."""
+    return sum(layout.parameter_share(layout.block.tensor[name]) for name in _quantised(layout))
+
+
+def _quantised(layout: BlockLayout) -> set[str]:
+    return {o.parameters[0] for o in layout.block.operators if o.parameters and layout.quantises(o)}
+
+
+class Unit(NamedTuple):
+    """What of a block's parameters data ranks share at once: all of them, or the largest where they share one by one.
+
+    Parameters
+    ----------
+    elements, experts
+        Elements on a rank whose gradients are whole at once: of what is no expert, and of experts.
+    size
+        Bytes on a rank of what is gathered, copies in fp8 included.
+    """
+
+    elements: int = 0
+    experts: int = 0
+    size: int = 0
+
+
+def unit(training: Training, layout: BlockLayout) -> Unit:
+    """Return what of a block's parameters data ranks share at once."""
+    at_once = max if training.conventions.shares_weights else sum
+    own = {tensor.name for tensor in layout.expert_parameters()}
+    cast = _quantised(layout) if training.quantised_bytes else set()
+    shares = {tensor.name: layout.parameter_share(tensor) for tensor in layout.block.parameters}
+    sizes = [n * (training.parameter_bytes + training.more_bytes * (name in cast)) for name, n in shares.items()]
+    return Unit(
+        at_once([0, *(n for name, n in shares.items() if name not in own)]),
+        at_once([0, *(n for name, n in shares.items() if name in own)]),
+        at_once([0, *sizes]),
+    )
+
+
+def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int, ...]:
+    """Return the elements on a rank of the parameters of a block whose gradients ranks along each operator axis sum."""
+    tensor, operators = layout.block.tensor, layout.block.operators
+    owned = [(operator, tensor[name]) for operator in operators for name in operator.parameters]
+    found = ({p.name: p for o, p in owned if in_parts(layout, framework, o, p, axis)} for axis in OPERATOR_AXES)
+    return tuple(sum(map(layout.parameter_share, each.values())) for each in found)
+
+
+def summed_share(plan: Plan, elements: int) -> int:
+    """Return of how many of so many gradients a rank has the sum over data ranks: of its share from ZeRO 2 on."""
+    return ceil(elements / plan.shards) if plan.zero >= 2 else elements
+
+
+def in_parts(layout: BlockLayout, framework: Framework, operator: Operator, parameter: Tensor, axis: str) -> bool:
+    """Return whether each rank along an axis has all of a parameter, and its gradient of a part of the operator."""
+    if layout.mesh.size(axis) == 1:
+        return False
+    sharding = layout.shardings[operator.name]
+    cut = any(axis in axes for dim, axes in sharding.of_kept(parameter).cuts if dim != SEQUENCE)
+    if cut or layout.adds_before_cut(operator):
+        return False
+    if is_bias(operator, parameter) and any(axis in dict(sharding.cuts).get(dim, ()) for dim in operator.reduced):
+        return framework.late_biases and _scattered(layout, operator, axis)
+    return any(axis in axes for _, axes in sharding.cuts)
+
+
+def _scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
+    """Return whether what an operator sums over ranks along an axis is read cut along a dim by them."""
+    readers = [(each, name) for each in layout.block.operators for name in operator.outputs if name in each.inputs]
+    return any(axis in axes for each, name in readers for _, axes in layout.wanted(each, name).cuts)
+
+
+def tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
+    """Return the pairs of pipeline positions that keep one parameter each, and it by block and name."""
+    if not graph.tied or plan.pipeline == 1:
+        return []
+    placed = {block: at for stage, at in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks}
+    found = [((placed.get(first[0], -1), placed.get(second[0], -1)), second) for first, second in graph.tied]
+    return [(pair, parameter) for pair, parameter in found if pair[0] != pair[1] and min(pair) >= 0]

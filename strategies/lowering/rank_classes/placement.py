@@ -1,0 +1,351 @@
+"""A mesh on a machine: which ranks and devices form groups of every kind, and what these put on links.
+
+What they put there is told for each algorithm that they may choose.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.collective import Algorithm, Collective
+from simulator.collectives.choose import able, candidates, fastest, phases
+from simulator.collectives.placement import Alike
+from simulator.collectives.traffic import Phase
+from simulator.deadline import check_deadline
+from simulator.interconnect.interconnect import Interconnect, interconnect
+from simulator.interconnect.links import Parts
+from simulator.interconnect.routes import Routes
+from simulator.machine.cluster import Cluster
+from simulator.machine.topology import Crossbar
+from simulator.program import IntArray
+from strategies.lowering.rank_classes.refinement import Colours, FloatArray, Groups, combine, joined, quantised
+from strategies.plan.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    GROUPS,
+    PIPELINE,
+    REPLICA,
+    TENSOR,
+    TENSOR_DEPTH,
+    TENSOR_ROWS,
+    Mesh,
+    data_ranks,
+)
+from strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
+from strategies.plan.parallelism import Attention
+
+FORWARD, BACKWARD = "forward", "backward"
+"""Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""
+
+HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
+
+NORM = "norm"
+"""The kind of groups that sum the norm of gradients."""
+
+USUAL = {
+    TENSOR: Collective.ALL_REDUCE,
+    TENSOR_ROWS: Collective.ALL_GATHER,
+    TENSOR_DEPTH: Collective.ALL_GATHER,
+    CONTEXT: Collective.ALL_GATHER,
+    EXPERT: Collective.ALL_TO_ALL,
+    DATA: Collective.ALL_REDUCE,
+    EXPERT_DATA: Collective.ALL_REDUCE,
+    REPLICA: Collective.ALL_REDUCE,
+    FORWARD: Collective.SEND,
+    BACKWARD: Collective.SEND,
+}
+
+_EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
+"""What groups along the context axis run besides, by how they compute attention."""
+
+
+def tied_kind(first: int, second: int) -> str:
+    """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
+    return f"tied {first} {second}"
+
+
+def hop_kind(sender: int, receiver: int) -> str:
+    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries but do not adjoin."""
+    return f"send {sender} {receiver}"
+
+
+def tenant_kind(number: int) -> str:
+    """Return the kind of group that a tenant of the cluster is."""
+    return f"tenant {number}"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A mesh on a machine: ``devices[rank]``; ``looped`` where the last stage sends to the first too,
+    ``offloads`` where ranks exchange data with their hosts; ``tied`` are pipeline positions that keep
+    one parameter, ``hops`` those that exchange boundaries but do not adjoin, sender first, and ``central``
+    where the first rank of each data group sums its gradients, ``norm`` the axes over which the norm of
+    gradients is summed, ``attention`` how context groups compute it, ``batches`` the sizes of the data ranks'
+    microbatches where they are not all equal, ``exchanging`` the operator axes along which all-to-alls run.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    placement: tuple[int, ...]
+    looped: bool
+    offloads: bool = False
+    tied: tuple[tuple[int, int], ...] = ()
+    central: bool = False
+    norm: tuple[str, ...] = ()
+    hops: tuple[tuple[int, int], ...] = ()
+    attention: Attention | None = None
+    batches: tuple[int, ...] = ()
+    exchanging: tuple[str, ...] = ()
+
+    @property
+    def exchanges(self) -> dict[str, Collective]:
+        """What groups run besides what is usual, by kind."""
+        found = dict.fromkeys(self.exchanging, Collective.ALL_TO_ALL)
+        return found | ({CONTEXT: _EXCHANGES[self.attention]} if self.attention in _EXCHANGES else {})
+
+    @cached_property
+    def devices(self) -> IntArray:
+        """The device of every rank."""
+        return np.array(self.placement or range(self.mesh.num_ranks), dtype=np.int64)
+
+    @cached_property
+    def sequences(self) -> IntArray:
+        """The sequences of a microbatch of every rank; 0 where all have as many."""
+        sizes = np.array(self.batches, dtype=np.int64)
+        return sizes[data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
+
+    def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
+        """Return the groups of a kind as rows of ranks and of devices; a tenant's devices are no ranks."""
+        if kind in HOST_KINDS:
+            return np.arange(self.mesh.num_ranks)[:, None], self.devices[:, None]
+        pairs = {tied_kind(first, second): [first, second] for first, second in self.tied}
+        pairs |= {hop_kind(sender, receiver): [sender, receiver] for sender, receiver in self.hops}
+        if kind == NORM or kind in USUAL or kind in pairs:
+            ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.groups(kind)
+            return ranks, self.devices[ranks]
+        tenant = next(t for number, t in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
+        return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
+
+    def groups(self, kind: str) -> IntArray:
+        """Return the groups of a kind, a row of ranks each; none where they would have one member."""
+        if kind == EXPERT_DATA and self.mesh.size(EXPERT) == 1:
+            return self.mesh.rows()  # the same groups as along data
+        if kind in GROUPS:
+            return self.mesh.rows(*GROUPS[kind])
+        if kind == NORM:
+            return self.mesh.rows(*self.norm)
+        rows = self.mesh.rows(PIPELINE)
+        if len(rows) == 0:
+            return np.empty((0, 2), dtype=np.int64)
+        after = np.roll(rows, -1, axis=1)
+        keep = rows.shape[1] if self.looped else rows.shape[1] - 1
+        pairs = np.stack([rows[:, :keep].ravel(), after[:, :keep].ravel()], axis=1)
+        return pairs if kind == FORWARD else pairs[:, ::-1].copy()
+
+
+BoolArray = NDArray[np.bool_]
+
+_MEMORY = "memory in"
+
+
+class Loads:
+    """What the groups of every kind put on links, computed once for groups that lie alike."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.placed, self.cluster = placed, placed.cluster
+        self.kinds: dict[str, tuple[Collective, ...]] = {}
+        self.ranks: dict[str, IntArray] = {}
+        self.groups: dict[str, Alike] = {}
+        self._even: dict[str, bool] = {}
+        self._able: dict[tuple[str, Collective, Algorithm], BoolArray] = {}
+        tenants = {tenant_kind(number): t.collective for number, t in enumerate(placed.cluster.tenants)}
+        copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
+        tied = {tied_kind(first, second): Collective.ALL_REDUCE for first, second in placed.tied}
+        hops = {hop_kind(sender, receiver): Collective.SEND for sender, receiver in placed.hops}
+        central = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
+        norm = {NORM: Collective.ALL_REDUCE} if placed.norm else {}
+        for kind, collective in (USUAL | hops | central | tenants | copies | tied | norm).items():
+            ranks, devices = placed.group_devices(kind)
+            if len(ranks):
+                besides = placed.exchanges.get(kind)
+                runs = (collective, besides) if besides else (collective,)
+                self.kinds[kind], self.ranks[kind], self.groups[kind] = runs, ranks, Alike(self.cluster, devices)
+
+    def algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
+        """Return the algorithms to choose from for a group: the one that the user has fixed, where it can run."""
+        shape = self.groups[kind].shape[group]
+        found = tuple(a for a in self.candidates(kind, collective) if self._runs(kind, collective, a)[shape])
+        fixed = dict(self.cluster.algorithms).get(collective)
+        return (fixed,) if fixed in found else found
+
+    def phases(self, kind: str, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:
+        """Return the phases of a collective on some groups of a kind; those that cannot run it have no rows."""
+        alike = self.groups[kind].among(groups)
+        return tuple(alike.spread(each) for each in self._phases(kind, collective, algorithm, alike))
+
+    def _phases(self, kind: str, collective: Collective, algorithm: Algorithm, alike: Alike) -> tuple[Phase, ...]:
+        """Return the phases of a collective on the representatives of some groups of a kind."""
+        check_deadline()
+        if kind in HOST_KINDS:
+            return host_phases(self.cluster, kind, alike.representatives)
+        runs = self._runs(kind, collective, algorithm)[alike.numbers]
+        some = phases(self.cluster, collective, algorithm, alike.representatives[runs])
+        return tuple(_placed(phase, np.flatnonzero(runs), len(runs)) for phase in some)
+
+    def coloured(self) -> tuple[tuple[Groups, ...], tuple[tuple[slice, slice], ...]]:
+        """Return all kinds of groups for refinement, and the twins of links: families that load as others do.
+
+        Twins are (twin, the family that stands for it), and are left out of what groups load: the NICs of
+        devices, say, where all that crosses a device's slot goes through its NIC.
+        """
+        usual = {kind: self._usual(kind) for kind in self.kinds}
+        network = interconnect(self.cluster)
+        families, first = network.parts.families, _twins(network.parts, list(chain.from_iterable(usual.values())))
+        kept = np.ones(network.num_links, dtype=np.bool_)
+        for number, other in enumerate(first):
+            kept[families[number]] = number == other
+        groups = tuple(self._coloured(number, kind, usual[kind], kept) for number, kind in enumerate(self.kinds))
+        return groups, tuple((families[n], families[other]) for n, other in enumerate(first) if n != other)
+
+    def links(self) -> Colours:
+        """Return the first colours of links: their bandwidth, and their family where switches gather.
+
+        What groups usually run loads a port as much one way as the other. A gather in switches does not, and
+        a scatter is its mirror image, so that the two ways of a port are not alike where a group may run them.
+        """
+        network = interconnect(self.cluster)
+        colours = quantised(network.bandwidth)
+        gathers = [phase for kind in self.kinds for phase in self._gathers(kind)]
+        if gathers:
+            for links, other in zip(network.parts.families, _twins(network.parts, gathers), strict=True):
+                colours[links] = joined(colours[links], np.uint64(other))
+        return colours
+
+    def _gathers(self, kind: str) -> tuple[Phase, ...]:
+        """Return the phases of a gather in switches, where groups of a kind may run it."""
+        if kind in HOST_KINDS or not self._runs(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH).any():
+            return ()
+        return self._phases(kind, Collective.ALL_GATHER, Algorithm.IN_SWITCH, self.groups[kind])
+
+    def _usual(self, kind: str) -> list[Phase]:
+        """Return the phases of what a kind usually runs, by every algorithm that may be chosen, on representatives."""
+        alike = self.groups[kind]
+        every = (self._phases(kind, c, a, alike) for c in self.kinds[kind] for a in self.candidates(kind, c))
+        return list(chain.from_iterable(every))
+
+    def _coloured(self, number: int, kind: str, usual: list[Phase], kept: BoolArray) -> Groups:
+        """Return groups whose first colours say their kind and their latencies."""
+        alike = self.groups[kind]
+        colour = np.full(len(alike.representatives), number, dtype=np.uint64)
+        rows, weights, counted = [], [], list[Phase]()
+        for index, phase in enumerate(usual):
+            colour = combine(colour, quantised(phase.latency))
+            if phase.launch is not None and self.cluster.library.protocols:
+                colour = combine(colour, quantised(phase.launch))
+            ratio = next((found for other in counted if (found := _ratio(phase, other)) is not None), None)
+            if ratio is not None:
+                colour = combine(colour, quantised(ratio))
+                continue
+            counted.append(phase)
+            chosen = np.flatnonzero(kept[phase.link])
+            some = Phase(phase.latency, phase.group[chosen], phase.link[chosen], phase.load[chosen])
+            rows.append(alike.rows(some))
+            weights.append(joined(quantised(some.load), np.uint64(index))[rows[-1].row])
+        group, link = _column([each.group for each in rows]), _column([each.link for each in rows])
+        ordered = kind in (FORWARD, BACKWARD, *(hop_kind(*pair) for pair in self.placed.hops))
+        return Groups(self.ranks[kind], ordered, group, link, _column(weights), colour[alike.shape])
+
+    def candidates(self, kind: str, collective: Collective) -> tuple[Algorithm, ...]:
+        """Return the algorithms that may be chosen for some group of a kind."""
+        if kind in HOST_KINDS:
+            return (Algorithm.DIRECT,)
+        if self._alike(kind):
+            return fastest(self.cluster, collective, self.groups[kind].representatives[0])
+        every = candidates(self.cluster, collective)
+        return tuple(algorithm for algorithm in every if self._runs(kind, collective, algorithm).any())
+
+    def _alike(self, kind: str) -> bool:
+        """Return whether all groups of a kind have as many ranks on each of their nodes, of equal nodes."""
+        if kind not in self._even:
+            nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
+            turns = np.diff(nodes, axis=1) != 0
+            equal = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
+            self._even[kind] = equal and isinstance(self.cluster.fabric, Crossbar) and bool((turns == turns[0]).all())
+        return self._even[kind]
+
+    def _runs(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
+        """Return for every shape of groups of a kind whether it can run a collective by an algorithm."""
+        key = (kind, collective, algorithm)
+        if key not in self._able:
+            devices = self.groups[kind].representatives
+            copies = kind in HOST_KINDS
+            every = np.ones(len(devices), dtype=np.bool_)
+            self._able[key] = every if copies else able(self.cluster, collective, algorithm, devices)
+        return self._able[key]
+
+
+def _twins(parts: Parts, usual: Sequence[Phase]) -> list[int]:
+    """Return for every family of links the first whose parts have theirs loaded by the same groups in the same way."""
+    first: dict[tuple[bytes, ...], int] = {}
+    found = []
+    for number, links in enumerate(parts.families):
+        mark = [parts.owners(number).tobytes()]
+        for phase in usual:
+            rows = np.flatnonzero((phase.link >= links.start) & (phase.link < links.stop))
+            columns = phase.group[rows], phase.link[rows] - links.start, phase.load[rows]
+            mark += [column.tobytes() for column in columns]
+        found.append(first.setdefault(tuple(mark), number))
+    return found
+
+
+def _ratio(phase: Phase, other: Phase) -> FloatArray | None:
+    """Return for every group how many times the bytes of another phase it moves over the same links, if it does."""
+    if not (np.array_equal(phase.group, other.group) and np.array_equal(phase.link, other.link)):
+        return None
+    times = phase.load / other.load
+    ratio = np.ones(len(phase.latency))
+    ratio[phase.group] = times
+    return ratio if np.allclose(ratio[phase.group], times, rtol=1e-12, atol=0.0) else None
+
+
+def _column(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _placed(phase: Phase, groups: IntArray, count: int) -> Phase:
+    """Return a phase of some groups as one of all ``count`` of them."""
+    if len(groups) == count:
+        return phase
+    latency = np.zeros(count)
+    launch: FloatArray | None = None
+    latency[groups] = phase.latency
+    if phase.launch is not None:
+        launch = np.zeros(count)
+        launch[groups] = phase.launch
+    return Phase(latency, groups[phase.group], phase.link, phase.load, launch, phase.messages)
+
+
+def host_phases(cluster: Cluster, kind: str, devices: IntArray) -> tuple[Phase, ...]:
+    """Return what one byte to, on or from the host puts on links, for each device (rows of one)."""
+    network = interconnect(cluster)
+    routes = _routes(network, kind, devices[:, 0])
+    latency: FloatArray = np.bincount(routes.pair, network.latency[routes.link], len(devices)).astype(np.float64)
+    return (Phase(latency, routes.pair, routes.link, routes.share),)
+
+
+def _routes(network: Interconnect, kind: str, devices: IntArray) -> Routes:
+    if kind == FROM_HOST:
+        return network.from_host(devices)
+    routes = network.to_host(devices)
+    if kind == TO_HOST:
+        return routes
+    memory = {int(link): network.kind(int(link)) == _MEMORY for link in np.unique(routes.link)}
+    chosen = np.array([memory[link] for link in routes.link.tolist()], dtype=bool)
+    return Routes(routes.pair[chosen], routes.link[chosen], routes.share[chosen])

@@ -1,0 +1,151 @@
+"""Data parallel: gradients are summed over the data axis, in buckets as backward makes them.
+
+References
+----------
+Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
+VLDB 2020 (buckets); Narayanan et al., SC 2021, section 3.3 (one reduction a step); Li et al.,
+"Scaling distributed machine learning with the parameter server", OSDI 2014 (central reduction).
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import ceil
+from typing import NamedTuple
+
+from simulator.collective import Collective
+from simulator.machine.cluster import Cluster
+from strategies.lowering.costs.stage import StageCost
+from strategies.lowering.costs.weights import Unit
+from strategies.plan.mesh import DATA, EXPERT_DATA
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Training
+
+SHARED = (DATA, EXPERT_DATA)
+"""Kinds of the groups that share states: of what is no expert, and of experts."""
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients are reduced when so many bytes of them are ready (DistributedDataParallel's default)."""
+
+
+def overlaps(cluster: Cluster, plan: Plan) -> bool:
+    """Return whether gradients are reduced while backward still makes others."""
+    return asks_for_overlap(plan) and not cluster.accelerator.computes_collectives
+
+
+def asks_for_overlap(plan: Plan) -> bool:
+    """Return whether a plan has gradients to reduce, and wants that beneath backward."""
+    return plan.replicas > 1 and plan.overlap_gradients
+
+
+def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:
+    """Return whether gradients are reduced bucket by bucket: beneath backward, or for every microbatch."""
+    return overlaps(cluster, plan) or (plan.shards > 1 and plan.zero >= 2)
+
+
+class Bucket(NamedTuple):
+    """Gradients that groups of one ``kind`` reduce together: ready when the last of their ``blocks`` ends backward."""
+
+    blocks: tuple[str, ...]
+    parameters: int
+    kind: str = DATA
+
+    @property
+    def last(self) -> str:
+        """The block that ends backward last of all in the bucket."""
+        return self.blocks[-1]
+
+
+class Filling(NamedTuple):
+    """How gradients that groups of one ``kind`` reduce fill buckets, in the order of backward.
+
+    ``elements`` are those of every block, ``blocks`` says how many blocks each bucket has.
+    """
+
+    kind: str
+    elements: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """For every block, how many blocks have ended when its bucket leaves."""
+        each = zip(accumulate(self.blocks), self.blocks, strict=True)
+        return tuple(end for end, count in each for _ in range(count))
+
+
+def fillings(
+    parameters: Sequence[int], experts: Sequence[int], gradient_bytes: int, limit: float = BUCKET_BYTES
+) -> tuple[Filling, ...]:
+    """Return how gradients fill buckets, from the elements of every block in the order of backward.
+
+    Gradients of ``experts``, which are among all ``parameters``, have buckets of their own: fewer ranks share them.
+
+    >>> [filling.blocks for filling in fillings([3, 3, 9, 1], [0, 0, 5, 0], 4, 20)]
+    [(2, 2), (3, 1)]
+    """
+    dense = tuple(every - own for every, own in zip(parameters, experts, strict=True))
+    kinds = [(DATA, dense)] + ([(EXPERT_DATA, tuple(experts))] if any(experts) else [])
+    return tuple(Filling(kind, each, _counts(each, gradient_bytes, limit)) for kind, each in kinds)
+
+
+def at_once(found: Sequence[Filling], units: Sequence[Unit]) -> tuple[Filling, ...]:
+    """Return the same with the elements of every block whose gradients are whole at once."""
+    parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.experts for unit in units)}
+    return tuple(filling._replace(elements=parts[filling.kind]) for filling in found)
+
+
+def _counts(elements: Sequence[int], gradient_bytes: int, limit: float) -> tuple[int, ...]:
+    """Return how many blocks each bucket has."""
+    result: list[int] = []
+    blocks = filled = 0
+    for index, count in enumerate(elements):
+        blocks, filled = blocks + 1, filled + count
+        if filled * gradient_bytes >= limit or index == len(elements) - 1:
+            result.append(blocks)
+            blocks = filled = 0
+    return tuple(result)
+
+
+def buckets(
+    names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
+) -> tuple[Bucket, ...]:
+    """Return the buckets of a stage, whose blocks have ``names``, in the order in which backward fills them."""
+    order, elements = names[::-1], stage.gradients[::-1]
+    experts = [block.experts for block in stage.blocks[::-1]]
+    found: list[tuple[int, Bucket]] = []
+    for filling in fillings(elements, experts, gradient_bytes, limit):
+        for first, end in pairwise(accumulate(filling.blocks, initial=0)):
+            found.append((end, Bucket(tuple(order[first:end]), sum(filling.elements[first:end]), filling.kind)))
+    return tuple(bucket for _, bucket in sorted(found, key=lambda each: each[0]))
+
+
+def bucket_limit(plan: Plan) -> int:
+    """Return the bytes that fill a bucket.
+
+    With ZeRO 3 every block is one, the unit that is gathered, and so where parameters come from the host.
+    """
+    return 0 if plan.zero >= 3 or any(plan.offload.parameters) else BUCKET_BYTES
+
+
+def reduction(plan: Plan) -> Collective:
+    """Return the collective that sums gradients over the data axis: with ZeRO each rank keeps its share."""
+    if plan.gradient_reduction == "parameter_server":
+        return Collective.PUSH_PULL
+    return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
+
+
+def reduced_bytes(training: Training, plan: Plan) -> float:
+    """Return the bytes of one parameter that `reduction` is given: those of its gradient.
+
+    A server is sent gradients and returns parameters; of these it is the mean.
+    """
+    gradient = training.gradient_bytes
+    return (gradient + training.updated_bytes) / 2 if reduction(plan) is Collective.PUSH_PULL else gradient
+
+
+def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:
+    """Return the collective that sums a rank's share of so many gradients over replicas, and its bytes.
+
+    The share is that of a group of a kind.
+    """
+    shards = plan.expert_shards if kind == EXPERT_DATA else plan.shards
+    return Collective.ALL_REDUCE, float(ceil(elements / shards) * training.gradient_bytes)

@@ -1,0 +1,127 @@
+"""From a layout to the complete plan that it means, and back to the layout that a plan was completed from."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+from strategies.plan.layout import Layout
+from strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, microbatch
+from strategies.plan.parallelism import Attention, Parallelism, shardings
+from strategies.plan.partition import partition
+from strategies.plan.pipeline_rules import chunks_of
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.plan.rules import violations
+from strategies.schedules.schedule import rule_of
+
+
+def complete(problem: Problem, layout: Layout) -> Plan:
+    """Return the complete plan that ``layout`` means for ``problem``.
+
+    Raises
+    ------
+    ValueError
+        Where the layout breaks a rule; the message is the first violation's.
+    """
+    broken = next(violations(problem, layout), None)
+    if broken is not None:
+        raise ValueError(f"{broken.field}: {broken.message}")
+    by = Parallelism(
+        tensor=layout.tensor > 1,
+        sequence_parallel=layout.sequence_parallel,
+        expert=layout.expert > 1,
+        attention=layout.attention if layout.context > 1 else None,
+        rows=layout.tensor_rows > 1,
+        gathers_logits=problem.training.gathers_logits,
+    )
+    rule, free = rule_of(layout.schedule), problem.cluster.free_devices
+    placement = layout.placement or (() if len(free) == problem.cluster.num_devices else free)
+    return Plan(
+        mesh=mesh_of(layout),
+        stages=partition(problem.graph, rule.num_stages(layout.pipeline, layout.chunks), layout.stages),
+        shardings=shardings(problem.graph, by),
+        schedule_name=layout.schedule,
+        chunks=chunks_of(layout, rule),
+        microbatch=microbatch(layout.microbatch),
+        num_microbatches=problem.training.global_batch // layout.sequences,
+        zero=layout.zero,
+        sequence_parallel=layout.sequence_parallel,
+        recompute=layout.recompute,
+        overlap_gradients=layout.overlap_gradients,
+        attention=by.attention,
+        scatter_gather=layout.scatter_gather,
+        placement=tuple(placement),
+        offload=layout.offload,
+        reshard_after_forward=layout.reshard_after_forward,
+        gradient_reduction=layout.gradient_reduction,
+        overlap_tensor=layout.overlap_tensor,
+    )
+
+
+def mesh_of(layout: Layout) -> Mesh:
+    """Return the mesh of a layout; where groups of data ranks share states, with an axis for their replicas."""
+    sizes = {name: getattr(layout, name) for name in AXES}
+    sizes[DATA] //= layout.expert * layout.replica
+    return _mesh_of(layout.order, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=4096)
+def _mesh_of(order: tuple[str, ...], sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """Return the mesh of axes in an order, those of one rank left out where no plan needs them."""
+    names, of_axis = list(order), dict(sizes)
+    if REPLICA not in names:
+        names.insert(names.index(DATA), REPLICA)
+    always = (PIPELINE, DATA, TENSOR)
+    return Mesh(tuple(Axis(name, of_axis[name]) for name in names if name in always or of_axis[name] > 1))
+
+
+def layout_of(problem: Problem, plan: Plan) -> Layout:
+    """Return the layout of which ``plan`` is the completion.
+
+    Raises
+    ------
+    ValueError
+        Where a stage names a block that the graph does not have.
+    """
+    names = [name for name, _ in problem.graph.occurrences]
+    layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
+    counts = Counter(name for stage in plan.stages for name in stage.blocks)
+    if counts != Counter(names):
+        wrong = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
+        raise ValueError(f"stages: hold every block of the model once, met {wrong} {counts[wrong]} times")
+    stages = tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages)
+    return replace(layout_without_stages(plan), stages=stages)
+
+
+def layout_without_stages(plan: Plan) -> Layout:
+    """Return the layout of a plan without its stages, which no layout may be able to express."""
+    return Layout(
+        data=plan.data,
+        tensor=plan.tensor,
+        tensor_rows=plan.tensor_rows,
+        pipeline=plan.pipeline,
+        microbatch=plan.microbatch,
+        schedule=plan.schedule_name,
+        chunks=plan.chunks,
+        zero=plan.zero,
+        sequence_parallel=plan.sequence_parallel,
+        recompute=plan.recompute,
+        context=plan.context,
+        expert=plan.expert,
+        attention=plan.attention or Attention.RING,
+        overlap_gradients=plan.overlap_gradients,
+        scatter_gather=plan.scatter_gather,
+        order=_order(plan),
+        placement=plan.placement,
+        offload=plan.offload,
+        zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
+        reshard_after_forward=plan.reshard_after_forward,
+        gradient_reduction=plan.gradient_reduction,
+        overlap_tensor=plan.overlap_tensor,
+    )
+
+
+def _order(plan: Plan) -> tuple[str, ...]:
+    """Return the order of a plan's axes: the usual one where the axes that it has are in that order."""
+    order = tuple(axis.name for axis in plan.mesh.axes)
+    return AXES if order == tuple(name for name in AXES if name in order) else order

@@ -1,0 +1,276 @@
+"""What a training framework does beyond the algorithm, in memory and in time, one convention a field.
+
+References
+----------
+Megatron-Core 0.12 (``core/tensor_parallel/layers.py``, ``core/transformer/moe``) with Transformer Engine 2.11
+(``module/base.py``, ``pytorch/cross_entropy.py``). Every figure of it was checked against the peak memory of
+19 measured configurations, which MooreThreads/SimuMax publishes (``docs/b200``).
+PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor/parallel/loss.py``), checked
+against its own ``MemTracker``.
+"""
+
+from dataclasses import dataclass, replace
+
+from simulator.brief import brief
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Conventions of one framework.
+
+    Parameters
+    ----------
+    logits_in_precision
+        Whether logits stay in the dtype of the product that makes them; else they are kept in fp32.
+    loss_copies
+        Copies of the logits that the loss makes in each pass beside the one it keeps, and the gradient it
+        makes of them: with the vocabulary whole, and with it cut. ``None`` where the gradient overwrites
+        the logits.
+    keeps_gathered
+        Whether a product keeps its input as gathered along the tensor axis; else it keeps its shard and
+        gathers it again in backward.
+    fused_gradients
+        Whether products add the gradients of weights straight to those that are there.
+    whole_table
+        Whether backward of an embedding makes the gradient of all rows, where its rows are cut.
+    dummy_gradients
+        Whether a product returns a gradient of its weight that nothing reads; one a shape, and never freed.
+    gather_buffer
+        Whether the gathered input of the last product has a buffer of its own that is never freed.
+    workspace, grouped_workspace, other_workspace
+        Bytes that stay for the scratch memory of products: on every rank, for products of experts, and for
+        products outside the framework's own layers, which are the last one and a router's.
+    routed_copies
+        Copies of the experts' results that are there as they are combined.
+    keeps_results
+        Whether combining keeps the experts' results; else the weights are applied in the experts' activation.
+    keeps_gates
+        Whether a gated activation keeps what becomes of its gate, beside what it reads: one operator makes it, and
+        another one multiplies by it. Else one kernel does both, and makes it again in backward.
+    routing_bytes
+        Bytes kept for every pair of a token and an expert, beside the probability in fp32.
+    buffers_every_microbatch
+        Whether a stage has buffers to receive every microbatch of a step, and keeps what it sends until
+        backward; else it has those of the microbatch at hand.
+    late_biases
+        Whether the bias of a product whose sum is scattered along the sequence is added to the scattered part, so
+        that each tensor rank has its gradient of its own tokens; else it is added to the sum.
+    flattens_gradients
+        Whether gradients are copied into one piece before they are summed: those of a bucket with ZeRO 2 and 3, and
+        all that are summed after the last backward.
+    drops_gradients
+        Whether memory of gradients is given back when the optimizer has read them
+        (`strategies.lowering.costs.optimizer`).
+    keeps_graph
+        Whether a backward in two keeps all that forward kept, but what a loss did, until gradients of weights are made,
+        and a first stage, whose input has no gradient, does all of it then.
+    adds_gradients
+        Whether kernels of their own add the gradients of a microbatch to those of the step's others
+        (`strategies.lowering.costs.rewrites`).
+    hides_input_gradients
+        Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
+        gradient of its weight (`strategies.lowering.costs.rewrites`).
+    waits_for_exchanges
+        Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
+        before it has ended.
+    recomputes_unread
+        Whether a layer that is recomputed runs to its end, also where backward does not read what it makes: the
+        last product, and what follows it.
+    keeps_remainders
+        Whether the optimizer keeps, of main weights in fp32, only the half that weights in bf16 lack.
+    keeps_shards
+        Whether a rank that shares states with ZeRO 2 or 3 has its shards in the precision of the states: besides the
+        whole parameters that ZeRO 2 leaves it, and with 16 bits as the main weights, of which it keeps no other shard.
+    quantised_parameters
+        Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
+    waits_for_passes
+        Whether hosts wait for passes without a pipeline too.
+    waits_for_collectives
+        Whether a host launches nothing before a collective inside a pass has ended.
+    shares_weights
+        Whether data ranks gather each weight where it is read and reduce each gradient where it is made, and not those
+        of a block together.
+    composes_norms
+        Whether norms of root mean squares are composed of torch's operators: ``x.float()`` and ``(x * rsqrt).to(bf16)``
+        are kept for backward, and not the input; else one kernel keeps its input.
+    """
+
+    name: str
+    logits_in_precision: bool
+    loss_copies: tuple[int, int] | None
+    keeps_gathered: bool
+    fused_gradients: bool
+    whole_table: bool
+    dummy_gradients: bool
+    gather_buffer: bool
+    workspace: int
+    grouped_workspace: int
+    other_workspace: int
+    routed_copies: int
+    keeps_results: bool
+    keeps_gates: bool
+    routing_bytes: int
+    buffers_every_microbatch: bool
+    late_biases: bool
+    flattens_gradients: bool
+    drops_gradients: bool
+    keeps_graph: bool
+    adds_gradients: bool
+    hides_input_gradients: bool
+    waits_for_exchanges: bool
+    recomputes_unread: bool
+    keeps_remainders: bool
+    keeps_shards: bool
+    quantised_parameters: bool
+    waits_for_passes: bool
+    waits_for_collectives: bool
+    composes_norms: bool = False
+    shares_weights: bool = False
+
+    __repr__ = brief()
+
+
+MEGATRON = Framework(
+    name="megatron",
+    logits_in_precision=True,  # --cross-entropy-loss-fusion with --cross-entropy-fusion-impl te
+    loss_copies=None,  # TE pytorch/cross_entropy.py writes the gradient over the logits
+    keeps_gathered=False,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    fused_gradients=True,  # --gradient-accumulation-fusion, the default
+    whole_table=False,
+    dummy_gradients=True,  # TE module/base.py, get_dummy_wgrad
+    gather_buffer=True,  # layers.py, get_global_memory_buffer().get_tensor(..., "mpu")
+    workspace=32 * MIB,  # TE module/base.py, get_cublas_workspace_size_bytes
+    grouped_workspace=4 * 32 * MIB,  # TE module/base.py, get_multi_stream_cublas_workspace
+    other_workspace=2 * 8320 * 1024,  # torch CUDABlas, :4096:2:16:8, one a thread: forward and autograd
+    routed_copies=4,  # token_dispatcher.py: the experts' results, sorted, exchanged, and in the tokens' order
+    keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
+    keeps_gates=False,  # core/fusions/fused_bias_swiglu.py
+    routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
+    buffers_every_microbatch=False,
+    late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
+    flattens_gradients=False,
+    drops_gradients=False,  # param_and_grad_buffer.py
+    keeps_graph=False,
+    adds_gradients=False,
+    hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
+    recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
+    keeps_remainders=False,
+    keeps_shards=False,
+    quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
+)
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron_deepspeed",
+    fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
+    hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
+    waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
+    waits_for_collectives=True,
+)
+
+NEMO = replace(
+    MEGATRON,
+    name="nemo",
+    keeps_remainders=True,  # apex DistributedFusedAdam and Megatron-Core's OptimizerConfig, store_param_remainders
+    quantised_parameters=True,  # NeMo's user guide, "Communication overlap": fp8_param_gather
+)
+
+MEGATRON_2021 = replace(
+    MEGATRON,
+    name="megatron_2021",
+    fused_gradients=False,
+    adds_gradients=True,  # model/distributed.py, _make_param_hook: main_grad.add_
+    hides_input_gradients=False,  # mpu/layers.py, copy_to_tensor_model_parallel_region: waits for the sum
+)
+"""Megatron-LM of 2021, before products added their gradients and summed those of their inputs asynchronously."""
+
+TORCH = Framework(
+    name="torch",
+    logits_in_precision=False,
+    loss_copies=(1, 2),  # log-probabilities; loss.py keeps the probabilities too
+    keeps_gathered=True,
+    fused_gradients=False,
+    whole_table=True,  # the embedding of a cut table is masked, and its backward makes every row
+    dummy_gradients=False,
+    gather_buffer=False,
+    workspace=0,
+    grouped_workspace=0,
+    other_workspace=0,
+    routed_copies=1,
+    keeps_results=True,
+    keeps_gates=True,  # torch/nn/functional.py: silu keeps its input, and a product both of its own
+    routing_bytes=0,
+    buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
+    late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
+    flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
+    drops_gradients=True,  # torch/optim/optimizer.py, zero_grad: set_to_none
+    keeps_graph=True,  # torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph
+    adds_gradients=False,  # one microbatch adds to nothing, and with ZeRO 2 and 3 shards are added
+    hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
+    waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
+    recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
+    keeps_remainders=False,
+    keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
+    quantised_parameters=False,
+    waits_for_passes=False,
+    waits_for_collectives=False,
+)
+
+UNKNOWN = replace(
+    TORCH,
+    name="unknown",
+    loss_copies=(2, 2),  # the model's output in fp32 is there until backward ends, for whoever called the model has it
+    buffers_every_microbatch=False,  # torch.distributed.pipelining's own: others reuse those of the microbatch at hand
+    flattens_gradients=False,  # fully_shard's own; buckets of others are views of a buffer that is there
+    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h, without fused accumulation
+)
+"""A framework on torch that is not torch's own parallel APIs: what autograd does, and none of their conveniences."""
+
+TORCHTITAN = replace(TORCH, name="torchtitan")
+"""torchtitan 0.3: its distributed/fsdp.py calls fully_shard, its pipeline_parallel.py torch.distributed.pipelining, and
+DTensor cuts its products, so that all of torch's conventions hold."""
+
+TORCH_FUSED_LOSS = replace(
+    TORCH,
+    name="torch_fused_loss",
+    recomputes_unread=True,  # composer/distributed/dist_strategy.py checkpoints re-entrantly unless told otherwise
+    logits_in_precision=True,
+    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
+)
+
+MINDSPORE = replace(
+    TORCH, name="mindspore", keeps_shards=False, recomputes_unread=True
+)  # Cell.recompute runs all of a cell again
+
+XLA = replace(
+    TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
+    name="xla",
+    keeps_shards=False,
+    keeps_gates=False,  # XLA fuses what is done point by point
+    flattens_gradients=False,  # a collective reads the gradient where the product has put it
+    recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
+    shares_weights=True,  # Xu et al. 2021, "GSPMD" (arXiv 2105.04663): the partitioner sees operators one by one
+)
+
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        MEGATRON,
+        MEGATRON_2021,
+        MEGATRON_DEEPSPEED,
+        NEMO,
+        TORCH,
+        TORCHTITAN,
+        TORCH_FUSED_LOSS,
+        UNKNOWN,
+        MINDSPORE,
+        XLA,
+    )
+}
+"""Frameworks by name."""

@@ -1,0 +1,79 @@
+"""Layouts that share degrees, ranks, microbatch and schedule, and differ in what passes keep and where states are.
+
+A group is a table of two kinds of choices: how passes run, one a row, and where states are, one a column. What passes
+take hangs on the row, what follows them on the column, and memory on the sum of both, so that bounds of all members
+are outer sums (`strategies.bounds.group_bounds`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.plan.layout import Layout
+from strategies.plan.offloading import NOTHING, Offloading
+from strategies.plan.recomputation import OfStage
+
+
+class PassChoice(NamedTuple):
+    """How passes run: what they compute again, what runs beside products, what activations go to the host."""
+
+    recompute: OfStage
+    overlap_tensor: bool = False
+    activations: tuple[float, ...] = ()
+
+
+class StateChoice(NamedTuple):
+    """Where states are, and how gradients are summed; ``offload`` is without activations."""
+
+    zero: int
+    reshard_after_forward: bool = True
+    overlap_gradients: bool = True
+    gradient_reduction: str = "all_reduce"
+    offload: Offloading = NOTHING
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The members of a table: ``legal[row, column]`` says which there are.
+
+    Parameters
+    ----------
+    layout
+        What all members share; its other fields mean nothing.
+    """
+
+    layout: Layout
+    passes: tuple[PassChoice, ...]
+    states: tuple[StateChoice, ...]
+    legal: NDArray[np.bool_]
+
+    @cached_property
+    def count(self) -> int:
+        """How many members there are."""
+        return int(np.count_nonzero(self.legal))
+
+    def choices(self, row: int, column: int) -> dict[str, Any]:
+        """Return the fields that a row and a column choose, with their values."""
+        of_pass, of_state = self.passes[row], self.states[column]
+        offload = of_state.offload
+        return {
+            "recompute": of_pass.recompute,
+            "overlap_tensor": of_pass.overlap_tensor,
+            "zero": of_state.zero,
+            "reshard_after_forward": of_state.reshard_after_forward,
+            "overlap_gradients": of_state.overlap_gradients,
+            "gradient_reduction": of_state.gradient_reduction,
+            "offload": replace(offload, activations=of_pass.activations) if of_pass.activations else offload,
+        }
+
+    def member(self, row: int, column: int) -> Layout:
+        """Return the layout of a row and a column."""
+        return replace(self.layout, **self.choices(row, column))
+
+    def __iter__(self) -> Iterator[Layout]:
+        for column, row in np.argwhere(self.legal.T).tolist():
+            yield self.member(row, column)

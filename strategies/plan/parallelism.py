@@ -1,0 +1,265 @@
+"""How tensor, context and expert parallelism cut the operators of a network.
+
+Tensor parallelism over a grid of ranks: rows by columns, 2-D; with data-parallel ranks around it, 2.5-D.
+
+Tokens lie along rows, what each token has along columns: an activation is cut along ``batch`` by rows,
+and along its hidden, head, feed-forward or vocabulary dim by columns, so that a rank has
+``1 / (rows * columns)`` of it. So has it of every parameter: a weight's output dim lies along columns
+and the dim that is summed along rows.
+
+A product ``C = A B`` then needs a block row of A and a block column of B. SUMMA [1]_ broadcasts them block
+by block in ``q`` steps; what a rank receives, ``(q - 1) / q`` of either, is what it receives in the two
+all-gathers that are simulated here, one along columns and one along rows, as one collective each and not as a
+pipeline of ``q`` steps. In the backward pass ``dA = dC B'`` is summed along columns and ``dB = A' dC`` along
+rows, in reduce-scatters, after A and B have been gathered again: per product ``A + B`` forward and
+``2 (A + B)`` backward [2]_ [3]_. All products do so; GSPMD [4]_ keeps the weights in the same way, but sums the
+result of a layer's second products along columns, which moves less where their input is the wider.
+Attention has whole heads and whole sequences on a rank and moves nothing. A norm sums its statistics along
+columns [2]_. The table of words has its vocabulary along columns, as the output layer, with which it may be
+tied: the ranks of a row look up part of the vocabulary each and sum, as in Megatron-LM.
+
+The 2.5-D grid of ``depth * q * q`` ranks [5]_ is ``depth`` such grids side by side, each with a part of the
+batch and all with the same weights: the plan ``data = depth``, whose groups sum gradients once a step, with
+the grid's axes inside of it in the mesh.
+
+References
+----------
+.. [1] van de Geijn and Watts 1997, "SUMMA: scalable universal matrix multiplication algorithm".
+.. [2] Xu and You, "An efficient 2D method for training super-large deep learning models" (Optimus), IPDPS 2023,
+   arXiv 2104.05343: section 3 and table 1.
+.. [3] Colossal-AI, "2D tensor parallelism": 6 (q - 1) / q operands a linear layer, forward and backward.
+.. [4] Xu et al. 2021, "GSPMD: general and scalable parallelization for ML computation graphs" (2D sharding).
+.. [5] Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", ICPP 2022, arXiv 2105.14500.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import chain
+from math import gcd
+
+from simulator.machine.compute import PRODUCTS
+from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, nearest_divisor
+from strategies.plan.sharding import OperatorSharding
+
+HIDDEN = "hidden"
+"""The dim of what a token has between layers."""
+
+_MATRICES = frozenset({OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL})
+"""Products with a matrix, whose summed dim is large; a convolution sums few channels."""
+
+Cuts = Mapping[str, tuple[str, ...]]
+"""Axes that cut each dim, outermost first."""
+
+KeptCuts = tuple[tuple[str, tuple[str, ...]], ...]
+"""The same of one tensor, as a plan states it."""
+
+
+def column_dim(operator: Operator, dim: str | None) -> str | None:
+    """Return the dim of an operator that columns cut, given the one that a single tensor axis cuts.
+
+    Of a product it is never one that is summed, for that is gathered.
+    """
+    names = [name for name, _ in operator.dims]
+    summed = operator.reduced if operator.kind in PRODUCTS else ()
+    return next((name for name in (dim, HIDDEN) if name in names and name not in summed), None)
+
+
+def kept_cuts(block: Block, operator: Operator, dim: str | None, cuts: Cuts) -> tuple[tuple[str, KeptCuts], ...]:
+    """Return how an operator keeps its parameters, and a product its inputs, given how its dims are cut.
+
+    Parameters are cut along rows besides, and inputs along columns: along ``dim``, which a single tensor axis cuts,
+    or the hidden one, where that is summed.
+    """
+    found = [(name, _parameter(operator, block.tensor[name], cuts)) for name in operator.parameters]
+    summed = [each for each in (dim, HIDDEN) if each in operator.reduced]
+    if operator.kind in _MATRICES and operator.parameters and summed:
+        whole = {**cuts, summed[0]: (TENSOR,)}
+        found += [(name, _of(block.tensor[name], whole)) for name in operator.inputs]
+    return tuple(found)
+
+
+def _of(tensor: Tensor, cuts: Cuts) -> KeptCuts:
+    return tuple((dim, cuts[dim]) for dim in tensor.dims if dim in cuts)
+
+
+def _parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
+    dim = _row_dim(operator, parameter, cuts)
+    return _of(parameter, {**cuts, dim: (*cuts.get(dim, ()), TENSOR_ROWS)})
+
+
+def _row_dim(operator: Operator, parameter: Tensor, cuts: Cuts) -> str:
+    """Return the dim of a parameter that rows cut: of a weight one that is summed, of others the hidden one first.
+
+    One that columns leave whole where there is one; a vector is cut along both axes, as in Colossal-AI, where
+    ``Linear2D`` and ``LayerNorm2D`` keep 1 / q^2 of biases and norms.
+    """
+    whole = [dim for dim in parameter.dims if TENSOR not in cuts.get(dim, ())]
+    summed = [dim for dim in whole if dim in operator.reduced] if operator.kind in _MATRICES else []
+    hidden = [dim for dim in parameter.dims if dim == HIDDEN]
+    return next(chain((dim for dim in hidden if dim in whole), summed, hidden, whole, parameter.dims))
+
+
+def broken_rules(
+    graph: OperatorGraph, shardings: tuple[OperatorSharding, ...], rows: int, columns: int, microbatch: int
+) -> Iterator[tuple[str, str]]:
+    """Yield every rule that a grid breaks: the field to blame, and what holds and was met."""
+    if microbatch % rows:
+        near = -(-microbatch // rows) * rows
+        yield "microbatch", f"tensor_rows({rows}) divides microbatch, met {microbatch}; nearest: {near}"
+    if not any(HIDDEN in dict(operator.dims) for block in graph.blocks for operator in block.operators):
+        yield "tensor_rows", f"tensor_rows needs a transformer's dim {HIDDEN}, the model has none; nearest: 1"
+        return
+    for dim, (size, both) in _sizes(graph, shardings).items():
+        ways = rows * columns if both else rows
+        if size % ways:
+            text = f"tensor_rows({rows}) * tensor({columns}) divides" if both else "tensor_rows divides"
+            near = nearest_divisor(size // gcd(size, columns) if both else size, rows)
+            yield "tensor_rows", f"{text} {dim}({size}), met {ways}; nearest tensor_rows: {near}"
+
+
+@lru_cache(maxsize=64)
+def _sizes(graph: OperatorGraph, shardings: tuple[OperatorSharding, ...]) -> Mapping[str, tuple[int, bool]]:
+    """Return the sizes of the dims of parameters that rows cut, and whether columns divide one of them besides."""
+    tensors = {f"{block.name}.{name}": each for block in graph.blocks for name, each in block.tensor.items()}
+    found: dict[str, tuple[int, bool]] = {}
+    for sharding in shardings:
+        block = sharding.operator.rsplit(".", 1)[0]
+        for name, cuts in sharding.kept:
+            tensor = tensors[f"{block}.{name}"]
+            for dim, axes in cuts:
+                if TENSOR_ROWS in axes and dim != BATCH:
+                    size, both = found.get(dim, (0, False))
+                    found[dim] = gcd(size, tensor.shape[tensor.dims.index(dim)]), both or TENSOR in axes
+    return found
+
+
+class Attention(StrEnum):
+    """How the ranks of a context group, each with a part of the sequence, compute attention."""
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+    ULYSSES = "ulysses"
+
+
+TENSOR_DIMS = ("heads", "ffn", "expert_ffn", "vocab")
+"""Dims of a transformer that tensor parallelism cuts: column first, row after."""
+
+EXPERTS = "experts"
+"""The dim of experts; routed tokens have it, and the parameters that only one expert uses."""
+
+_SEQUENCE_CUT = frozenset(
+    {OperatorKind.NORM, OperatorKind.DROPOUT, OperatorKind.ELEMENTWISE, OperatorKind.TOP_K, OperatorKind.MATMUL}
+)
+"""Kinds that sequence parallelism cuts: a product is one that tensor parallelism leaves whole, as a router's."""
+CAPACITY = "capacity"
+"""The dim of the slots that an expert has for the tokens of one sequence."""
+_ALONG_SEQUENCE = ("key", CAPACITY)
+"""Dims of tensors that an operator over ``sequence`` makes: keys and values, and tokens sent to experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """What cuts the operators of a network.
+
+    Parameters
+    ----------
+    tensor, expert
+        Whether those axes cut anything.
+    rows
+        Whether tensor parallelism has a second axis, along which tokens and parameters are cut.
+    sequence_parallel
+        Whether operators between tensor-parallel regions are cut along ``sequence`` by the tensor axis.
+    attention
+        How attention is computed where the context axis cuts the sequence; ``None`` where none does.
+    gathers_logits
+        Whether tensor ranks gather the logits, each for the whole loss; else the loss is cut over the vocabulary.
+    """
+
+    tensor: bool = False
+    sequence_parallel: bool = False
+    expert: bool = False
+    attention: Attention | None = None
+    rows: bool = False
+    gathers_logits: bool = False
+
+    def __bool__(self) -> bool:
+        return self.tensor or self.rows or self.expert or self.attention is not None
+
+
+@lru_cache(maxsize=64)
+def shardings(graph: OperatorGraph, by: Parallelism) -> tuple[OperatorSharding, ...]:
+    """Return how every operator of a transformer is cut: by tensor, context and expert parallelism.
+
+    * tensor: along the one dim of `TENSOR_DIMS` that an operator has; others are replicated, or cut
+      along ``sequence`` with sequence parallelism [1]_ [2]_. The loss, which sums over the sequence, is
+      replicated: what it needs of cut logits is all-reduced [1]_. With rows besides, as the module's head says.
+    * context: along ``sequence`` all operators [2]_; attention reads the keys of all ranks (`RING` [3]_,
+      `ALL_GATHER` [4]_), or is cut along its heads instead (`ULYSSES` [5]_).
+    * expert: experts' operators along ``experts``, all others along ``batch``, so that tokens go from one
+      layout to the other and back in all-to-alls [6]_. With sequence parallelism each tensor rank sends
+      its part of the tokens, and the parts of an expert's tokens are gathered where the expert is.
+
+    References
+    ----------
+    .. [1] Shoeybi et al. 2019, "Megatron-LM".
+    .. [2] Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.2.
+    .. [3] Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for near-infinite context".
+    .. [4] Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.2 (context parallelism).
+    .. [5] Jacobs et al. 2023, "DeepSpeed Ulysses".
+    .. [6] Lepikhin et al. 2020, "GShard", section 3.
+    """
+    if not by:
+        return ()
+    return tuple(_operator(block, operator, by) for block in graph.blocks for operator in block.operators)
+
+
+def _operator(block: Block, operator: Operator, by: Parallelism) -> OperatorSharding:
+    cuts: dict[str, tuple[str, ...]] = {}
+    names = [dim for dim, _ in operator.dims]
+    whole = by.gathers_logits and operator.kind is OperatorKind.CROSS_ENTROPY
+    free = [dim for dim in TENSOR_DIMS if dim in names and dim not in operator.uncut and not whole]
+    tensor = free[0] if by.tensor and free else None
+    alone = tensor
+    if by.rows:
+        tensor = column_dim(operator, tensor) if by.tensor else None
+        cuts |= {BATCH: (TENSOR_ROWS,)} if BATCH in names or _has(block, operator, BATCH) else {}
+    if tensor is not None:
+        cuts[tensor] = (TENSOR,)
+    if by.attention is not None:
+        cuts |= _context_cuts(block, operator, names, by.attention, cuts)
+    between = tensor is None and operator.kind in _SEQUENCE_CUT and SEQUENCE in names
+    if by.sequence_parallel and between and SEQUENCE not in operator.reduced + operator.uncut:
+        cuts[SEQUENCE] = (*cuts.get(SEQUENCE, ()), TENSOR)
+    if by.sequence_parallel and operator.kind is OperatorKind.PERMUTE:
+        cuts |= {dim: (*cuts.get(dim, ()), TENSOR) for dim in (SEQUENCE, CAPACITY) if _has(block, operator, dim)}
+    if by.expert:
+        cuts[EXPERTS if is_expert(block, operator) else BATCH] = (EXPERT,)
+    kept = kept_cuts(block, operator, alone, cuts) if by.rows else ()
+    return OperatorSharding(f"{block.name}.{operator.name}", tuple(cuts.items()), kept)
+
+
+def _context_cuts(
+    block: Block, operator: Operator, names: list[str], attention: Attention, cuts: dict[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return what the context axis cuts of an operator."""
+    if "key" in names and attention is Attention.ULYSSES:
+        return {"heads": (*cuts.get("heads", ()), CONTEXT)}
+    if "key" in names:
+        ring = attention is Attention.RING and operator.kind is OperatorKind.ATTENTION
+        return dict.fromkeys((SEQUENCE, "key") if ring else (SEQUENCE,), (CONTEXT,))
+    dims = [dim for dim in (SEQUENCE, *_ALONG_SEQUENCE) if dim in names or _has(block, operator, dim)]
+    return dict.fromkeys(dims, (CONTEXT,))
+
+
+def _has(block: Block, operator: Operator, dim: str) -> bool:
+    """Return whether an operator reads or makes a tensor with a dim."""
+    return any(dim in block.tensor[name].dims for name in operator.inputs + operator.outputs)
+
+
+def is_expert(block: Block, operator: Operator) -> bool:
+    """Return whether an operator is one of experts on the tokens sent to them: none of its tensors has all tokens."""
+    tensors = [block.tensor[name] for name in operator.inputs + operator.outputs]
+    return all(EXPERTS in tensor.dims and SEQUENCE not in tensor.dims for tensor in tensors)

@@ -1,0 +1,213 @@
+"""What is to be laid out: a network, a machine and a training step.
+
+What is trained and how: batch, precision and optimizer, and the bytes they keep.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from simulator.brief import brief
+from simulator.machine.accelerator import Accelerator
+from simulator.machine.cluster import Cluster
+from simulator.operator_graph import ITEMSIZE, OperatorGraph
+from strategies.plan.framework import FRAMEWORKS, Framework
+
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
+"""State tensors of the size of a parameter: AdamW keeps two moments, SGD and Lion (Chen et al. 2023, "Symbolic
+discovery of optimization algorithms") one momentum; Adafactor keeps only what `Training.factored_bytes` says."""
+
+GRADIENT_PRECISIONS = ("fp32", "same")
+"""Precision in which gradients are accumulated and reduced: fp32, or that of the parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One optimizer step.
+
+    Parameters
+    ----------
+    global_batch
+        Sequences a step.
+    sequence
+        Tokens a sequence.
+    precision
+        One of `PRECISIONS`. ``fp8`` is bf16 training whose layers multiply in fp8.
+    optimizer
+        One of `OPTIMIZERS`.
+    gradient_precision
+        One of `GRADIENT_PRECISIONS`; ``None`` for fp32 with bf16 and fp8, and the same with all others
+        (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
+    gradient_clipping
+        Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
+    framework
+        What runs the step, one of `FRAMEWORKS`: what it does by itself, in memory and in time.
+    frozen
+        Whether weights stay as they are, and only low-rank adapters beside products are trained, which are so small
+        that they count for nothing: backward makes no gradients of weights, and there are no optimizer states (Hu et
+        al. 2022, "LoRA: low-rank adaptation of large language models", section 4.2).
+    composes_norms
+        Whether norms of root mean squares are composed of torch's operators, as eager code writes them, and not one
+        kernel: each keeps its input in fp32 and the scaled input beside it.
+    gathers_logits
+        Whether tensor ranks gather the logits and each computes the whole loss (`strategies.plan.parallelism`).
+    expandable_segments
+        Whether torch's allocator grows a segment and gives its pages back, so that it keeps next to nothing beside
+        tensors (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; c10/cuda/CUDACachingAllocator.cpp).
+    """
+
+    global_batch: int
+    sequence: int
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    gradient_precision: str | None = None
+    gradient_clipping: bool = False
+    framework: str = "megatron"
+    frozen: bool = False
+    composes_norms: bool = False
+    gathers_logits: bool = False
+    expandable_segments: bool = False
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or self.sequence < 1:
+            raise ValueError(f"global_batch and sequence are at least 1, met {self.global_batch}, {self.sequence}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, met {self.precision}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, met {self.optimizer}")
+        if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
+            known = ", ".join(GRADIENT_PRECISIONS)
+            raise ValueError(f"gradient_precision is one of {known}, met {self.gradient_precision}")
+        if self.framework not in FRAMEWORKS:
+            raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
+
+    @property
+    def conventions(self) -> Framework:
+        """What the framework does by itself, in memory and in time."""
+        return _conventions(self.framework, self.composes_norms)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of parameters and activations, as the model's graph is built in."""
+        return "bf16" if self.precision == "fp8" else self.precision
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one parameter as the forward pass reads it."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def quantised_bytes(self) -> int:
+        """Bytes of the copies of one weight that layers multiply by, besides the parameter itself.
+
+        Transformer Engine keeps the bf16 weight, and of it an fp8 copy and its transpose, for
+        Hopper multiplies fp8 in one layout alone; both are made once a step (its user guide, "FP8
+        weight caching"; NVIDIA/TransformerEngine issues 1261 and 257).
+        """
+        return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
+
+    @property
+    def more_bytes(self) -> int:
+        """Bytes of memory for one weight that layers multiply by in fp8, beside those of every parameter."""
+        alone = self.precision == "fp8" and self.conventions.quantised_parameters
+        return self.quantised_bytes - alone * self.parameter_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one gradient as it is accumulated and reduced.
+
+        Megatron-LM accumulates bf16 gradients in fp32 and keeps fp16 ones in fp16.
+        """
+        if self.frozen:
+            return 0
+        wide = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
+        return 4 if wide else ITEMSIZE[self.dtype]
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of one parameter that the optimizer writes, and that ranks gather which share its states."""
+        if self.frozen:
+            return 0
+        quantised = self.precision == "fp8" and self.conventions.quantised_parameters
+        return ITEMSIZE["fp8"] if quantised else self.parameter_bytes
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state for one parameter: moments, and a main copy for 16-bit ones.
+
+        Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
+        """
+        if self.frozen:
+            return 0
+        half = self.dtype in ("fp16", "bf16")
+        remainder = self.dtype == "bf16" and self.conventions.keeps_remainders
+        return self._state_bytes * (OPTIMIZERS[self.optimizer] + half) - remainder * self.parameter_bytes
+
+    @property
+    def mains_as_shards(self) -> bool:
+        """Whether fully sharded ranks keep no shards of parameters but the main weights, which are among the states."""
+        return ITEMSIZE[self.dtype] == 2 and self.conventions.keeps_shards and not self.frozen
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of one parameter of the shard that a fully sharded rank gathers from, which its host may keep."""
+        return self._state_bytes if self.mains_as_shards else self.parameter_bytes
+
+    @property
+    def factored_bytes(self) -> int:
+        """Bytes of optimizer state for one row or column of a matrix, and for one element of a vector.
+
+        Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes of an [m, n]
+        matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
+        """
+        return self._state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
+
+    @property
+    def _state_bytes(self) -> int:
+        return max(ITEMSIZE[self.dtype], 4)
+
+
+@lru_cache(maxsize=64)
+def _conventions(framework: str, composes_norms: bool) -> Framework:
+    return replace(FRAMEWORKS[framework], composes_norms=composes_norms)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be laid out: a network, a machine and a training step.
+
+    Parameters
+    ----------
+    memory_margin
+        Bytes that a device has to have for every byte of tensors that is predicted: 1 where predictions are trusted
+        and the allocator keeps nothing beside tensors.
+    """
+
+    graph: OperatorGraph
+    cluster: Cluster
+    training: Training
+    memory_margin: float = 1.0
+
+    def usable(self, device: Accelerator) -> float:
+        """Return the largest predicted peak, in bytes, for which a device has memory with the margin.
+
+        What the framework takes before the first tensor is exact and has no margin.
+
+        >>> from simulator.machine.accelerator import Accelerator
+        >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
+        >>> Problem(None, None, None, memory_margin=1.2).usable(device)
+        67.0
+        """
+        return device.reserved + (device.memory - device.reserved) / self.memory_margin
+
+    def needed(self, device: Accelerator, peak: float) -> float:
+        """Return the least memory of a device, in bytes, for which a predicted peak is usable: `usable` backwards.
+
+        >>> from simulator.machine.accelerator import Accelerator
+        >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
+        >>> Problem(None, None, None, memory_margin=1.2).needed(device, 67.0)
+        80.0
+        """
+        return device.reserved + (peak - device.reserved) * self.memory_margin
+
+    __repr__ = brief()

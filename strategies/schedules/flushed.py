@@ -1,0 +1,165 @@
+"""Schedules of whole backwards that end every step with a flush.
+
+Naive model parallelism: one microbatch at a time through all stages, forward and backward. GPipe: all microbatches
+forward, then all backward. One forward, one backward (1F1B). Interleaved 1F1B: several chunks a rank, depth first.
+Breadth-first pipeline: all microbatches through one chunk, then through the next.
+
+References
+----------
+.. [1] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.2
+   (PipeDream-Flush); the order is that of Narayanan et al., "PipeDream", SOSP 2019.
+.. [2] Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+   SC 2021, section 2.2.1 (bubble and activations in flight).
+.. [3] torch.distributed.pipelining, ``Schedule1F1B`` (torch 2.13) refuses fewer microbatches than stages;
+   Megatron-LM runs them, with ``min(p - rank - 1, m)`` forwards to warm up.
+.. [4] Huang et al., "GPipe", NeurIPS 2019, figure 2b: only one accelerator is active at a time.
+.. [5] Huang et al., "GPipe", NeurIPS 2019, section 2.3 (bubble, figure 2c).
+.. [6] Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+   SC 2021, section 2.2.2.
+.. [7] Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, section 3 (bubble of looped placements) and 4.
+.. [8] torch.distributed.pipelining, ``ScheduleLoopedBFS`` (torch 2.13): the last microbatch goes backward first.
+"""
+
+import numpy as np
+
+from strategies.schedules.rule import (
+    AS_MANY_AS_RANKS,
+    BACKWARD,
+    FORWARD,
+    WHOLE_ROUNDS,
+    Order,
+    PassTimes,
+    ScheduleRule,
+    in_turn,
+    merged,
+    rounds,
+)
+
+
+def one_f_one_b_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of flushed 1F1B [1]_: ``ranks - rank`` forwards, then by turns."""
+    warmup = min(ranks - rank, microbatches)
+    turns = np.tile([BACKWARD, FORWARD], microbatches - warmup)
+    kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
+    columns = in_turn(rank, microbatches)
+    return merged(kinds, {FORWARD: columns, BACKWARD: columns})
+
+
+def one_f_one_b_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, as of GPipe, for any ``m`` [2]_ [3]_."""
+    return (ranks - 1) * times.total
+
+
+def one_f_one_b_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+    """Return the most microbatches whose activations a rank holds: ``min(p - rank, m)``, at most ``p`` [2]_."""
+    return min(ranks - rank, microbatches)
+
+
+ONE_F_ONE_B = ScheduleRule(
+    "1f1b",
+    one_f_one_b_order,
+    'Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-Flush)',
+    condition=AS_MANY_AS_RANKS,
+)
+
+
+def naive_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of naive model parallelism [4]_: every microbatch forward and backward by itself."""
+    columns = in_turn(rank, microbatches)
+    return merged(np.tile([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
+
+
+def naive_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step: ``m (p - 1) (F + B)``, as only one rank works at a time [4]_."""
+    return microbatches * (ranks - 1) * times.total
+
+
+def naive_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+    """Return the most microbatches whose activations a rank holds: 1."""
+    return 1
+
+
+NAIVE = ScheduleRule("naive", naive_order, 'Huang et al., "GPipe", NeurIPS 2019, figure 2b')
+
+
+def gpipe_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of GPipe [5]_: all forwards, then all backwards."""
+    columns = in_turn(rank, microbatches)
+    return merged(np.repeat([FORWARD, BACKWARD], microbatches), {FORWARD: columns, BACKWARD: columns})
+
+
+def gpipe_bubble(ranks: int, microbatches: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)``, the part ``(p - 1) / (m + p - 1)`` [5]_."""
+    return (ranks - 1) * times.total
+
+
+def gpipe_in_flight(rank: int, ranks: int, microbatches: int) -> int:
+    """Return the most microbatches whose activations a rank holds: all [5]_."""
+    return microbatches
+
+
+GPIPE = ScheduleRule("gpipe", gpipe_order, 'Huang et al., "GPipe", NeurIPS 2019')
+
+
+def interleaved_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``ranks`` microbatches through each chunk."""
+    total = microbatches * chunks
+    warmup = _warmup(rank, ranks, microbatches, chunks)
+    turns = np.tile([FORWARD, BACKWARD], total - warmup)
+    kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
+    forward, backward = rounds(rank, ranks, chunks, ranks, microbatches)
+    return merged(kinds, {FORWARD: forward, BACKWARD: backward})
+
+
+def _warmup(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), microbatches * chunks)
+
+
+def interleaved_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage [6]_.
+
+    A stage has the ``v``-th part of a rank's layers, so that this is ``1 / v`` of the bubble of 1F1B.
+    """
+    return (ranks - 1) * times.total
+
+
+def interleaved_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    """Return the most activations, each of one microbatch and chunk, that a rank holds: its warm-up and one [6]_."""
+    return min(_warmup(rank, ranks, microbatches, chunks) + 1, microbatches * chunks)
+
+
+INTERLEAVED = ScheduleRule(
+    "interleaved",
+    interleaved_order,
+    'Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC 2021, section 2.2.2',
+    chunks=(1, None),
+    condition=WHOLE_ROUNDS,
+)
+
+
+def looped_bfs_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
+    """Return one rank's actions of breadth-first pipelining [7]_: all forwards chunk by chunk, then back [8]_."""
+    (stages, numbers), _ = rounds(rank, ranks, chunks, microbatches, microbatches)
+    kinds = np.repeat([FORWARD, BACKWARD], microbatches * chunks)
+    return merged(kinds, {FORWARD: (stages, numbers), BACKWARD: (stages[::-1], numbers[::-1])})
+
+
+def looped_bfs_bubble(ranks: int, microbatches: int, chunks: int, times: PassTimes) -> float:
+    """Return the idle seconds of a rank in a step: ``(p - 1) (F + B)`` of one stage, for ``m >= p`` [7]_.
+
+    Of the work that is ``(p - 1) / (m v)``, with ``v`` chunks a rank.
+    """
+    return (ranks - 1) * times.total
+
+
+def looped_bfs_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
+    """Return the most activations, each of one microbatch and chunk, that a rank holds: all [7]_."""
+    return microbatches * chunks
+
+
+LOOPED_BFS = ScheduleRule(
+    "looped_bfs",
+    looped_bfs_order,
+    'Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023',
+    chunks=(1, None),
+)

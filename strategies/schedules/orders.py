@@ -1,0 +1,161 @@
+"""The orders of a schedule as columns, all pipeline ranks one after another.
+
+And an order in which the actions of all pipeline ranks can run, or why their own orders wait for ever.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.schedules.schedule import Action, ActionKind, Order, OrderError, Schedule, rank_order, rule_of
+
+
+class Orders(NamedTuple):
+    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]`` in that order.
+
+    ``passes`` are ``2 * stage``, and 1 more for a backward.
+    """
+
+    passes: Order
+    microbatch: Order
+    start: Order
+
+
+@lru_cache(maxsize=512)
+def orders(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
+    """Return the orders of a schedule by name; the same value for the same arguments.
+
+    >>> orders("1f1b", 2, 2).passes.tolist()
+    [0, 0, 1, 1, 2, 3, 2, 3]
+    """
+    rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
+    stage, backward, microbatch = np.concatenate(rows).T
+    start = np.cumsum([0, *map(len, rows)])
+    return Orders(2 * stage + backward, np.ascontiguousarray(microbatch), start)
+
+
+class Actions(NamedTuple):
+    """The actions of all pipeline ranks: rank ``r`` runs ``start[r]:start[r + 1]``.
+
+    ``kind`` is a number of `KINDS`, ``together`` says whether an action runs as one with the next.
+    """
+
+    stage: Order
+    kind: Order
+    microbatch: Order
+    start: Order
+    together: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=512)
+def actions(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
+    """Return the orders of any schedule by name, also of one that splits backward.
+
+    >>> actions("zb1p", 1, 1).kind.tolist()
+    [0, 2, 3]
+    """
+    rows = [rank_order(name, rank, ranks, microbatches, chunks) for rank in range(ranks)]
+    stage, kind, microbatch = map(np.ascontiguousarray, np.concatenate(rows).T)
+    start = np.cumsum([0, *map(len, rows)])
+    together = np.zeros(len(stage), np.bool_)
+    for rank, pairs in enumerate(rule_of(name).pairs(rank, ranks, microbatches, chunks) for rank in range(ranks)):
+        together[start[rank] + np.array(pairs, np.int64)] = True
+    return Actions(stage, kind, microbatch, start, together)
+
+
+def requirement(schedule: Schedule, action: Action) -> Action | None:
+    """Return the action on another stage (or the same one's forward) that must come first.
+
+    Gradients of weights follow those of inputs on the same rank; those of inputs are asked for as ``B``.
+    """
+    stage, kind, microbatch = action
+    if kind is ActionKind.FORWARD:
+        return Action(stage - 1, kind, microbatch) if stage else None
+    if kind is ActionKind.WEIGHT:
+        return Action(stage, ActionKind.BACKWARD, microbatch)
+    last = stage == schedule.num_stages - 1
+    return Action(stage, ActionKind.FORWARD, microbatch) if last else Action(stage + 1, ActionKind.BACKWARD, microbatch)
+
+
+def in_order(schedule: Schedule) -> Iterator[tuple[Action, ...]]:
+    """Yield every action after the one it requires, each pipeline rank's in its own order; those that overlap together.
+
+    Raises
+    ------
+    ValueError
+        Where the orders wait for each other for ever; the message names ranks of which each waits for the next.
+    """
+    done: set[Action] = set()
+    orders = _together(schedule)
+    position = [0] * schedule.num_ranks
+    found, total = 0, sum(map(len, orders))
+    while found < total:
+        before = found
+        for rank, order in enumerate(orders):
+            while position[rank] < len(order):
+                actions = order[position[rank]]
+                if any(needed is not None and needed not in done for needed in _needed(schedule, actions)):
+                    break
+                done.update(map(_unsplit, actions))
+                position[rank] += 1
+                found += 1
+                yield actions
+        if found == before:
+            stuck = {rank: order[position[rank]] for rank, order in enumerate(orders) if position[rank] < len(order)}
+            raise _deadlock(schedule, stuck, done)
+
+
+def _together(schedule: Schedule) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+    """Return the order of every rank, with the two actions of a pair as one item."""
+    pairs = dict(schedule.overlapped)
+    seconds = set(pairs.values())
+    return tuple(
+        tuple((action, pairs[action]) if action in pairs else (action,) for action in order if action not in seconds)
+        for order in schedule.orders
+    )
+
+
+def _needed(schedule: Schedule, actions: tuple[Action, ...]) -> Iterator[Action | None]:
+    return (requirement(schedule, action) for action in actions)
+
+
+def _unsplit(action: Action) -> Action:
+    """Return the action that others wait for: where gradients come from inputs alone, as of a whole backward."""
+    return action._replace(kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT else action
+
+
+def _deadlock(schedule: Schedule, stuck: dict[int, tuple[Action, ...]], done: set[Action]) -> OrderError:
+    """Return the error that names a cycle of ranks of which each waits for the next, and the last for the first.
+
+    ``stuck`` are the next actions of the ranks that have not finished.
+    """
+    waits: dict[int, tuple[Action, Action]] = {}
+    for rank, actions in stuck.items():
+        pairs = zip(actions, _needed(schedule, actions), strict=True)
+        waits[rank] = next((action, needed) for action, needed in pairs if needed is not None and needed not in done)
+    path, rank = list[int](), min(waits)
+    while rank not in path:
+        path.append(rank)
+        rank = schedule.rank_of(waits[rank][1].stage)
+    cycle = path[path.index(rank) :]
+    words = "; ".join(_words(schedule, rank, *waits[rank]) for rank in cycle)
+    return OrderError(f"schedule {schedule.name} cannot finish: {words}", cycle[0])
+
+
+def _words(schedule: Schedule, rank: int, action: Action, needed: Action) -> str:
+    """Return what a rank wants to do and whom it waits for."""
+    peer = schedule.rank_of(needed.stage)
+    whom = f"rank {peer}" if peer != rank else "its own order, further on"
+    what = f"{_NAMES[action.kind]} of microbatch {action.microbatch} through stage {action.stage}"
+    return f"rank {rank} at {action} ({what}) waits for {needed} of {whom}"
+
+
+_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "gradients of inputs",
+    ActionKind.WEIGHT: "gradients of weights",
+}

@@ -1,0 +1,424 @@
+"""The order of forward and backward passes on every pipeline rank.
+
+A schedule is data: per pipeline rank a tuple of actions, which print and parse as ``2F0`` (stage 2, forward,
+microbatch 0), the form torch.distributed.pipelining prints and reads too. A backward is one action, ``2B0``, or two:
+``2I0`` for the gradients of inputs, which the stage before waits for, and later ``2W0`` for those of weights
+(Qi et al., "Zero bubble pipeline parallelism", ICLR 2024). ``(0F3;7B0)OVERLAP_F_B`` is a forward and a backward that
+run as one.
+
+The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
+
+Schedules as torch.distributed.pipelining's CSV: a row a pipeline rank, a cell an action.
+
+What its runtime schedules read with ``_load_csv(FILE, format="compute_only")`` and write with ``_dump_csv``. Empty
+cells are steps in which a rank idles; they say nothing, for an order has no clock.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.brief import brief
+from strategies.schedules.dualpipev import DUALPIPEV
+from strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
+from strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
+from strategies.schedules.rule import NAME, ScheduleRule, written
+from strategies.schedules.rule import Order as Order
+from strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
+
+
+class ActionKind(StrEnum):
+    """What a pipeline rank does with one microbatch of one stage."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+KINDS = tuple(ActionKind)
+"""The kinds by their numbers in an `Order`."""
+
+MAKES_GRADIENTS = (ActionKind.BACKWARD, ActionKind.WEIGHT)
+"""The kinds that make gradients of weights whole."""
+
+MAX_WRITTEN = 100_000
+"""Actions of a schedule that is written out: 64 ranks of 780 microbatches have as many."""
+_ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+_TEXT = re.compile(r"(^|[\s(;])[0-9]+[FBIW][0-9]+($|[\s;)])")
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+
+
+class OrderError(ValueError):
+    """What is wrong with the order of a schedule's pipeline ``rank``, which is also its line in the text form."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Action(NamedTuple):
+    """One pass of one microbatch through one stage."""
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """Return the action that prints as ``text``.
+
+        >>> Action.parse("2F0")
+        Action(stage=2, kind=<ActionKind.FORWARD: 'F'>, microbatch=0)
+        """
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"an action is a stage, F, B, I or W and a microbatch, as in 2F0; met {text[:40]!r}")
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+
+Pair = tuple[Action, Action]
+"""A forward and a backward that run as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Orders of actions, one tuple a pipeline rank.
+
+    Parameters
+    ----------
+    orders
+        The actions of every pipeline rank.
+    stage_ranks
+        The pipeline rank of every stage.
+    overlapped
+        The pairs that run as one; the forward of each stands just before its backward.
+
+    Raises
+    ------
+    ValueError
+        Where a stage is on no rank or another one than ``stage_ranks`` says, or a microbatch does not run forward
+        and backward once through it, or its gradients of weights come before those of inputs.
+    """
+
+    name: str
+    orders: tuple[tuple[Action, ...], ...]
+    stage_ranks: tuple[int, ...]
+    num_microbatches: int
+    overlapped: tuple[Pair, ...] = ()
+
+    __repr__ = brief("name", "num_microbatches", "stage_ranks")
+
+    def __post_init__(self) -> None:
+        stages: dict[int, list[int]] = {}
+        for stage, rank in enumerate(self.stage_ranks):
+            stages.setdefault(rank, []).append(stage)
+        for rank, order in enumerate(self.orders):
+            with _blaming(rank):
+                _check_placed(order, rank, self.stage_ranks, stages)
+        for rank, order in enumerate(self.orders):
+            with _blaming(rank):
+                _check_once(order, stages[rank], self.num_microbatches)
+        if self.overlapped:
+            _check_pairs(self.overlapped, {pair for order in self.orders for pair in pairwise(order)})
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.orders)
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of all ranks."""
+        return len(self.stage_ranks)
+
+    def rank_of(self, stage: int) -> int:
+        """Return the pipeline rank that holds ``stage``."""
+        return self.stage_ranks[stage]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a pipeline rank holds, first chunk first."""
+        return tuple(stage for stage, holder in enumerate(self.stage_ranks) if holder == rank)
+
+    @property
+    def last_gradients(self) -> tuple[Action, ...]:
+        """For every stage the action that makes the last gradients of its weights."""
+        return tuple(self.last_gradient(stage) for stage in range(self.num_stages))
+
+    def last_gradient(self, stage: int) -> Action:
+        """Return the action that makes the last gradients of a stage's weights: it is in its rank's own order."""
+        order = reversed(self.orders[self.stage_ranks[stage]])
+        return next(action for action in order if action.stage == stage and action.kind in MAKES_GRADIENTS)
+
+    @property
+    def first_gradients(self) -> tuple[Action, ...]:
+        """For every stage the action that makes the first gradients of its weights."""
+        first: dict[int, Action] = {}
+        for action in (action for order in self.orders for action in order if action.kind in MAKES_GRADIENTS):
+            first.setdefault(action.stage, action)
+        return tuple(first[stage] for stage in range(self.num_stages))
+
+    def in_flight(self, rank: int) -> int:
+        """Return the most microbatch activations, summed over chunks, that a rank holds at once.
+
+        A backward gives them back; where it is split, its gradients of weights do.
+        """
+        held = peak = 0
+        for action in self.orders[rank]:
+            held += _HELD[action.kind]
+            peak = max(peak, held)
+        return peak
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(self._words(order)) for order in self.orders)
+
+    def _words(self, order: tuple[Action, ...]) -> Iterator[str]:
+        pairs = dict(self.overlapped)
+        backwards = {backward for _, backward in self.overlapped}
+        for action in order:
+            if action in pairs:
+                yield f"({action};{pairs[action]})OVERLAP_F_B"
+            elif action not in backwards:
+                yield str(action)
+
+    @classmethod
+    def parse(cls, text: str, name: str = NAME) -> "Schedule":
+        """Return the schedule that prints as ``text``: one line a pipeline rank.
+
+        >>> Schedule.parse("0F0 3F0 3B0 0B0 \\n 1F0 2F0 2I0 1I0 2W0 1W0").stage_ranks
+        (0, 1, 1, 0)
+        """
+        if text.count(" ") + text.count("\n") > MAX_WRITTEN:
+            raise ValueError(f"a written schedule has at most {MAX_WRITTEN} actions and blanks, met more")
+        lines = [_parse_line(line, rank) for rank, line in enumerate(text.strip().splitlines())]
+        orders = tuple(tuple(action for word in words for action in word) for words in lines)
+        holders = {action.stage: rank for rank in reversed(range(len(orders))) for action in orders[rank]}
+        if not holders:
+            raise ValueError("a schedule has at least one action")
+        missing = next((stage for stage in range(len(holders)) if stage not in holders), None)
+        if missing is not None:
+            raise ValueError(f"stages are 0 to {max(holders)} without a gap, stage {missing} has no action")
+        pairs = tuple((word[0], word[1]) for words in lines for word in words if len(word) == 2)
+        stage_ranks = tuple(holders[stage] for stage in range(len(holders)))
+        return cls(name, orders, stage_ranks, 1 + max(a.microbatch for order in orders for a in order), pairs)
+
+
+_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT: 0, ActionKind.WEIGHT: -1}
+"""By kind, how many microbatches' activations of a stage come to be held."""
+
+
+@contextmanager
+def _blaming(rank: int) -> Iterator[None]:
+    """Say of what goes wrong inside that it is in the order of a rank."""
+    try:
+        yield
+    except ValueError as error:
+        raise OrderError(str(error), rank) from None
+
+
+def _parse_line(line: str, rank: int) -> list[tuple[Action, ...]]:
+    """Return the actions, and overlapped pairs, that a rank's line says."""
+    with _blaming(rank):
+        return [_parse_word(word) for word in line.split()]
+
+
+def _parse_word(word: str) -> tuple[Action, ...]:
+    """Return the action that ``word`` says, or the two of an overlapped pair."""
+    pair = _PAIR.fullmatch(word)
+    return (Action.parse(word),) if pair is None else (Action.parse(pair[1]), Action.parse(pair[2]))
+
+
+def _check_placed(
+    order: tuple[Action, ...], rank: int, stage_ranks: tuple[int, ...], stages: Mapping[int, list[int]]
+) -> None:
+    """Raise where a rank has no stage, or runs an action of a stage that is none or elsewhere."""
+    for action in order:
+        if action.stage >= len(stage_ranks):
+            raise ValueError(f"stages are 0 to {len(stage_ranks) - 1}, met {action}")
+        home = stage_ranks[action.stage]
+        if home != rank:
+            where = f"stage {action.stage} is on rank {home}, met {action} on rank {rank}"
+            raise ValueError(f"every stage is on one pipeline rank: {where}")
+    if rank not in stages:
+        raise ValueError(f"every pipeline rank has a stage, rank {rank} has none")
+
+
+def _check_once(order: tuple[Action, ...], stages: Sequence[int], num_microbatches: int) -> None:
+    """Raise where a microbatch does not run forward and backward once through every stage of a rank."""
+    place_of = {action: index for index, action in enumerate(order)}
+    if len(place_of) < len(order):
+        twice = next(action for index, action in enumerate(order) if place_of[action] != index)
+        raise ValueError(f"every action runs once, met {twice} twice")
+    found = 0
+    for stage in stages:
+        for microbatch in range(num_microbatches):
+            forward, backward, inputs, weights = (place_of.get(Action(stage, k, microbatch)) for k in KINDS)
+            if forward is None:
+                raise ValueError(
+                    f"every microbatch runs forward once through every stage, {stage}F{microbatch} is missing"
+                )
+            split = inputs is not None and weights is not None
+            if (backward is None) == (not split) or (inputs is None) != (weights is None):
+                met = [f"{stage}{k.value}{microbatch}" for k in KINDS[1:] if Action(stage, k, microbatch) in place_of]
+                raise ValueError(
+                    f"a backward is {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}; "
+                    f"met {' and '.join(met) or 'none of them'}"
+                )
+            if inputs is not None and weights is not None and weights < inputs:
+                raise ValueError(f"{stage}W{microbatch} comes after {stage}I{microbatch}, met it before")
+            found += 3 if split else 2
+    if found < len(order):
+        beyond = next(action for action in order if action.microbatch >= num_microbatches)
+        raise ValueError(f"microbatches are 0 to {num_microbatches - 1}, met {beyond}")
+
+
+def _check_pairs(pairs: tuple[Pair, ...], neighbours: set[Pair]) -> None:
+    """Raise where two actions cannot run as one."""
+    for forward, backward in pairs:
+        kinds = forward.kind is ActionKind.FORWARD and backward.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        if not kinds or forward.microbatch == backward.microbatch:
+            raise ValueError(
+                f"a forward and a backward of different microbatches overlap, met {forward} and {backward}"
+            )
+        if (forward, backward) not in neighbours:
+            raise ValueError(f"a backward that overlaps a forward comes next to it, met {forward} and {backward}")
+
+
+SCHEDULES: dict[str, ScheduleRule] = {
+    rule.name: rule
+    for rule in (
+        NAIVE,
+        GPIPE,
+        ONE_F_ONE_B,
+        INTERLEAVED,
+        LOOPED_BFS,
+        ZB1P,
+        ZB2P,
+        INTERLEAVED_ZERO_BUBBLE,
+        ZBV,
+        DUALPIPEV,
+        PIPEDREAM,
+        PIPEDREAM_2BW,
+    )
+}
+"""The published schedules by name."""
+
+
+def rank_order(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Order:
+    """Return the actions of one pipeline rank of a schedule by name, or by text.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such order; the message is the equation that does not hold.
+    """
+    rule = _rule(name, ranks, microbatches, chunks)
+    return rule.order(rank, ranks, microbatches, chunks)
+
+
+def is_text(name: str) -> bool:
+    """Return whether ``name`` is no name but the text form of a schedule.
+
+    >>> is_text("1f1b"), is_text("0F0 0B0")
+    (False, True)
+    """
+    return _TEXT.search(name) is not None
+
+
+def rule_of(name: str) -> ScheduleRule:
+    """Return the rule of a schedule by its name, or by its text form.
+
+    Raises
+    ------
+    ValueError
+        Where there is no schedule of that name, or the text is none.
+    """
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    if not is_text(name):
+        raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, met {name!a:.60}")
+    return _written(name)
+
+
+@lru_cache(maxsize=64)
+def _written(text: str) -> ScheduleRule:
+    value = Schedule.parse(text)
+    numbers = {kind: number for number, kind in enumerate(KINDS)}
+    rows = [np.array([(a.stage, numbers[a.kind], a.microbatch) for a in order], np.int64) for order in value.orders]
+    forwards = {forward for forward, _ in value.overlapped}
+    pairs = [tuple(row for row, action in enumerate(order) if action in forwards) for order in value.orders]
+    return written(rows, pairs, value.stage_ranks, value.num_microbatches)
+
+
+def _rule(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleRule:
+    rule = rule_of(name)
+    undefined = rule.undefined(ranks, microbatches, chunks)
+    if undefined is not None:
+        raise ValueError(undefined)
+    return rule
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return a schedule by name, or by text; the same value for the same arguments.
+
+    >>> print(schedule("gpipe", 1, 2))
+    0F0 0F1 0B0 0B1
+    >>> print(schedule("1f1b", 2, 3))
+    0F0 0F1 0B0 0F2 0B1 0B2
+    1F0 1B0 1F1 1B1 1F2 1B2
+    """
+    rule = _rule(name, ranks, microbatches, chunks)
+    orders: list[tuple[Action, ...]] = []
+    pairs: list[Pair] = []
+    for rank in range(ranks):
+        rows = rule.order(rank, ranks, microbatches, chunks).tolist()
+        order = tuple(Action(stage, KINDS[kind], microbatch) for stage, kind, microbatch in rows)
+        pairs += [(order[row], order[row + 1]) for row in rule.pairs(rank, ranks, microbatches, chunks)]
+        orders.append(order)
+    return Schedule(rule.name, tuple(orders), rule.stage_ranks(ranks, chunks), microbatches, tuple(pairs))
+
+
+def to_csv(schedule: Schedule) -> str:
+    """Return the orders of a schedule.
+
+    >>> from strategies.schedules.schedule import schedule
+    >>> print(to_csv(schedule("gpipe", 1, 2)), end="")
+    0F0,0F1,0B0,0B1
+    """
+    return "".join(",".join(line.split()) + "\n" for line in str(schedule).splitlines())
+
+
+def from_csv(text: str) -> Schedule:
+    """Return the schedule whose orders are rows of cells.
+
+    Raises
+    ------
+    ValueError
+        Where it is none; an `OrderError` names the row.
+
+    >>> print(from_csv("0F0,,0B0,\\n,1F0,1B0,\\n"))
+    0F0 0B0
+    1F0 1B0
+    """
+    try:
+        rows = [[cell for cell in map(str.strip, row) if cell] for row in csv.reader(io.StringIO(text))]
+    except csv.Error as error:
+        raise ValueError(f"a schedule is rows of actions, met no CSV: {error}") from None
+    if any(" " in cell for row in rows for cell in row):
+        raise ValueError("a cell is one action, met several")
+    while rows and not rows[-1]:
+        rows.pop()
+    return Schedule.parse("\n".join(" ".join(row) for row in rows) or " ")

@@ -1,0 +1,72 @@
+"""Beam search over plan rewrites.
+
+References
+----------
+.. [1] Lowerre, "The HARPY speech recognition system", Carnegie Mellon University, 1976.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.search.driver import Proposals, Upcoming
+from strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Rewrites of the few best plans, again and again (beam search, Lowerre 1976).
+
+    The beam begins with the first plan that fits, in the order in which an expert would try them. In every turn the
+    new rewrites of all plans of the beam (`strategies.search.space.neighbours`) that fit are ranked by their bounds,
+    ``width`` of them are evaluated, and the beam becomes the best of the old and the new. It ends when the bounds
+    say that no rewrite can enter the beam.
+
+    Parameters
+    ----------
+    width
+        Plans in the beam.
+    """
+
+    name: ClassVar[str] = "beam"
+    most_plans: ClassVar[int] = MOST_LISTED
+
+    width: int = 8
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"beam: width is at least 1, met {self.width}; nearest: 1")
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the most promising rewrites of every turn; it proves nothing."""
+        bounds = _Bounds(problem, costs)
+        chosen = next(([layout] for layout in by_habit(problem, space) if bounds[layout] < inf), [])
+        times: dict[Layout, float] = {}
+        beam: list[Layout] = []
+        while chosen:
+            yield Upcoming(tuple(complete(problem, layout) for layout in chosen))
+            for layout in chosen:
+                times[layout] = (yield complete(problem, layout)).step_time
+            beam = sorted([*beam, *chosen], key=times.__getitem__)[: self.width]
+            limit = times[beam[-1]] if len(beam) == self.width else inf
+            rewrites = dict.fromkeys(rewrite for layout in beam for rewrite in neighbours(problem, space, layout))
+            able = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]
+            chosen = sorted(able, key=bounds.__getitem__)[: self.width]
+        return None
+
+
+class _Bounds(dict[Layout, float]):
+    """Seconds that the step of a layout takes at least, each asked for once; infinite where it does not fit."""
+
+    def __init__(self, problem: Problem, costs: CostModel) -> None:
+        super().__init__()
+        self.problem, self.costs = problem, costs
+
+    def __missing__(self, layout: Layout) -> float:
+        plan = complete(self.problem, layout)
+        self[layout] = self.costs.bound(plan) if self.costs.fits(plan) else inf
+        return self[layout]

@@ -1,0 +1,67 @@
+"""Every plan that fits: in the order of the space, as a reference, and by rewrites of the first one.
+
+References
+----------
+.. [1] Moore, "The shortest path through a maze", Proceedings of the International Symposium on
+   the Theory of Switching, 1959.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan
+from strategies.plan.problem import Problem
+from strategies.search.driver import Proof, Proposals, ahead
+from strategies.search.space import MOST_LISTED, Space, by_habit, layouts, neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Exhaustive:
+    """Evaluation of every plan that fits: what other searches are checked against."""
+
+    name: ClassVar[str] = "exhaustive"
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plans that fit in the order of the space; at the end the best of them is proven."""
+        plans = (complete(problem, layout) for layout in layouts(problem, space))
+        best = yield from ahead(plan for plan in plans if costs.fits(plan))
+        return Proof(best)
+
+
+@dataclass(frozen=True, slots=True)
+class BreadthFirst:
+    """Rewrites of the first plan that fits, then rewrites of those, and so on (Moore 1959).
+
+    A rewrite changes one decision (`strategies.search.space.neighbours`); plans that do not fit are not rewritten.
+    When no rewrite is new it goes on from the next plan that fits, in the order in which an expert would try them:
+    at its end it has evaluated all, and the best is proven.
+    """
+
+    name: ClassVar[str] = "breadth_first"
+    most_plans: ClassVar[int] = MOST_LISTED
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plans that fit by rising number of rewrites from the first one; return the last proof."""
+        best = yield from ahead(_by_rewrites(problem, space, costs))
+        return Proof(best)
+
+
+def _by_rewrites(problem: Problem, space: Space, costs: CostModel) -> Iterator[Plan]:
+    """Yield the plans that fit by rising number of rewrites from the first one."""
+    seen: set[Layout] = set()
+    for start in by_habit(problem, space):
+        waiting = deque([start])
+        while waiting:
+            layout = waiting.popleft()
+            if layout in seen:
+                continue
+            seen.add(layout)
+            plan = complete(problem, layout)
+            if costs.fits(plan):
+                yield plan
+                waiting.extend(neighbours(problem, space, layout))

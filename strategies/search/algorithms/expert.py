@@ -1,0 +1,114 @@
+"""The guidelines of the field as rules, in the place of a search.
+
+References
+----------
+.. [1] Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+   Megatron-LM", SC 2021, section 3: tensor parallelism up to the devices of a node and then
+   pipeline parallelism; only as much model parallelism as the memory needs, the rest data
+   parallelism; the microbatch is to be tried out.
+.. [2] Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+   SC 2020, section 7: levels 1 and 2 communicate no more than data parallelism, level 3 half as
+   much again.
+.. [3] Korthikanti et al., "Reducing activation recomputation in large transformer models",
+   MLSys 2023: sequence parallelism wherever there is tensor parallelism; selective
+   recomputation costs little, full recomputation about a forward pass.
+"""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from strategies.cost_model import CostModel
+from strategies.evaluation import Evaluation
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.plan import Plan, Recompute
+from strategies.plan.problem import Problem
+from strategies.search.driver import Proposals, Upcoming
+from strategies.search.space import MOST_LISTED, Space, listed
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """Guidelines of the field, tried in order (Megatron-LM, SC 2021).
+
+    The first degrees that fit by the rules are taken, with what else the rules say of them; then the microbatch is
+    tried out, and after it the schedule. So for the next degrees that fit, until ``choices`` have been tried.
+
+    The rules, the earlier before the later: no tensor parallelism across nodes; no full recomputation; no ZeRO 3;
+    the least model parallelism (data parallelism if it fits); the least pipeline parallelism of that, so tensor
+    parallelism first; no selective recomputation; the smallest microbatch; 1f1b; ZeRO 1; sequence parallelism.
+
+    Parameters
+    ----------
+    choices
+        Degrees that are tried.
+    """
+
+    name: ClassVar[str] = "expert"
+    most_plans: ClassVar[int] = MOST_LISTED
+
+    choices: int = 8
+
+    def __post_init__(self) -> None:
+        if self.choices < 1:
+            raise ValueError(f"expert: choices is at least 1, met {self.choices}; nearest: 1")
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plans that the guidelines name; it proves nothing."""
+        every = _by_guidelines(problem, space)
+        tried: set[tuple[int, ...]] = set()
+        for layout in every:
+            degrees = layout.data, layout.tensor, layout.tensor_rows, layout.pipeline
+            if degrees in tried or not costs.fits(complete(problem, layout)):
+                continue
+            sized = yield from _best(problem, costs, (each for each in every if _sized(each) == _sized(layout)))
+            yield from _best(problem, costs, (each for each in every if _scheduled(each) == _scheduled(sized)))
+            tried.add(degrees)
+            if len(tried) == self.choices:
+                break
+        return None
+
+
+def _by_guidelines(problem: Problem, space: Space) -> list[Layout]:
+    """Return the layouts of ``space`` in the order of the rules."""
+    node = problem.cluster.first.devices
+
+    def key(layout: Layout) -> tuple[int, ...]:
+        return (
+            layout.tensor * layout.tensor_rows > node,
+            layout.recompute is Recompute.FULL,
+            layout.zero == 3,
+            layout.tensor * layout.tensor_rows * layout.pipeline,
+            layout.pipeline,
+            layout.recompute is Recompute.SELECTIVE,
+            layout.sequences,
+            layout.schedule != "1f1b",
+            layout.zero != 1,
+            not layout.sequence_parallel,
+        )
+
+    return sorted(listed(problem, space), key=key)
+
+
+def _best(
+    problem: Problem, costs: CostModel, variants: Iterable[Layout]
+) -> Generator[Plan | Upcoming, Evaluation, Layout]:
+    """Return the fastest of variants, of which one at least fits."""
+    plans = {layout: complete(problem, layout) for layout in variants}
+    fitting = {layout: plan for layout, plan in plans.items() if costs.fits(plan)}
+    yield Upcoming(tuple(fitting.values()))
+    times: dict[Layout, float] = {}
+    for layout, plan in fitting.items():
+        times[layout] = (yield plan).step_time
+    return min(times, key=times.__getitem__)
+
+
+def _sized(layout: Layout) -> Layout:
+    """Return what layouts share that differ in the microbatch alone."""
+    return replace(layout, microbatch=0)
+
+
+def _scheduled(layout: Layout) -> Layout:
+    """Return what layouts share that differ in the schedule alone."""
+    return replace(layout, schedule="", chunks=0, stages="")

@@ -1,0 +1,156 @@
+"""Monte Carlo tree search over partial plans.
+
+References
+----------
+.. [1] Kocsis, Szepesvari, "Bandit based Monte-Carlo planning", ECML 2006: UCT.
+.. [2] Couetoux et al., "Continuous upper confidence trees", LION 2011: progressive widening.
+.. [3] Childs, Brodeur, Kocsis, "Transpositions and move groups in Monte Carlo tree search",
+   IEEE CIG 2008: equal states are one node, whose value all ways to it share.
+.. [4] Alabed et al., "Automatic discovery of composite SPMD partitioning strategies in PartIR", 2022
+   (arXiv 2210.06352), and "TOAST: fast and scalable auto-partitioning based on principled static
+   analysis", 2025 (arXiv 2508.15010): tree search over grouped sharding decisions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, log, sqrt
+from random import Random
+from typing import ClassVar
+
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.search.decisions import Decisions, Outlooks, Partial
+from strategies.search.driver import Proof, Proposals
+from strategies.search.space import MOST_LISTED, Space
+
+
+@dataclass(slots=True)
+class Arm:
+    """What has been learnt of a partial plan: how often it led to a plan that fits, and the best reward."""
+
+    visits: int
+    best: float
+
+    def value(self, exploration: float, around: int) -> float:
+        """Return the best reward with the confidence term of UCB1 ([1]_, section 2.1).
+
+        ``around`` is how often there was a choice between the arm and others.
+
+        >>> Arm(visits=4, best=0.5).value(exploration=0.0, around=16)
+        0.5
+        """
+        return self.best + exploration * sqrt(log(around) / self.visits)
+
+
+@dataclass(frozen=True, slots=True)
+class MCTS:
+    """Tree search that learns which decisions lead to fast plans (UCT, Kocsis and Szepesvari 2006).
+
+    The decisions of `strategies.search.decisions` are the tree, in which partial plans that leave the same plans open
+    are one node. From the root the branch with the highest upper confidence bound [1]_ is followed, until a node has
+    fewer branches tried than its visits to the power ``widening`` [2]_. From there ``rollouts`` plans are drawn, one
+    random decision after another, and one of them is evaluated: with a probability in proportion to
+    ``bound**(-1 / temperature)``.
+
+    The reward is the step time of the first plan that fits, in the order in which an expert would try them, over that
+    of the plan. A plan that cannot be faster than the best so far has its bound for a step time, and one that does not
+    fit minus the part of its memory that is missing; neither is evaluated. A plan is visited once, and a node of which
+    all plans have been visited is never entered again; where that is the root, the best plan is proven to be so.
+
+    What differs from [1]_: a branch is worth its best reward instead of the mean of all, for one plan is looked for and
+    nothing is random, and the best plans are next to many that do not fit, which count only until one fits.
+
+    Parameters
+    ----------
+    exploration
+        Weight of what is not known yet against what has been good.
+    """
+
+    name: ClassVar[str] = "mcts"
+    most_plans: ClassVar[int] = MOST_LISTED
+
+    seed: int = 0
+    exploration: float = 0.2
+    widening: float = 0.5
+    rollouts: int = 16
+    temperature: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.exploration >= 0 or not 0 <= self.widening <= 1:
+            raise ValueError(
+                f"mcts: exploration is at least 0 and widening from 0 to 1, met {self.exploration} and {self.widening}"
+            )
+        if self.rollouts < 1 or not self.temperature > 0:
+            raise ValueError(
+                f"mcts: rollouts is at least 1 and temperature more than 0, met {self.rollouts} and {self.temperature}"
+            )
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the most promising plan of every visit to the tree; return a proof where all of it was visited."""
+        rng, outlooks, tree = Random(self.seed), Outlooks(problem, costs), Decisions(problem, space)
+        first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
+        if first is None:
+            return Proof(inf)
+        expert = best = (yield complete(problem, first)).step_time
+        arms: dict[Partial, Arm] = {}
+        while not tree.closed(tree.root):
+            able: dict[Layout, tuple[Partial, ...]] = {}
+            for path in self._rollouts(tree, arms, rng):
+                layout = _layout(path)
+                bound, shortfall = outlooks[layout]
+                if bound < best:
+                    able[layout] = path
+                elif not tree.closed(path[-1]):
+                    tree.close(layout)
+                    _learn(arms, path, -shortfall if bound == inf else expert / bound)
+            if able:
+                layout = _softmin(list(able), [outlooks[each].bound for each in able], self.temperature, rng)
+                time = expert if layout == first else (yield complete(problem, layout)).step_time
+                best = min(best, time)
+                tree.close(layout)
+                _learn(arms, able[layout], expert / time)
+        return Proof(best)
+
+    def _rollouts(self, tree: Decisions, arms: dict[Partial, Arm], rng: Random) -> Iterator[tuple[Partial, ...]]:
+        """Yield ways from the root to plans that nobody has visited: along the best known arms, and then at random."""
+        known = self._select(tree, arms)
+        for _ in range(self.rollouts):
+            if tree.closed(known[-1]):
+                return
+            path = list(known)
+            while branches := tree.branches(path[-1]):
+                path.append(rng.choice(branches).after)
+            yield tuple(path)
+
+    def _select(self, tree: Decisions, arms: dict[Partial, Arm]) -> list[Partial]:
+        """Return the way from the root along the best known arms, to a node that has another to try."""
+        path = [tree.root]
+        while branches := tree.branches(path[-1]):
+            tried = [branch.after for branch in branches if branch.after in arms]
+            around = sum(arms[each].visits for each in tried)
+            if len(tried) < min(len(branches), ceil((around + 1) ** self.widening)):
+                break
+            path.append(max(tried, key=lambda each: arms[each].value(self.exploration, around)))
+        return path
+
+
+def _layout(path: Sequence[Partial]) -> Layout:
+    layout = path[-1].layout
+    assert layout is not None  # a way ends where all is decided
+    return layout
+
+
+def _learn(arms: dict[Partial, Arm], path: Sequence[Partial], reward: float) -> None:
+    """Give a reward to all that led to a plan; one that does not fit tells only of where nothing else is known."""
+    for each in path:
+        arm = arms.setdefault(each, Arm(0, reward))
+        arm.visits += reward > 0 or not arm.visits
+        arm.best = max(arm.best, reward)
+
+
+def _softmin(layouts: Sequence[Layout], bounds: Sequence[float], temperature: float, rng: Random) -> Layout:
+    """Return a layout drawn in proportion to ``bound**(-1 / temperature)``."""
+    least = min(bounds)
+    return rng.choices(layouts, [(least / bound) ** (1 / temperature) for bound in bounds])[0]

@@ -1,0 +1,219 @@
+"""A sharding for every operator: the algorithms that choose one.
+
+Exact, by frontier dynamic programming with a price of memory; Alpa's integer program; MindSpore's dynamic programming
+by eliminations, its double recursion over the levels of the machine and the operators at each, and its sharding
+propagation, where the user decides some operators and the rest follows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from simulator.collective import Collective
+from simulator.operator_graph import BATCH
+from strategies.bounds.step_time import least_step_time
+from strategies.cost_model import CostModel
+from strategies.lowering import StageCosts
+from strategies.operators.choices import resolved
+from strategies.operators.cost_graph import Shortfall, Solution
+from strategies.operators.costs import OperatorCosts
+from strategies.operators.elimination import eliminate
+from strategies.operators.frontier import frontier
+from strategies.operators.integer_programming import integer_programming
+from strategies.operators.operator_plan import agreeing, all_kept, operator_plan, operator_violations
+from strategies.operators.recursion import Level, propagate, recurse
+from strategies.plan.mesh import OPERATOR_AXES
+from strategies.plan.problem import Problem
+from strategies.search.driver import Proof, Proposals
+from strategies.search.operator_search import arrangements, microbatches, operator_search, variants
+from strategies.search.space import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A sharding for every operator, proven best of their sums within a gap.
+
+    Parameters
+    ----------
+    gap
+        Fraction by which the sum of operators' and redistributions' times may be above the least.
+    """
+
+    name: ClassVar[str] = "frontier"
+
+    gap: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gap < 1:
+            raise ValueError(f"frontier: gap is at least 0 and less than 1, met {self.gap}")
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
+        return operator_search(problem, space, costs, self._solve)
+
+    def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
+        return frontier(table.graph, limit, gap=self.gap)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProgramming:
+    """A sharding for every operator by Alpa's integer program, on HiGHS.
+
+    Parameters
+    ----------
+    gap
+        Fraction by which the sum of operators' and redistributions' times may be above the least.
+    seconds
+        Time for one program, after which its best solution so far is taken; ``None`` for no limit.
+    tie
+        Whether layers that are copies of one another are cut alike.
+    """
+
+    name: ClassVar[str] = "integer_programming"
+
+    gap: float = 0.01
+    seconds: float | None = None
+    tie: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gap < 1:
+            raise ValueError(f"integer_programming: gap is at least 0 and less than 1, met {self.gap}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"integer_programming: seconds are more than 0, met {self.seconds}")
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
+        return operator_search(problem, space, costs, self._solve, among="layers cut alike" if self.tie else "")
+
+    def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
+        return integer_programming(table.graph, limit, gap=self.gap, seconds=self.seconds, tie=self.tie)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicProgramming:
+    """A sharding for every operator by eliminations of operators and edges.
+
+    Parameters
+    ----------
+    faithful
+        As published, with its defects.
+    """
+
+    name: ClassVar[str] = "dynamic_programming"
+
+    faithful: bool = False
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
+        return operator_search(problem, space, costs, self._solve)
+
+    def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
+        return eliminate(table.graph, limit, faithful=self.faithful)
+
+
+PROBE = float(2**26)
+"""Bytes of the all-reduce by which the rate of a level is known."""
+MOST_RANKS = 1024
+"""Devices that the published recursion divides at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecursiveProgramming:
+    """A dim for every operator at every level of the machine, from what would have to be moved.
+
+    What differs from the published form: a level has any number of ways and not only two, and its own bandwidth;
+    the dims of a level are chosen together, exactly, instead of one after another; and where a plan does not fit,
+    parameters are kept cut.
+
+    Parameters
+    ----------
+    faithful
+        As published. A mesh has three operator axes: beyond 8 devices the first level has more than two ways.
+    """
+
+    name: ClassVar[str] = "recursive_programming"
+
+    faithful: bool = False
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plan of every arrangement of the devices, of the largest microbatches of each that fit."""
+        yield Proof(least_step_time(problem))
+        measured = StageCosts(problem)
+        ways = _bisected(problem) if self.faithful else arrangements(problem, space)
+        for degrees in ways:
+            for microbatch in microbatches(problem, space, degrees):
+                plan = operator_plan(problem, dict(degrees), microbatch)
+                groups = measured.machine(plan).rank(0).groups
+                levels = [
+                    Level(axis, n, groups[axis].ticks(Collective.ALL_REDUCE, PROBE) / PROBE)
+                    for axis, n in degrees
+                    if n > 1
+                ]
+                count = plan.num_microbatches
+                found = recurse(problem.graph, levels, microbatch, count, faithful=self.faithful)
+                chosen = agreeing(problem, operator_plan(problem, dict(degrees), microbatch, found))
+                if any(operator_violations(problem, chosen)):
+                    continue
+                fits = False
+                for plan in (chosen,) if self.faithful else (chosen, all_kept(problem, chosen)):
+                    for variant in () if fits else variants(problem, plan, space):
+                        fits = (yield variant).fits or fits
+                if fits:
+                    break
+        return None
+
+
+def _bisected(problem: Problem) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Yield the one arrangement of the published recursion: halves of halves."""
+    devices = len(problem.cluster.free_devices)
+    if devices & (devices - 1) or devices > MOST_RANKS:
+        raise ValueError(
+            f"recursive_programming: faithful divides a power of two of at most {MOST_RANKS} devices, met {devices}"
+        )
+    levels = min(devices.bit_length() - 1, len(OPERATOR_AXES)) or 1
+    inner = [2] * (levels - 1)
+    yield tuple(zip(OPERATOR_AXES[-levels:], (devices >> (levels - 1), *inner), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingPropagation:
+    """Shardings that follow from those of the operators that the user has pinned.
+
+    What differs from the published form: the rest is chosen together, exactly and within memory, instead of one
+    operator after another.
+
+    Parameters
+    ----------
+    faithful
+        As published: breadth first from the pinned operators, by the least redistribution. Where nothing is pinned
+        the first operator that can be is cut along its batch.
+    """
+
+    name: ClassVar[str] = "sharding_propagation"
+
+    faithful: bool = False
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plan of every arrangement of the devices on which the pins hold."""
+        pinned = frozenset(resolved(problem.graph, space.pin))
+        return operator_search(problem, space, costs, partial(self._solve, pinned))
+
+    def _solve(self, pinned: frozenset[str], table: OperatorCosts, limit: int) -> Solution | Shortfall:
+        if not self.faithful:
+            return frontier(table.graph, limit)
+        names = (node.name for node in table.nodes)
+        seeds = {number: 0 for number, name in enumerate(names) if name in pinned} or _first_batch(table)
+        choice = propagate(table.graph, seeds)
+        time, memory = table.graph.time(choice), table.graph.memory(choice)
+        return Solution(choice, time, memory, 0) if memory <= limit else Shortfall(choice, memory, limit)
+
+
+def _first_batch(table: OperatorCosts) -> dict[int, int]:
+    """Return the first operator that all axes can cut along its batch, and that choice."""
+    axes = tuple(axis for axis, ranks in table.degrees.items() if ranks > 1)
+    for number, own in enumerate(table.choices):
+        for choice, sharding in enumerate(own):
+            if sharding.cuts == ((BATCH, axes),):
+                return {number: choice}
+    return {}

@@ -1,0 +1,174 @@
+"""A policy over decisions: a network that reads the operator graph and the machine, and scores branches. Needs torch.
+
+References
+----------
+.. [1] Scarselli et al., "The graph neural network model", IEEE Transactions on Neural Networks 20(1), 2009;
+   Hamilton, Ying, Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017: means of neighbours.
+.. [2] Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
+.. [3] Kingma, Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+"""
+
+from collections.abc import Sequence
+from math import log10, sqrt
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from simulator.machine.cluster import Cluster
+from simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
+from simulator.operator_graph import Tensor as Value
+from strategies.plan.problem import Problem, Training
+from strategies.search.decisions import Branch
+
+WIDTH = 32
+"""Elements of an embedding."""
+ROUNDS = 3
+"""Rounds of messages between operators."""
+HASHED = 48
+"""Elements among which the values of decisions are hashed."""
+
+
+class Choice(NamedTuple):
+    """Of every walk of a batch: the logarithm of the probability of what was drawn, and the entropy of the draw."""
+
+    drawn: list[int]
+    log_probability: Tensor
+    entropy: Tensor
+
+
+class Policy:
+    """Probabilities of the next decision, given the problem and the decisions before.
+
+    The operators of every distinct block are nodes with what they compute, read and write as features; in every round
+    a node adds what its producers and its consumers say on average [1]_. The mean over nodes and the machine's
+    features make one embedding of the problem, decisions are embedded by hashed values [2]_, and a branch is scored
+    by one hidden layer over the problem, the sum of the decisions before, and the branch itself. Only legal branches
+    are ever scored, so that illegal ones have no probability.
+
+    Parameters
+    ----------
+    generator
+        Where initial weights and draws come from.
+    """
+
+    def __init__(self, problem: Problem, generator: torch.Generator, learning_rate: float) -> None:
+        self.generator = generator
+        nodes, edges = operators(problem.graph)
+        self._nodes, self._machine = _tensor(nodes), _tensor(machine(problem.cluster, problem.training))
+        self._edges = torch.tensor(sorted(set(edges)), dtype=torch.int64).reshape(-1, 2).T
+        self._features: dict[tuple[object, ...], Tensor] = {}
+        shapes = {
+            "node": (self._nodes.shape[1], WIDTH),
+            **{f"{way}{turn}": (WIDTH, WIDTH) for turn in range(ROUNDS) for way in ("self", "producers", "consumers")},
+            "machine": (self._machine.shape[0], WIDTH),
+            "problem": (2 * WIDTH, WIDTH),
+            "before": (HASHED + 1, WIDTH),
+            "branch": (HASHED + 1, WIDTH),
+            "deep": (WIDTH, WIDTH),
+            "score": (WIDTH, 1),
+        }
+        self.weights = {
+            name: (torch.randn(shape, generator=generator) / sqrt(shape[0])).requires_grad_()
+            for name, shape in shapes.items()
+        }
+        self._optimizer = torch.optim.Adam(self.weights.values(), lr=learning_rate)
+
+    def embed(self) -> Tensor:
+        """Return the embedding of the problem, [`WIDTH`]."""
+        own = torch.tanh(self._nodes @ self.weights["node"])
+        producers, consumers = self._edges
+        for turn in range(ROUNDS):
+            said = _mean(own, producers, consumers) @ self.weights[f"producers{turn}"]
+            asked = _mean(own, consumers, producers) @ self.weights[f"consumers{turn}"]
+            own = torch.tanh(own @ self.weights[f"self{turn}"] + said + asked)
+        both = torch.cat((own.mean(0), torch.tanh(self._machine @ self.weights["machine"])))
+        return torch.tanh(both @ self.weights["problem"])
+
+    def features(self, branch: Branch) -> Tensor:
+        """Return a decision's features, [`HASHED` + 1]: its values hashed, and the logarithm of sizes."""
+        key = branch.fields, branch.values
+        if key not in self._features:
+            made = torch.zeros(HASHED + 1)
+            for field, value in zip(*key, strict=True):
+                hashed = crc32(f"{field}={value}".encode())
+                made[hashed % HASHED] += 1 if hashed >> 31 else -1
+                if type(value) is int:
+                    made[HASHED] += log10(1 + value)
+            self._features[key] = made
+        return self._features[key]
+
+    def logits(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Tensor:
+        """Return the scores of every walk's branches, [walks, most branches]; minus infinity where there is none.
+
+        ``before`` is the sum of the features of the decisions of every walk, [walks, `HASHED` + 1].
+        """
+        branches = torch.stack([self.features(branch) for row in rows for branch in row])
+        walks = torch.tensor([walk for walk, row in enumerate(rows) for _ in row])
+        places = torch.tensor([place for row in rows for place in range(len(row))])
+        known = problem + before @ self.weights["before"]
+        hidden = torch.tanh(known[walks] + branches @ self.weights["branch"])
+        scores = (torch.tanh(hidden @ self.weights["deep"]) @ self.weights["score"]).squeeze(1)
+        masked = torch.full((len(rows), max(map(len, rows))), -torch.inf)
+        return masked.index_put((walks, places), scores)
+
+    def choose(self, problem: Tensor, before: Tensor, rows: Sequence[Sequence[Branch]]) -> Choice:
+        """Return which branch of every walk is drawn."""
+        logarithms = torch.log_softmax(self.logits(problem, before, rows), dim=1)
+        probabilities = logarithms.exp()
+        drawn = torch.multinomial(probabilities.detach(), 1, generator=self.generator)
+        entropy = -(probabilities * logarithms.masked_fill(logarithms == -torch.inf, 0.0)).sum(1)
+        return Choice(drawn.squeeze(1).tolist(), logarithms.gather(1, drawn).squeeze(1), entropy)
+
+    def learn(self, loss: Tensor) -> None:
+        """Go one step of Adam [3]_ against the gradient of a loss."""
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+
+def operators(graph: OperatorGraph) -> tuple[list[list[float]], list[tuple[int, int]]]:
+    """Return the features of the operators of every distinct block, and the edges (producer, consumer) between them."""
+    rows: list[list[float]] = []
+    edges: list[tuple[int, int]] = []
+    boundary: list[int | None] = []
+    for block in graph.blocks:
+        made = {name: node for name, node in zip(block.inputs, boundary, strict=False) if node is not None}
+        for operator in block.operators:
+            node = len(rows)
+            rows.append(_operator(operator, block.tensor, block.repeat))
+            edges += [(made[name], node) for name in operator.inputs if name in made]
+            made |= dict.fromkeys(operator.outputs, node)
+        boundary = [made.get(name) for name in block.outputs]
+    return rows, edges
+
+
+def _operator(operator: Operator, tensor: dict[str, Value], repeat: int) -> list[float]:
+    """Return the features of an operator: its kind, and powers of ten of its work and bytes and of how often it is."""
+    kinds = [float(kind is operator.kind) for kind in OperatorKind]
+    read, written, parameters = (
+        sum(tensor[name].nbytes for name in names) for names in (operator.inputs, operator.outputs, operator.parameters)
+    )
+    cuttable = [size for dim, size in operator.dims if dim != BATCH and dim not in operator.uncut]
+    sizes = (operator.flops, read, written, parameters, repeat, max(cuttable, default=1))
+    return kinds + [log10(1 + size) / 10 for size in sizes]
+
+
+def machine(cluster: Cluster, training: Training) -> list[float]:
+    """Return the features of a machine and of what it trains on: powers of ten of sizes and rates."""
+    node, accelerator = cluster.first, cluster.accelerator
+    peak = max(rate for _, rate in accelerator.peak_flops)
+    rates = (peak, accelerator.memory_bandwidth, accelerator.memory, node.nic.bandwidth * node.nics / node.devices)
+    counts = (cluster.num_devices, node.devices, training.global_batch, training.sequence)
+    return [log10(1 + value) / 10 for value in (*rates, *counts)]
+
+
+def _tensor(values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _mean(values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+    """Return for every node the mean of the values of those with an edge to it, 0 where there is none."""
+    count = torch.zeros(len(values)).index_add(0, targets, torch.ones(len(targets)))
+    return torch.zeros_like(values).index_add(0, targets, values[sources]) / count.clamp(min=1).unsqueeze(1)

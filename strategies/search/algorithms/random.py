@@ -1,0 +1,78 @@
+"""Plans drawn at random: what every other search has to beat.
+
+References
+----------
+.. [1] Bergstra, Bengio, "Random search for hyper-parameter optimization", JMLR 13, 2012.
+.. [2] Durstenfeld, "Algorithm 235: random permutation", Communications of the ACM 7(7), 1964.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.group import Group
+from strategies.plan.layout import Layout
+from strategies.plan.problem import Problem
+from strategies.search.driver import Proposals, ahead
+from strategies.search.space import Space, choices_of
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSearch:
+    """Uniform draws from the plans that fit, none twice (Bergstra and Bengio, JMLR 2012)."""
+
+    name: ClassVar[str] = "random"
+
+    seed: int = 0
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the plans that fit in a random order; it proves nothing."""
+        plans = (complete(problem, layout) for layout in drawn(problem, space, Random(self.seed)))
+        yield from ahead(plan for plan in plans if costs.fits(plan))
+        return None
+
+
+def drawn(problem: Problem, space: Space, random: Random) -> Iterator[Layout]:
+    """Yield the layouts of a space in a random order, each once; none is made before it is drawn."""
+    choices = choices_of(problem, space)
+    families = list(choices.families())
+    before = [0, *accumulate(map(choices.count, families))]
+
+    @lru_cache(maxsize=4096)
+    def groups(family: int) -> tuple[Group, ...]:
+        return tuple(choices.groups(families[family]))
+
+    for number in permuted(before[-1], random):
+        family = bisect_right(before, number) - 1
+        left = number - before[family]
+        for group in groups(family):
+            if left < group.count:
+                yield _member(group, left)
+                break
+            left -= group.count
+
+
+def permuted(size: int, random: Random) -> Iterator[int]:
+    """Yield 0 to ``size`` - 1 in a random order (Durstenfeld 1964), keeping only what was moved.
+
+    >>> sorted(permuted(5, Random(0)))
+    [0, 1, 2, 3, 4]
+    """
+    moved: dict[int, int] = {}
+    for last in range(size - 1, -1, -1):
+        place = random.randrange(last + 1)
+        yield moved.get(place, place)
+        moved[place] = moved.pop(last, last)
+
+
+def _member(group: Group, number: int) -> Layout:
+    row, column = np.argwhere(group.legal)[number].tolist()
+    return group.member(row, column)

@@ -1,0 +1,175 @@
+"""A policy that learns from rewards which decisions to take. Needs torch.
+
+References
+----------
+.. [1] Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement
+   learning", Machine Learning 8, 1992: REINFORCE, and baselines.
+.. [2] Mirhoseini et al., "Device placement optimization with reinforcement learning", ICML 2017:
+   the square root of the step time, a moving average as the baseline, a large fixed time where
+   memory does not do.
+.. [3] Huang, Ontanon, "A closer look at invalid action masking in policy gradient algorithms", FLAIRS 2022.
+.. [4] Williams, Peng, "Function optimization using connectionist reinforcement learning algorithms",
+   Connection Science 3(3), 1991: the entropy bonus.
+.. [5] Petersen et al., "Deep symbolic regression: recovering mathematical expressions from data via
+   risk-seeking policy gradients", ICLR 2021: a policy that is to find one good thing learns from the
+   best part of its draws alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import inf, sqrt
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from strategies.cost_model import CostModel
+from strategies.plan.completion import complete
+from strategies.plan.problem import Problem
+from strategies.search.decisions import Branch, Decisions, Outlooks, Partial
+from strategies.search.driver import Proof, Proposals
+from strategies.search.space import MOST_LISTED, Space
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.search.algorithms.policy import Policy
+
+OUT_OF_MEMORY = 2.0
+"""The time of a plan that does not fit, over that of the first plan that does, and the most that any has."""
+
+
+class Walks(NamedTuple):
+    """Plans that a policy has drawn: where they end, how likely they were and how open the decisions, [walks]."""
+
+    ends: list[Partial]
+    log_probability: "Tensor"
+    entropy: "Tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Reinforcement:
+    """Policy gradient over a graph network (REINFORCE, Williams 1992; Mirhoseini et al., ICML 2017).
+
+    The policy (`strategies.search.algorithms.policy`) reads the operator graph and the machine and takes the decisions
+    of `strategies.search.decisions` one after another; what is illegal or leads only to plans visited before cannot be
+    drawn [3]_. ``batch`` plans are drawn for an update, and of those that may be faster than the best so far the
+    ``evaluations`` with the least bounds are evaluated. The cost of a plan is the square root of its step time [2]_
+    over that of the first plan that fits, in the order in which an expert would try them; its bound takes the place of
+    a step time that is not known, and what does not fit has a fixed cost. The policy learns from the plans whose cost
+    is below a moving average of the quantile ``risk`` of batches [5]_, and from the entropy [4]_. It ends where every
+    plan was evaluated, does not fit or cannot be faster than the best, which is then proven.
+
+    What differs from [2]_: the policy scores grouped decisions instead of a device for each operator, only promising
+    plans are measured, and the baseline is a quantile instead of the mean, for the best plan is looked for, and it is
+    next to many that do not fit.
+
+    Parameters
+    ----------
+    memory
+        Weight of the old moving average in the new one.
+    """
+
+    name: ClassVar[str] = "reinforcement"
+    most_plans: ClassVar[int] = MOST_LISTED
+
+    seed: int = 0
+    batch: int = 32
+    evaluations: int = 2
+    learning_rate: float = 0.01
+    entropy: float = 0.01
+    memory: float = 0.9
+    risk: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.evaluations <= self.batch:
+            raise ValueError(
+                f"reinforcement: evaluations are at least 1 and at most batch, met {self.evaluations} and {self.batch}"
+            )
+        if not self.learning_rate > 0 or not self.entropy >= 0:
+            raise ValueError(
+                "reinforcement: learning_rate is more than 0 and entropy at least 0, "
+                f"met {self.learning_rate} and {self.entropy}"
+            )
+        if not 0 <= self.memory < 1 or not 0 < self.risk <= 1:
+            raise ValueError(
+                "reinforcement: memory is at least 0 and below 1, and risk above 0 and at most 1, "
+                f"met {self.memory} and {self.risk}"
+            )
+
+    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield the most promising plans of every batch; return a proof where all plans were visited.
+
+        Raises
+        ------
+        ValueError
+            Where torch is not installed.
+        """
+        if find_spec("torch") is None:
+            raise ValueError("reinforcement: it needs torch, which is not installed; pip install 'meshwise[exec]'")
+        with _one_thread():
+            return (yield from self._learn(problem, space, costs))
+
+    def _learn(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        import torch
+
+        from strategies.search.algorithms.policy import Policy
+
+        outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
+        first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)
+        if first is None:
+            return Proof(inf)
+        expert = best = (yield complete(problem, first)).step_time
+        times = {first: expert}
+        policy = Policy(problem, torch.Generator().manual_seed(self.seed), self.learning_rate)
+        baseline: float | None = None
+        while not tree.closed(tree.root):
+            walks = draw(policy, tree, self.batch)
+            drawn = [end.open[0] for end in walks.ends]
+            able = dict.fromkeys(each for each in drawn if each not in times)
+            for layout in sorted(able, key=lambda each: outlooks[each].bound)[: self.evaluations]:
+                if outlooks[layout].bound < best:
+                    times[layout] = (yield complete(problem, layout)).step_time
+                    best = min(best, times[layout])
+            for layout in drawn:
+                if layout in times or outlooks[layout].bound >= best:
+                    tree.close(layout)
+            known = [min(times.get(each, outlooks[each].bound) / expert, OUT_OF_MEMORY) for each in drawn]
+            cost = torch.tensor([sqrt(each) for each in known])
+            good = float(cost.quantile(self.risk))
+            baseline = good if baseline is None else baseline
+            advantage = ((baseline - cost) / (cost.std(correction=0) + 1e-6)).clamp(min=0)
+            policy.learn(-(advantage * walks.log_probability + self.entropy * walks.entropy).mean())
+            baseline = self.memory * baseline + (1 - self.memory) * good
+        return Proof(best)
+
+
+def draw(policy: "Policy", tree: Decisions, count: int) -> Walks:
+    """Return ``count`` plans drawn by a policy, of those that are left to visit."""
+    import torch
+
+    problem = policy.embed()
+    before = torch.zeros(count, len(policy.features(Branch((), (), tree.root))))
+    ends, total, entropy = [tree.root] * count, torch.zeros(count), torch.zeros(count)
+    while rows := {walk: row for walk, end in enumerate(ends) if (row := tree.branches(end))}:
+        walks = torch.tensor(list(rows))
+        choice = policy.choose(problem, before[walks], list(rows.values()))
+        total = total.index_add(0, walks, choice.log_probability)
+        entropy = entropy.index_add(0, walks, choice.entropy)
+        taken = [row[place] for row, place in zip(rows.values(), choice.drawn, strict=True)]
+        before = before.index_add(0, walks, torch.stack([policy.features(branch) for branch in taken]))
+        for walk, branch in zip(rows, taken, strict=True):
+            ends[walk] = branch.after
+    return Walks(ends, total, entropy)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, so that sums have one order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,110 @@
+import pytest
+
+from scenarios.published.machine import machine, nic_rate, pcie_generation
+from scenarios.published.row import Row, Skip
+from simulator.machine.topology import Switch
+
+GB = 1e9
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "memory", "a_node", "devices", "preset", "nodes", "used"),
+    [
+        ("A100 SXM", 80, 8, 64, "dgx-a100-80gb", 8, 8),
+        ("NVIDIA A100-SXM4-40GB", None, 8, 8, "dgx-a100-40gb", 1, 8),
+        ("H100 SXM", 80, 8, 4, "dgx-h100", 1, 4),
+        ("H100 SXM", 80, 8, 12, "dgx-h100", 2, 6),  # the most of a node that divides 12
+        ("H200", 141, None, 16, "dgx-h200", 2, 8),
+        ("GB200 (per GPU)", 186, 4, 256, "gb200-nvl72", 4, 64),
+        ("GB300 NVL72", 288, 4, 72, "gb300-nvl72", 1, 72),
+        ("V100 SXM2", 16, 8, 8, "dgx-1-v100-16gb", 1, 8),
+        ("V100", 32, 16, 16, "dgx-2-v100-32gb", 1, 16),
+        ("AMD Instinct MI300X", 192, 8, 8, "mi300x-8", 1, 8),
+        ("Ascend 910B (Atlas 900/800T A2)", None, 8, 16, "atlas-800t-a2", 2, 8),
+        ("TPU v5e", 16, None, 256, "tpu-v5e", 32, 8),
+    ],
+)
+def test_machines(
+    accelerator: str, memory: int | None, a_node: int | None, devices: int, preset: str, nodes: int, used: int
+) -> None:
+    row = Row({"accelerator": accelerator, "accel_mem_gb": memory, "devices_per_node": a_node})
+    found = machine(row, devices)
+    assert (found.name, found.num_nodes, found.first.devices) == (preset, nodes, used)
+
+
+def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
+    row = Row({"accelerator": "NVIDIA L40S", "accel_mem_gb": 48, "intra_node_link": "PCIe Gen4"})
+    device = machine(row, 8).accelerator
+    assert device.peak("bf16") == pytest.approx(362e12)
+    assert device.peak("fp8") == pytest.approx(1979e12 * 362 / 989)  # in proportion to the H100
+    assert (device.memory, device.memory_bandwidth) == (48 * GB, 0.864e12)
+    assert row.assumed[0].startswith("L40S: as the accelerator of dgx-h100 with 362 TFLOP/s")
+
+
+def test_a_link_of_an_export_variant_is_narrower() -> None:
+    link = machine(Row({"accelerator": "A800 80GB"}), 8).first.network
+    assert isinstance(link, Switch) and link.link.bandwidth == 160 * GB
+
+
+def test_an_unknown_accelerator_needs_a_peak() -> None:
+    with pytest.raises(Skip, match="accelerator 'XPU 9' is not in the catalogue, and no peak is stated"):
+        machine(Row({"accelerator": "XPU 9"}), 8)
+    row = Row({"accelerator": "XPU 9", "peak_tflops_used": 494.5, "accel_mem_gb": 64})
+    device = machine(row, 8).accelerator
+    assert device.peak("bf16") == pytest.approx(494.5e12)
+    assert device.memory == 64 * GB
+
+
+def test_slices_of_a_torus_are_joined_by_hosts() -> None:
+    fields = {"accelerator": "TPU v5p", "plan_note": "4 slice(s) of 64 chips; FSDP inside a slice"}
+    found = machine(Row(fields), 256)
+    assert (found.name, found.num_nodes, found.first.devices) == ("tpu-v5p-slices", 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "bits"),
+    [
+        ({"nic_gbps_per_device": 200}, 1600),
+        ({"inter_node_link": "RoCE, 1600 Gbps node-node"}, 1600),
+        ({"inter_node_link": "4x100 Gbps EFA"}, 400),
+        ({"inter_node_link": "8 NICs x 400 Gb/s"}, 3200),
+        ({"inter_node_link": "CX-7 400Gb/s x 8"}, 3200),
+        ({"inter_node_link": "Spectrum-X 400G"}, 3200),  # one a device
+        ({"nic_gbps_per_device": "8x50", "inter_node_link": "100GbE"}, 100),
+        ({"inter_node_link": "8 x 400Gb/s NDR InfiniBand"}, 3200),
+        ({"inter_node_link": "InfiniBand HDR (Selene)"}, 1600),  # one a device
+        ({"inter_node_link": "InfiniBand EDR"}, 100),  # one a node
+        ({"inter_node_link": "100GbE"}, 100),
+        ({"inter_node_link": "25 Gb/s Ethernet"}, 25),
+        ({"inter_node_link": "400 Gbps per GPU"}, 3200),
+        ({"inter_node_link": "EFA 3.2 Tbps"}, 3200),
+        ({"inter_node_link": "12.5 GB/s RoCE"}, 100),  # bytes
+        ({"inter_node_link": "DCN between slices"}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_nics_of_8_devices_send(fields: dict[str, object], bits: float | None) -> None:
+    rate = nic_rate(Row(fields), 8)
+    assert rate is None if bits is None else rate == pytest.approx(bits / 8 * GB)
+
+
+def test_a_stated_nic_replaces_the_machines_own() -> None:
+    row = Row({"accelerator": "H100 SXM", "nic_gbps_per_device": 100})
+    node = machine(row, 16).first
+    assert node.nics * node.nic.bandwidth == pytest.approx(0.96 * 8 * 100 / 8 * GB)
+    assert "NICs of 800 Gb/s a node in all, as the row states" in row.assumed
+
+
+@pytest.mark.parametrize(
+    ("words", "generation"),
+    [
+        ("PCIe 3.0 x16", 3),
+        ("PCIe Gen5", 5),
+        ("PCIe", 4),
+        ("NVLink bridge + PCIe", None),
+        ("NVSwitch", None),
+        ("", None),
+    ],
+)
+def test_pcie_inside_a_node(words: str, generation: int | None) -> None:
+    assert pcie_generation(Row({"intra_node_link": words})) == generation

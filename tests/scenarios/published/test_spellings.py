@@ -1,0 +1,80 @@
+"""Rows whose publishers spell things their own way: each is predicted, or skipped with a reason."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios.published.frameworks import is_megatron, is_xla, zero_stage
+from scenarios.published.row import Row
+from scenarios.published.runs import run_of
+
+ROW: dict[str, Any] = {
+    "row_id": "one", "source_id": "ours", "model": "Llama-2-7B", "arch": "llama", "n_layers": 4, "hidden": 1024,
+    "n_heads": 16, "ffn_hidden": 2816, "vocab": 32000, "seq_len": 2048, "precision": "bf16", "framework": "Megatron-LM",
+    "accelerator": "A100-SXM4-80GB", "n_devices": 16, "devices_per_node": 8, "dp": 4, "tp": 2, "pp": 2,
+    "micro_batch": 1, "grad_accum": 4, "global_batch": 16, "step_time_s": 1.0,
+}  # fmt: skip
+SPELLINGS: dict[str, tuple[object, ...]] = {
+    "framework": ("torchtitan", "DeepSpeed", "HF Trainer", "Accelerate + FSDP", "nanotron", "Colossal-AI", "Alpa",
+                  "Pax", "T5X", "MindSpore", "PaddleNLP", "GPT-NeoX", "ms-swift", "veScale", "Primus", "levanter",
+                  "LitGPT", ""),
+    "recompute": ("none", "AC", "no AC", "remat", "selective op", "every 2 layers", "block 3", True, False, 1, 0, None),
+    "precision": ("bf16-mixed", "MXFP8", "NVFP4", "float8 rowwise", "AMP", "HYBRID", "TF32", None),
+    "accelerator": ("H200", "MI300X", "L4", "V100-SXM2-16GB", "TPU v6e", "Gaudi 3", "GB200 NVL72",
+                    "Ascend 910B", "abacus"),
+    "inter_node_link": ("8x400Gb/s RoCEv2", "EFA 3200 Gbps", "Slingshot-11", "CX-7 400Gb/s x 8", "100 GbE", "none"),
+    "intra_node_link": ("NVSwitch", "PCIe Gen5", "xGMI", "NVL72", "ICI", "no NVLink"),
+    "schedule": ("AFAB", "Interleaved1F1B", "ScheduleZBVZeroBubble", "DualPipe", "LoopedBFS", "Seq1F1B"),
+    "zero_stage": (0, "ZeRO-3", "stage 2", "FSDP", "hpZ", "MiCS", "os+g", "none"),
+    "optimizer": ("paged_adamw_8bit", "adamw_torch_fused", "Muon", "LAMB", "GaLore", None),
+    "offload": ("none", "cpu", "ZeRO-Infinity NVMe", "activations", True),
+    "seq_len": ("4k", "2048 tokens", None),
+    "global_batch": ("512k tokens", 17, None),
+    "micro_batch": (0.5, 3, "1-4", None),
+    "dp": ("auto", 3, None),
+    "nic_gbps_per_device": ("8x400", "200 Gb/s", 0),
+    "model": ("Mixtral 8x7B", "BERT-large", "Stable Diffusion XL", "Mamba-2.8B", "Llama-2-7B QLoRA", "7B", ""),
+}  # fmt: skip
+
+
+@given(st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in SPELLINGS.items()}))
+@settings(max_examples=150, deadline=None)
+def test_every_row_is_predicted_or_skipped_with_a_reason(changes: dict[str, object]) -> None:
+    run = run_of(ROW | changes)
+    assert (run.scenario is None) == bool(run.skipped)
+    fields = (*ROW, "model", "plan", "arch")
+    assert not run.skipped or run.skipped.startswith(fields) or " divides " in run.skipped, run.skipped
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in SPELLINGS.items() for value in values])
+def test_one_spelling_alone_skips_no_row_but_for_what_is_not_known(field: str, value: object) -> None:
+    skips = {"abacus", "1-4", "Stable Diffusion XL"}
+    run = run_of(ROW | {field: value})
+    assert bool(run.skipped) == (value in skips or (field, value) == ("seq_len", None)), run.skipped
+
+
+@pytest.mark.parametrize(
+    ("words", "megatron", "xla", "zero"),
+    [
+        ("Megatron-LM", True, False, 0),
+        ("MegaScale", True, False, 0),
+        ("Primus (Megatron)", True, False, 0),
+        ("Primus-torchtitan", False, False, 3),
+        ("NeMo 24.07", True, False, 1),
+        ("torchtitan", False, False, 3),
+        ("torchtune", False, False, 3),
+        ("Colossal-AI Gemini", False, False, 3),
+        ("DeepSpeed ZeRO++", False, False, 3),
+        ("DeepSpeed ZeRO-2", False, False, 2),
+        ("PyTorch DDP", False, False, 0),
+        ("MaxText", False, True, 3),
+        ("levanter", False, True, 3),
+        ("PaxML", False, True, 0),
+        ("Alpa", False, True, 0),
+    ],
+)
+def test_families_of_frameworks(words: str, megatron: bool, xla: bool, zero: int) -> None:
+    row = Row({"framework": words})
+    assert (is_megatron(row), is_xla(row), zero_stage(row)) == (megatron, xla, zero)
