@@ -8,8 +8,9 @@ fullest moment meets one; and by torch's memory tracker on the same trainer with
 
 A machine that shares its processors has fast and slow minutes; a plan of another model
 (`executor.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace between.
-Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times depend on the scheduler of the operating system,
-so that only the order of plans is judged, by Kendall's tau. An interrupt keeps the rows that are done.
+Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times depend on
+the scheduler of the operating system, so that only the order of plans is judged, by Kendall's tau. An interrupt keeps
+the rows that are done.
 """
 
 import argparse

@@ -23,7 +23,7 @@ def rank_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     source = """
         import os, sys, time
         from pathlib import Path
-        from executor import worker
+        from executor.launch import worker
         from executor.recording.rank_files import Heartbeat
 
         def run(paths, rank):
