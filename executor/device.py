@@ -1,7 +1,7 @@
 """On what ranks train, by name.
 
 oneDNN is kept off matrix tiles (AMX) that a processor announces and then traps on, as some virtual machines do. What
-each name means says `executor.recording.accelerator`.
+each name means says `meshwise.executor.recording.accelerator`.
 """
 
 import os

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.device import CPU
-from simulator.brief import brief
-from simulator.models.experts import Experts
-from simulator.models.transformer import Transformer
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.executor.device import CPU
+from meshwise.simulator.brief import brief
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 PEAKS = {"adamw": 1e-3, "sgd": 0.02}
 """The largest learning rate of an optimizer where none is given."""
@@ -98,7 +98,7 @@ class Job:
     timeout
         Seconds that a rank waits for another before it gives up.
     device
-        A name of `executor.device.DEVICES`.
+        A name of `meshwise.executor.device.DEVICES`.
     data
         A text file or a folder of them; ``None`` for the documentation topics that ship with Python.
     checkpoint_every

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from simulator.models.attention import UNFUSED
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import layout_without_stages, mesh_of
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS, nearest_divisor
-from strategies.plan.parallelism import Attention, Parallelism, shardings
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
-from strategies.plan.recomputation import PerStage, SomeOperators
-from strategies.schedules.schedule import rule_of
+from meshwise.simulator.models.attention import UNFUSED
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import layout_without_stages, mesh_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES, CONTEXT, EXPERT, TENSOR_ROWS, nearest_divisor
+from meshwise.strategies.plan.parallelism import Attention, Parallelism, shardings
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import PerStage, SomeOperators
+from meshwise.strategies.schedules.schedule import rule_of
 
 UNFUSED_CORE = ("scores", "softmax", "context")
 """The operators of unfused attention, which run as one here."""

@@ -14,12 +14,12 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from reports.lanes import labels
-from simulator.brief import brief
-from simulator.program import StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
-from simulator.units import format_time
+from meshwise.reports.lanes import labels
+from meshwise.simulator.brief import brief
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import format_time
 
 WAITING = "waiting"
 """The kind, and the operation, of instants in which nothing runs."""

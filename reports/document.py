@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _LIST = re.compile(r"^(\d*)([-+=.)])")

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from simulator.units import format_count, format_duration, format_size, format_time
-from strategies.explanation.uncertainty import limit_in_words, risk_in_words
+from meshwise.simulator.units import format_count, format_duration, format_size, format_time
+from meshwise.strategies.explanation.uncertainty import limit_in_words, risk_in_words
 
 Data = Mapping[str, Any]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reports.document import plain
-from simulator.brief import brief
-from simulator.memory import MemoryProfile
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.document import plain
+from meshwise.simulator.brief import brief
+from meshwise.simulator.memory import MemoryProfile
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -260,7 +260,7 @@ def used_hosts(timeline: Timeline) -> dict[str, MemoryProfile]:
 def _name(timeline: Timeline, host: int) -> str:
     """Return a host and how many ranks it holds.
 
-    >>> from simulator.program import HostClass
+    >>> from meshwise.simulator.program import HostClass
     >>> _name(Timeline("simulated", (), (), (), 0.0, "x", hosts=(HostClass("host 0", 1e12, ((0, 1), (1, 7))),)), 0)
     'host 0 (8 ranks)'
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from simulator.program import Category, TaskKind
+from meshwise.simulator.program import Category, TaskKind
 
 IDLE = "#F1F1F1"
 KIND_COLOUR = {

@@ -9,8 +9,8 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from simulator.files import escaped
-from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from meshwise.simulator.files import escaped
+from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
 
 Formatter = Callable[[Any], str]
 _NONE = "-"

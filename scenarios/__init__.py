@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scenarios.files.errors import Fault, ScenarioError
-    from scenarios.loader import load
-    from scenarios.scenario import Scenario
+    from meshwise.scenarios.files.errors import Fault, ScenarioError
+    from meshwise.scenarios.loader import load
+    from meshwise.scenarios.scenario import Scenario
 
 __all__ = ["Fault", "Scenario", "ScenarioError", "load"]
 
 _HOMES = {
-    "Fault": "scenarios.files.errors",
-    "Scenario": "scenarios.scenario",
-    "ScenarioError": "scenarios.files.errors",
-    "load": "scenarios.loader",
+    "Fault": "meshwise.scenarios.files.errors",
+    "Scenario": "meshwise.scenarios.scenario",
+    "ScenarioError": "meshwise.scenarios.files.errors",
+    "load": "meshwise.scenarios.loader",
 }
 
 

@@ -7,15 +7,15 @@ import datetime
 import json
 from collections.abc import Callable, Sequence
 
-from scenarios.files.errors import Fault, ScenarioError
-from simulator.calibration.collective_rows import CollectiveRow
-from simulator.calibration.collective_rows import Skipped as SkippedCollective
-from simulator.calibration.collective_rows import read_rows as read_collective_rows
-from simulator.calibration.evidence import Agreement, Devices, Evidence, Held, agreements, to_document
-from simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
-from simulator.calibration.link_fits import Error, Fits, errors, fit_links
-from simulator.calibration.noise import Floor
-from simulator.catalog import data_sheet
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.simulator.calibration.collective_rows import CollectiveRow
+from meshwise.simulator.calibration.collective_rows import Skipped as SkippedCollective
+from meshwise.simulator.calibration.collective_rows import read_rows as read_collective_rows
+from meshwise.simulator.calibration.evidence import Agreement, Devices, Evidence, Held, agreements, to_document
+from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
+from meshwise.simulator.calibration.link_fits import Error, Fits, errors, fit_links
+from meshwise.simulator.calibration.noise import Floor
+from meshwise.simulator.catalog import data_sheet
 
 INTRODUCTION = """# Kernels: predicted against measured
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.brief import brief
-from simulator.rank_correlation import kendall_tau
-from strategies.plan.plan import Plan
-from strategies.search import SearchResult
+from meshwise.simulator.brief import brief
+from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search import SearchResult
 
 if TYPE_CHECKING:
-    from executor.calibration.recalibration import PlanRun, Refit
-    from executor.launch.run import Run
-    from scenarios.scenario import Scenario
+    from meshwise.executor.calibration.recalibration import PlanRun, Refit
+    from meshwise.executor.launch.run import Run
+    from meshwise.scenarios.scenario import Scenario
 
 TOP_UP = 500
 """Evaluations in which every plan is looked at where the search itself evaluated too few: one that proves its best
@@ -148,7 +148,7 @@ def close_loop(
     KeyboardInterrupt
         Where the user ends it before any plan was run.
     """
-    from executor.calibration.recalibration import PlanRun
+    from meshwise.executor.calibration.recalibration import PlanRun
 
     plans = best_plans(scenario, most, note)
     done: list[PlanRun] = []
@@ -173,7 +173,7 @@ def close_loop(
 
 
 def _fitted(scenario: "Scenario", runs: "Sequence[PlanRun]", interrupted: bool, note: Note) -> ClosedLoop:
-    from executor.calibration.recalibration import predicted_step, refitted
+    from meshwise.executor.calibration.recalibration import predicted_step, refitted
 
     problem = scenario.problem
     note(f"fitting the machine to {len(runs)} runs")

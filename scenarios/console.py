@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.files import escaped
+from meshwise.simulator.files import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scenarios.scenario import Scenario
+    from meshwise.scenarios.scenario import Scenario
 
 DONE = 0
 """The exit code of a command that has done what it was asked for."""

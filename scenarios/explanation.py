@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass
 from time import process_time
 from typing import Any
 
-from scenarios.files.checking import check
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.reader import parse
-from scenarios.fitting import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
-from scenarios.interchange.targets import Acceptance
-from scenarios.intervals import out_of_memory_of, risk_limit, uncertainty_of
-from scenarios.scenario import Scenario
-from scenarios.schema.scenario import PlanTable
-from simulator.engine import simulate
-from simulator.units import format_size
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Trial
-from strategies.explanation.alternatives import (
+from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.fitting import Nothing, nothing_fits, nothing_is_known_to_fit, shortfall_document
+from meshwise.scenarios.interchange.targets import Acceptance
+from meshwise.scenarios.intervals import out_of_memory_of, risk_limit, uncertainty_of
+from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.units import format_size
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.explanation.alternatives import (
     Alternative,
     Tradeoff,
     alternatives,
@@ -30,12 +30,12 @@ from strategies.explanation.alternatives import (
     prospect,
     runner_up,
 )
-from strategies.explanation.critical_path import critical_path, device_time, difference
-from strategies.explanation.guidelines import recommendations
-from strategies.explanation.lost_devices import Change, replan
-from strategies.explanation.machine_parts import MachinePart, machine_parts
-from strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking, search_best
-from strategies.explanation.sensitivity import (
+from meshwise.strategies.explanation.critical_path import critical_path, device_time, difference
+from meshwise.strategies.explanation.guidelines import recommendations
+from meshwise.strategies.explanation.lost_devices import Change, replan
+from meshwise.strategies.explanation.machine_parts import MachinePart, machine_parts
+from meshwise.strategies.explanation.ranking import Seen, SpaceRanking, fits, ranking, search_best
+from meshwise.strategies.explanation.sensitivity import (
     Outcome,
     Sensitivity,
     ShadowPrice,
@@ -45,16 +45,16 @@ from strategies.explanation.sensitivity import (
     prices_of_rates,
     sensitivity,
 )
-from strategies.explanation.uncertainty import Uncertainty
-from strategies.explanation.why_not import WhyNot, why_not
-from strategies.lowering import lower
-from strategies.plan.completion import layout_of
-from strategies.plan.layout import Layout, Violation
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import recomputation
-from strategies.search.algorithms.best_first import BestFirst
-from strategies.search.driver import OutOfTime, search
+from meshwise.strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.explanation.why_not import WhyNot, why_not
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import recomputation
+from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.driver import OutOfTime, search
 
 MAX_QUESTION = 2000
 """Characters of what is asked for with ``--why-not``."""

@@ -8,21 +8,21 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from scenarios.intervals import RISK, caches_blocks, out_of_memory_of, uncertainty_of, with_margin
-from scenarios.scenario import Scenario
-from simulator.units import format_size
-from strategies.cost_model import CostModel, SimulatedCost
-from strategies.explanation.ranking import ranking, unlimited
-from strategies.explanation.relief import Relief, reliefs
-from strategies.explanation.shortfall import Shortfall, shortfall
-from strategies.explanation.uncertainty import risk_in_words
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search.acceptance import Accepts
-from strategies.search.driver import FINISHED, OutOfTime, SearchResult
+from meshwise.scenarios.intervals import RISK, caches_blocks, out_of_memory_of, uncertainty_of, with_margin
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.units import format_size
+from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.explanation.ranking import ranking, unlimited
+from meshwise.strategies.explanation.relief import Relief, reliefs
+from meshwise.strategies.explanation.shortfall import Shortfall, shortfall
+from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.acceptance import Accepts
+from meshwise.strategies.search.driver import FINISHED, OutOfTime, SearchResult
 
 EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
 
@@ -174,8 +174,8 @@ def nearest_that_fits(problem: Problem, plan: Plan, accepts: Accepts | None = No
     Decisions are those of the search space: a field, or a factor traded between two degrees. With ``accepts``, only
     plans that it accepts count. None where no plan within the first `MAX_CHECKED` does.
     """
-    from strategies.cost_model import SimulatedCost
-    from strategies.search import Space, neighbours
+    from meshwise.strategies.cost_model import SimulatedCost
+    from meshwise.strategies.search import Space, neighbours
 
     costs, space = SimulatedCost(problem), Space()
     start = _in_space(problem, plan)

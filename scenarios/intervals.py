@@ -1,6 +1,6 @@
 """How far a prediction may be off: 90 % intervals from the errors on published runs, and the margin of memory.
 
-The half widths are in ``prediction_intervals.json``, which `scenarios.studies.interval_calibration` writes.
+The half widths are in ``prediction_intervals.json``, which `meshwise.scenarios.studies.interval_calibration` writes.
 
 Prediction intervals from errors that were met before: split conformal prediction for correlated errors.
 
@@ -35,12 +35,12 @@ from importlib.resources import files
 from math import exp
 from typing import Any, NamedTuple
 
-from simulator.catalog import timed_products
-from simulator.machine.cluster import Cluster
-from simulator.units import format_count
-from strategies.explanation.uncertainty import Uncertainty
-from strategies.plan.framework import UNKNOWN
-from strategies.plan.problem import Problem, Training
+from meshwise.simulator.catalog import timed_products
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.units import format_count
+from meshwise.strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.plan.framework import UNKNOWN
+from meshwise.strategies.plan.problem import Problem, Training
 
 
 class Residual(NamedTuple):

@@ -10,21 +10,21 @@ from time import perf_counter
 
 import numpy as np
 
-from scenarios.fitting import Left
-from scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, trainers_of
-from scenarios.intervals import out_of_memory_of
-from scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
-from simulator.models.transformer import Transformer
-from simulator.units import format_size, format_time
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.ranking import unlimited
-from strategies.explanation.uncertainty import risk_in_words
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.search.acceptance import Answers
-from strategies.search.choices import offloadings
-from strategies.search.space import groups
+from meshwise.scenarios.fitting import Left
+from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, trainers_of
+from meshwise.scenarios.intervals import out_of_memory_of
+from meshwise.scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.units import format_size, format_time
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.ranking import unlimited
+from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search.acceptance import Answers
+from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.space import groups
 
 RESERVE = 0.1
 """Of the seconds of a search, those that are kept to find a plan that runs where the fastest one runs nowhere."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scenarios.files.checking import check, sound_sections
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.files.fields import Table
-from scenarios.files.library import find
-from scenarios.files.reader import Document, FieldPath, content_of, read
-from scenarios.inputs.cluster_file import (
+from meshwise.scenarios.files.checking import check, sound_sections
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.fields import Table
+from meshwise.scenarios.files.library import find
+from meshwise.scenarios.files.reader import Document, FieldPath, content_of, read
+from meshwise.scenarios.inputs.cluster_file import (
     FieldError,
     cluster_in,
     cluster_table,
@@ -20,13 +20,13 @@ from scenarios.inputs.cluster_file import (
     to_cluster,
     with_conditions,
 )
-from scenarios.inputs.named_files import referenced, with_schedule
-from scenarios.inputs.plan_table import layout_in, rule_violations, to_pins
-from scenarios.inputs.remarks import assumptions, unusual
-from scenarios.intervals import with_margin
-from scenarios.scenario import Measured, Scenario, SearchSettings
-from scenarios.schema.model import ModelTable, TransformerTable
-from scenarios.schema.scenario import (
+from meshwise.scenarios.inputs.named_files import referenced, with_schedule
+from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations, to_pins
+from meshwise.scenarios.inputs.remarks import assumptions, unusual
+from meshwise.scenarios.intervals import with_margin
+from meshwise.scenarios.scenario import Measured, Scenario, SearchSettings
+from meshwise.scenarios.schema.model import ModelTable, TransformerTable
+from meshwise.scenarios.schema.scenario import (
     FileCluster,
     PlanDocument,
     PlanTable,
@@ -36,20 +36,20 @@ from scenarios.schema.scenario import (
     SearchTable,
     TrainingTable,
 )
-from simulator.machine.cluster import Cluster
-from simulator.models.attention import LatentAttention
-from simulator.models.experts import Experts
-from simulator.models.model import Model, build
-from simulator.models.transformer import Transformer
-from strategies.operators.operator_plan import cuts_operators, operator_violations
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Violation
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import Model, build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Violation
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
 
 if TYPE_CHECKING:
-    from scenarios.interchange.target import Target
-    from scenarios.long_run import RunSettings
+    from meshwise.scenarios.interchange.target import Target
+    from meshwise.scenarios.long_run import RunSettings
 
 T = TypeVar("T")
 Faults = list[Fault]
@@ -98,7 +98,7 @@ def find_target(plan: str) -> "tuple[Target, str] | None":
     name, _, file = plan.partition(":")
     if not file or Path(plan).exists():
         return None
-    from scenarios.interchange.targets import TARGETS
+    from meshwise.scenarios.interchange.targets import TARGETS
 
     return (TARGETS[name], file) if name in TARGETS else None
 
@@ -173,18 +173,18 @@ def _spec(table: ModelTable | None, document: Document, faults: Faults) -> Model
     if table is None:
         return None
     if table.preset is not None:
-        from simulator.models.presets import MODELS
+        from meshwise.simulator.models.presets import MODELS
 
         return MODELS[table.preset]
     if table.transformer is not None:
         return _transformer(table.transformer, document, faults)
     try:
         if table.graph is not None:
-            from scenarios.inputs.graph_file import load_graph
+            from meshwise.scenarios.inputs.graph_file import load_graph
 
             return load_graph(referenced(document, ("model", "graph"), table.graph))
         assert table.hf_config is not None  # the schema asks for one of the four
-        from scenarios.inputs.named_files import load_model
+        from meshwise.scenarios.inputs.named_files import load_model
 
         return load_model(referenced(document, ("model", "hf_config"), table.hf_config))
     except ScenarioError as error:
@@ -238,7 +238,7 @@ def _cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:
 
 def _named_cluster(table: Any, document: Document) -> Cluster:
     if isinstance(table, PresetCluster):
-        from simulator.catalog import cluster
+        from meshwise.simulator.catalog import cluster
 
         return with_conditions(cluster(table.preset, table.nodes, table.devices_per_node), table)
     if isinstance(table, FileCluster):
@@ -363,8 +363,8 @@ def _try(make: Callable[[], Any], path: FieldPath, fields: Any, document: Docume
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:
     """Add the fault of the first pin that names what the model does not have, or of all where no mesh keeps them."""
-    from strategies.operators.choices import resolved
-    from strategies.search.operator_search import check_pins
+    from meshwise.strategies.operators.choices import resolved
+    from meshwise.strategies.search.operator_search import check_pins
 
     for pin in settings.pin:
         try:
@@ -381,7 +381,7 @@ def _check_pins(problem: Problem, settings: SearchSettings, document: Document, 
 def _run(table: RunTable | None) -> "RunSettings | None":
     if table is None:
         return None
-    from scenarios.long_run import to_run
+    from meshwise.scenarios.long_run import to_run
 
     return to_run(table)
 

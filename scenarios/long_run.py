@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from scenarios.schema.scenario import FailuresTable, RunTable
-from simulator.machine.cluster import Cluster
-from simulator.reliability.failures import (
+from meshwise.scenarios.schema.scenario import FailuresTable, RunTable
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.reliability.failures import (
     Component,
     FailureKind,
     FailureModel,
@@ -15,11 +15,11 @@ from simulator.reliability.failures import (
     failure_model,
     source,
 )
-from simulator.reliability.goodput import Goodput, best_interval, goodput
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.reliability.goodput import Goodput, best_interval, goodput
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 if TYPE_CHECKING:
-    from scenarios.simulation import Simulation
+    from meshwise.scenarios.simulation import Simulation
 
 _RATES = {
     "device_mtbf": (FailureKind.DEVICE, Component.DEVICE, Restart.REPLACE_HOST),

@@ -13,23 +13,23 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from scenarios.files.checking import check
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.fields import Size, Table, Text, Time
-from scenarios.files.library import root
-from scenarios.files.reader import Data, Document, parse
-from scenarios.inputs.plan_table import layout_in, rule_violations
-from scenarios.schema.model import ModelTable
-from scenarios.schema.scenario import AnyCluster, PlanTable, TrainingTable
-from simulator.files import parse_json
-from simulator.operator_graph import OperatorKind
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES
-from strategies.plan.parallelism import EXPERTS, Attention
-from strategies.plan.partition import num_layers
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.fields import Size, Table, Text, Time
+from meshwise.scenarios.files.library import root
+from meshwise.scenarios.files.reader import Data, Document, parse
+from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
+from meshwise.scenarios.schema.model import ModelTable
+from meshwise.scenarios.schema.scenario import AnyCluster, PlanTable, TrainingTable
+from meshwise.simulator.files import parse_json
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES
+from meshwise.strategies.plan.parallelism import EXPERTS, Attention
+from meshwise.strategies.plan.partition import num_layers
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 FILE = "recipes.json"
 

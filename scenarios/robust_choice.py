@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.intervals import uncertainty_of, with_margin
-from scenarios.scenario import Scenario
-from simulator.brief import brief
-from strategies.explanation.alternatives import Prospect, prospects
-from strategies.explanation.ranking import Among, ranking, unlimited
-from strategies.plan.completion import layout_of
-from strategies.plan.plan import Plan
-from strategies.search.driver import OutOfTime
+from meshwise.scenarios.intervals import uncertainty_of, with_margin
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.brief import brief
+from meshwise.strategies.explanation.alternatives import Prospect, prospects
+from meshwise.strategies.explanation.ranking import Among, ranking, unlimited
+from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search.driver import OutOfTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,31 +7,31 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from scenarios.intervals import with_margin
-from simulator.brief import brief
-from simulator.machine.cluster import Cluster
-from simulator.models.model import Model
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
+from meshwise.scenarios.intervals import with_margin
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from executor.check.oracle_check import Check
-    from executor.job import Job
-    from executor.launch.run import Run
-    from executor.training.continuation import RunOptions
-    from scenarios.files.errors import Fault
-    from scenarios.long_run import RunSettings
-    from scenarios.simulation import Simulation
-    from strategies.operators.choices import Pin
-    from strategies.search import Progress, SearchResult, Space
-    from strategies.search.driver import SearchResults
+    from meshwise.executor.check.oracle_check import Check
+    from meshwise.executor.job import Job
+    from meshwise.executor.launch.run import Run
+    from meshwise.executor.training.continuation import RunOptions
+    from meshwise.scenarios.files.errors import Fault
+    from meshwise.scenarios.long_run import RunSettings
+    from meshwise.scenarios.simulation import Simulation
+    from meshwise.strategies.operators.choices import Pin
+    from meshwise.strategies.search import Progress, SearchResult, Space
+    from meshwise.strategies.search.driver import SearchResults
 
 
 SEARCH_SECONDS = 60.0
@@ -74,7 +74,7 @@ class SearchSettings:
 
     def algorithm_name(self, name: str | None = None) -> str:
         """Return ``name``, or that of the settings; ``ValueError`` where no algorithm has it or it heeds no pins."""
-        from strategies.search import ALGORITHMS, PINNED_ALGORITHMS
+        from meshwise.strategies.search import ALGORITHMS, PINNED_ALGORITHMS
 
         chosen = name or self.algorithm
         if chosen not in ALGORITHMS:
@@ -91,7 +91,7 @@ class SearchSettings:
         ValueError
             Where there is no such algorithm or it has no such option.
         """
-        from strategies.search import ALGORITHMS
+        from meshwise.strategies.search import ALGORITHMS
 
         chosen = self.algorithm_name(name)
         kind = ALGORITHMS[chosen]
@@ -109,8 +109,8 @@ class SearchSettings:
 
     def make_space(self) -> "Space":
         """Return the limits as the search's own value."""
-        from strategies.plan.recomputation import recomputation
-        from strategies.search import Space
+        from meshwise.strategies.plan.recomputation import recomputation
+        from meshwise.strategies.search import Space
 
         limits = dict(self.space)
         if "recompute" in limits:
@@ -158,7 +158,7 @@ class Scenario:
         """What plans of a search are for: the target that was asked for, or the framework, where it is a trainer's."""
         if self.asked_target is not None or self.framework is None:
             return self.asked_target
-        from scenarios.interchange.targets import TARGETS
+        from meshwise.scenarios.interchange.targets import TARGETS
 
         return self.framework if self.framework in TARGETS else None
 
@@ -172,7 +172,7 @@ class Scenario:
         ValueError
             Where there is no such target, or it can say no plan of the model or the training step.
         """
-        from scenarios.interchange.targets import Acceptance
+        from meshwise.scenarios.interchange.targets import Acceptance
 
         accepts = Acceptance(target, self.spec)
         if never := accepts.never(self.problem):
@@ -199,7 +199,7 @@ class Scenario:
         space = self.search_settings.make_space()
         if self.target is None:
             return space
-        from scenarios.interchange.targets import Acceptance
+        from meshwise.scenarios.interchange.targets import Acceptance
 
         return Acceptance(self.target, self.spec).space(self.problem, space)
 
@@ -241,7 +241,7 @@ class Scenario:
         return fault.file != self.file or fault.field.split(".")[0] == "cluster"
 
     def _machine_assumptions(self) -> tuple[str, ...]:
-        from scenarios.inputs.remarks import machine_assumptions
+        from meshwise.scenarios.inputs.remarks import machine_assumptions
 
         offloads = self.plan is not None and bool(self.plan.offload)
         return tuple(machine_assumptions(self.problem.cluster, offloads=offloads))
@@ -256,7 +256,7 @@ class Scenario:
         engine
             ``discrete_event`` or ``longest_path``.
         """
-        from scenarios.simulation import simulation
+        from meshwise.scenarios.simulation import simulation
 
         result = simulation(self.problem, self.chosen(plan), engine, self.assumptions)
         return result if self.run is None else self.run.extend(result, self.problem.cluster)
@@ -283,8 +283,9 @@ class Scenario:
             A journal: the search goes on from the trials in it and adds its own, so that at any end nothing is lost.
             It is made where it is missing.
         executor
-            Evaluates several plans at once where the algorithm can name them: ``strategies.search.processes(4)``, or
-            ``Client(...).get_executor()`` of Dask. The result is the same for any number of workers.
+            Evaluates several plans at once where the algorithm can name them:
+            ``meshwise.strategies.search.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is the
+            same for any number of workers.
         target
             As `for_target`: the best plan that this trainer can say, or that the executor can run.
 
@@ -303,8 +304,8 @@ class Scenario:
                 resume=resume,
                 executor=executor,
             )
-        from scenarios.search_journal import SearchJournal
-        from strategies.search import search
+        from meshwise.scenarios.search_journal import SearchJournal
+        from meshwise.strategies.search import search
 
         start, settings = perf_counter(), self.search_settings
         chosen, space = settings.make_algorithm(algorithm, seed), self.make_space()
@@ -333,7 +334,7 @@ class Scenario:
 
     def with_starts(self, space: "Space") -> "Space":
         """Return a space that is begun with the scenario's own plan and published recipes."""
-        from scenarios.recipes import recipe_layouts
+        from meshwise.scenarios.recipes import recipe_layouts
 
         starts = (*self._own_layout(), *(layout for _, layout in recipe_layouts(self.problem)))
         return replace(space, starts=starts)
@@ -348,8 +349,8 @@ class Scenario:
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
         """Return the result of each algorithm (None: all that are installed) under equal limits, those of `search`."""
-        from strategies.search import installed
-        from strategies.search.driver import SearchResults
+        from meshwise.strategies.search import installed
+        from meshwise.strategies.search.driver import SearchResults
 
         chosen = installed() if algorithms is None else tuple(algorithms)
         return SearchResults(self.search(name, **limits) for name in chosen)
@@ -404,10 +405,10 @@ class Scenario:
         """
         import tempfile
 
-        from executor.launch.processes import locked
-        from executor.launch.run import UNVERIFIED_STEPS, execute
-        from executor.operators.run import execute_module
-        from executor.training.continuation import RunOptions
+        from meshwise.executor.launch.processes import locked
+        from meshwise.executor.launch.run import UNVERIFIED_STEPS, execute
+        from meshwise.executor.operators.run import execute_module
+        from meshwise.executor.training.continuation import RunOptions
 
         chosen = self.chosen(plan)
         verify = steps > UNVERIFIED_STEPS if verify is None else verify
@@ -461,7 +462,7 @@ class Scenario:
         ValueError
             Where the executor cannot build the plan, or torch is missing.
         """
-        from executor.check.oracle_check import check
+        from meshwise.executor.check.oracle_check import check
 
         return check(self.executable_spec(), self.problem, self.chosen(plan), progress)
 
@@ -485,7 +486,7 @@ class Scenario:
         ValueError
             Where the executor cannot run the plan, or data or checkpoint do not fit.
         """
-        from executor.launch.run import jobs_of
+        from meshwise.executor.launch.run import jobs_of
 
         return jobs_of(
             self.executable_spec(),
@@ -503,7 +504,7 @@ class Scenario:
 
     def check_executable(self, plan: Plan | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
-        from executor.launch.run import refuse
+        from meshwise.executor.launch.run import refuse
 
         chosen = self.chosen(plan)
         self._check_processes(chosen)
@@ -516,7 +517,7 @@ class Scenario:
 
     def executable_spec(self) -> Transformer:
         """Return the model as the executor builds it; ``ValueError`` where it builds no such model."""
-        from scenarios.inputs.graph_file import GraphModel
+        from meshwise.scenarios.inputs.graph_file import GraphModel
 
         if isinstance(self.spec, GraphModel):
             nearest = "`meshwise execute --module FILE.py:FACTORY`, the module that it was captured from"

@@ -21,17 +21,15 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-import simulator
-import strategies
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.files.results import write
-from simulator.brief import in_full
-from simulator.files import JsonError, parse_json
-from strategies.evaluation import Evaluation, Trial
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.driver import SearchAlgorithm
-from strategies.search.space import Space
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.results import write
+from meshwise.simulator.brief import in_full
+from meshwise.simulator.files import JsonError, parse_json
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import SearchAlgorithm
+from meshwise.strategies.search.space import Space
 
 VERSION = 1
 MAX_LINE_BYTES = 2**16
@@ -125,7 +123,7 @@ def _digest(value: object) -> bytes:
 def cost_model_version() -> str:
     """Return the digest of what an evaluation and the order of trials follow from: the simulator and the searches."""
     found = sha256()
-    for package in (simulator, strategies):
+    for package in ("meshwise.simulator", "meshwise.strategies"):
         root = Path(str(files(package)))
         for path in sorted(root.rglob("*")):
             if path.suffix in (".py", ".json"):

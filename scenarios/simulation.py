@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenarios.intervals import (
+from meshwise.scenarios.intervals import (
     Interval,
     category,
     describe_peak_runs,
@@ -13,14 +13,14 @@ from scenarios.intervals import (
     step_time_interval,
     uncertainty_of,
 )
-from simulator.brief import brief
-from simulator.memory import CATEGORIES
-from simulator.program import Category, Program
-from simulator.reliability.goodput import Goodput
-from simulator.spans import Span
-from simulator.timeline import LinkUse, Timeline
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.brief import brief
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, Program
+from meshwise.simulator.reliability.goodput import Goodput
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import LinkUse, Timeline
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
@@ -52,7 +52,7 @@ class StageMemory:
 class Simulation:
     """What the simulator says of one step of a plan; seconds, bytes, FLOP/s and fractions.
 
-    Intervals hold 90 % of the measured runs that they are fitted to (`scenarios.intervals`). ``fits`` says
+    Intervals hold 90 % of the measured runs that they are fitted to (`meshwise.scenarios.intervals`). ``fits`` says
     whether every host has room, and every device with what the allocator keeps beside tensors; ``out_of_memory`` is the
     probability that one has not. ``peak_reserved`` is what the allocator takes for the tensors of the peak,
     ``peak_device`` that with what the framework takes before the first tensor, ``memory_capacity`` what the framework
@@ -111,8 +111,8 @@ class Simulation:
 
 def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
     """Return one simulated step of ``plan``."""
-    from simulator.engine import simulate
-    from strategies.lowering import lower
+    from meshwise.simulator.engine import simulate
+    from meshwise.strategies.lowering import lower
 
     start = time.perf_counter()
     program = lower(problem, plan)

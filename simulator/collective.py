@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 
 class Collective(StrEnum):

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand
-from simulator.spans import piece_times
-from simulator.units import TICKS_PER_SECOND
+from meshwise.simulator.brief import brief
+from meshwise.simulator.program import Category, Change, Deferred, IntArray, MemoryChange, Program, expand
+from meshwise.simulator.spans import piece_times
+from meshwise.simulator.units import TICKS_PER_SECOND
 
 CATEGORIES = tuple(Category)
 

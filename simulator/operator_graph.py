@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 if TYPE_CHECKING:
     import networkx as nx

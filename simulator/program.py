@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief, in_brief, items
+from meshwise.simulator.brief import brief, in_brief, items
 
 IntArray = NDArray[np.int64]
 

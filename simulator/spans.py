@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.program import Deferred, IntArray, Piece, Program, StreamKind, TaskKind, expand
-from simulator.units import TICKS_PER_SECOND
+from meshwise.simulator.brief import brief
+from meshwise.simulator.program import Deferred, IntArray, Piece, Program, StreamKind, TaskKind, expand
+from meshwise.simulator.units import TICKS_PER_SECOND
 
 
 class PieceTimes(NamedTuple):

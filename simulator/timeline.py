@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
-from simulator.memory import cut as cut_memory
-from simulator.program import Deferred, HostClass, IntArray, Program, RankClass, TaskKind
-from simulator.spans import (
+from meshwise.simulator.brief import brief
+from meshwise.simulator.memory import MemoryProfile, peak_total, program_host_memory, program_memory
+from meshwise.simulator.memory import cut as cut_memory
+from meshwise.simulator.program import Deferred, HostClass, IntArray, Program, RankClass, TaskKind
+from meshwise.simulator.spans import (
     STREAM_KINDS,
     TASK_KINDS,
     Occupancy,
@@ -26,7 +26,7 @@ from simulator.spans import (
     cut,
     program_columns,
 )
-from simulator.units import TICKS_PER_SECOND, to_seconds
+from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 
 if TYPE_CHECKING:
     import pandas as pd

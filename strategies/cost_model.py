@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
-from simulator.engine import simulate, step_time
-from simulator.units import to_seconds
-from strategies.bounds.group_bounds import FloatArray, GroupBounds
-from strategies.bounds.memory import Needs
-from strategies.bounds.path_times import path_times
-from strategies.bounds.step_time import Bounds
-from strategies.evaluation import Evaluation, Resource, spent
-from strategies.lowering import StageCosts, lower
-from strategies.plan.group import Group
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.units import to_seconds
+from meshwise.strategies.bounds.group_bounds import FloatArray, GroupBounds
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.strategies.evaluation import Evaluation, Resource, spent
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 
 class CostModel(Protocol):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from simulator.brief import brief
-from simulator.program import TaskKind
-from simulator.timeline import Timeline
-from strategies.plan.plan import Plan
+from meshwise.simulator.brief import brief
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

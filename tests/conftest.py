@@ -15,7 +15,7 @@ from .durations import Durations, mark_long, mark_slow
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and NumPy start as many as there are cores, in each worker
 
 if "PYTEST_XDIST_WORKER" not in os.environ and find_spec("torch"):
-    from executor.device import avoid_broken_tiles
+    from meshwise.executor.device import avoid_broken_tiles
 
     avoid_broken_tiles()  # workers inherit it
 
@@ -72,5 +72,5 @@ def ranks_are_forked(request: pytest.FixtureRequest, fork_server: list[Any]) -> 
         return fork_server[0].spawn(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("executor.launch.launcher._spawn", spawn)
+        patch.setattr("meshwise.executor.launch.launcher._spawn", spawn)
         yield

@@ -19,7 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-PRELOADED = ("executor.training.measure", "executor.operators.trainer", "executor.launch.process_group")
+PRELOADED = (
+    "meshwise.executor.training.measure",
+    "meshwise.executor.operators.trainer",
+    "meshwise.executor.launch.process_group",
+)
 _LIMIT = 2**20
 """Bytes of a request."""
 
@@ -111,7 +115,7 @@ def _become(request: dict[str, Any], stdin: int, log: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         module, *sys.argv[1:] = request["command"]
-        sys.path[:0] = [os.getcwd(), *os.environ["PYTHONPATH"].split(os.pathsep)]
+        sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:

@@ -17,9 +17,9 @@ import pytest
 import typer
 import yaml
 
-from scenarios.commands.main import application, run
-from scenarios.files.library import root
-from scenarios.studies.reference import pages as reference_pages
+from meshwise.scenarios.commands.main import application, run
+from meshwise.scenarios.files.library import root
+from meshwise.scenarios.studies.reference import pages as reference_pages
 
 from .pages import LANGUAGES, PAGES, ROOT, SHELL, Block, anchors, blocks, links, marks
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "meshwise"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m scenarios "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m meshwise "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -230,7 +230,7 @@ def test_the_index_names_every_page() -> None:
 
 def test_the_reference_is_what_the_docstrings_say() -> None:
     kept = {path.name: path.read_text("utf-8") for path in GENERATED.glob("*.md")}
-    assert kept == reference_pages(), "run `python -m scenarios.studies.reference docs/reference`"
+    assert kept == reference_pages(), "run `python -m meshwise.scenarios.studies.reference docs/reference`"
 
 
 def test_an_output_is_found_by_its_lines_in_order() -> None:

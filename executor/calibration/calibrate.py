@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
-from executor.calibration.pace import at_pace, pace
-from executor.launch.launcher import launch, require_torch
-from executor.recording.rank_files import teller
-from executor.recording.timeline import physical_memory
-from simulator.calibration.least_squares import least_squares
-from simulator.collective import Collective, CollectiveCurve
-from simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
-from simulator.machine.cluster import Cluster, homogeneous
-from simulator.machine.compute import Pass, operator_launches, operator_time
-from simulator.machine.host import Host
-from simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
-from simulator.machine.topology import Link
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import Block, OperatorGraph, OperatorKind
-from strategies.plan.problem import Training
-from strategies.plan.recomputation import HOOKS
+from meshwise.executor.calibration.figures import BATCH, LLAMA, MEASURED, SEQUENCE, TINY, calibration_file
+from meshwise.executor.calibration.pace import at_pace, pace
+from meshwise.executor.launch.launcher import launch, require_torch
+from meshwise.executor.recording.rank_files import teller
+from meshwise.executor.recording.timeline import physical_memory
+from meshwise.simulator.calibration.least_squares import least_squares
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.compute import Pass, operator_launches, operator_time
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import HOOKS
 
 _OPERATORS = {
     "norm": ("layers.input_norm",),
@@ -64,7 +64,13 @@ def calibrate(*, processes: int = 2, seconds: float = 20.0, progress: Callable[[
     require_torch()
     with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
         folder = Path(name)
-        launch("executor.calibration.worker", [name, str(seconds)], folder, processes, poll=teller(folder, progress))
+        launch(
+            "meshwise.executor.calibration.worker",
+            [name, str(seconds)],
+            folder,
+            processes,
+            poll=teller(folder, progress),
+        )
         found = _cluster([json.loads(calibration_file(folder, rank).read_text()) for rank in range(processes)])
     if progress is not None:
         progress("training steps")

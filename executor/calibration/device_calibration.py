@@ -1,4 +1,6 @@
-"""Measures devices of this machine into rows: ``python -m executor.calibration.device_calibration --out ROWS.jsonl``.
+"""Measures the devices of this machine into rows.
+
+``python -m meshwise.executor.calibration.device_calibration --out ROWS.jsonl``
 
 It needs torch and no simulator, so that rows can be measured on one machine and fitted on another:
 ``meshwise calibrate --from ROWS.jsonl --out CLUSTER.yaml``.
@@ -10,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from executor.calibration.device_worker import PARTS, skipped_file
-from executor.calibration.figures import count
-from executor.launch.launcher import ExecutionError, launch, require_torch
-from executor.recording.rank_files import teller
+from meshwise.executor.calibration.device_worker import PARTS, skipped_file
+from meshwise.executor.calibration.figures import count
+from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
+from meshwise.executor.recording.rank_files import teller
 
 DEVICES = ("cpu", "cuda")
 STILL = 600.0
@@ -100,7 +102,7 @@ def _measure(
         folder = Path(name)
         arguments = [name, str(out), device, part, str(seconds)]
         launch(
-            "executor.calibration.device_worker",
+            "meshwise.executor.calibration.device_worker",
             arguments,
             folder,
             ranks,
@@ -113,7 +115,9 @@ def _measure(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure as the command line says and return the exit code: 0, 1 failed, 2 bad input, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m executor.calibration.device_calibration", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m meshwise.executor.calibration.device_calibration", description=__doc__
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="ROWS.jsonl", help="where rows go")
     parser.add_argument("--device", choices=DEVICES, help="cuda where torch sees a GPU, else cpu with small shapes")
     parser.add_argument("--seconds", type=float, default=30.0, help="time for kernels and collectives, about")

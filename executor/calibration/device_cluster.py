@@ -7,16 +7,16 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from executor.calibration.calibrate import curves, link, link_of
-from executor.calibration.figures import PUBLISHER, TINY
-from simulator.calibration.evidence import Devices
-from simulator.calibration.kernel_rows import DEVICES, MAX_ROW_BYTES, Row, read_rows
-from simulator.calibration.kernels import CACHE, Product
-from simulator.catalog import data_sheet
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, homogeneous
-from simulator.machine.host import Host, Pcie
-from simulator.models.model import build
+from meshwise.executor.calibration.calibrate import curves, link, link_of
+from meshwise.executor.calibration.figures import PUBLISHER, TINY
+from meshwise.simulator.calibration.evidence import Devices
+from meshwise.simulator.calibration.kernel_rows import DEVICES, MAX_ROW_BYTES, Row, read_rows
+from meshwise.simulator.calibration.kernels import CACHE, Product
+from meshwise.simulator.catalog import data_sheet
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.models.model import build
 
 _CURVES = {
     "all_reduce": "all_reduce",
@@ -29,7 +29,7 @@ _CURVES = {
 
 
 def is_measured(first: bytes) -> bool:
-    """Return whether a file that begins with a line has rows of `executor.calibration.device_calibration`."""
+    """Return whether a file that begins with a line has rows of `meshwise.executor.calibration.device_calibration`."""
     try:
         row = json.loads(first[:MAX_ROW_BYTES])
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def cluster_of(lines: Iterable[bytes]) -> Cluster:
 
 
 def fitted(name: str, rows: Sequence[Row]) -> Accelerator:
-    """Return the accelerator that rows name so, fitted by `simulator.calibration` to those of its dtypes."""
+    """Return the accelerator that rows name so, fitted by `meshwise.simulator.calibration` to those of its dtypes."""
     preset, bandwidth = DEVICES[name]
     sheet = data_sheet(preset)
     known = {dtype for dtype, _ in sheet.peak_flops}

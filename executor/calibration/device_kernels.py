@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from executor.calibration.figures import TINY
-from executor.model.network import Layer
-from executor.recording.private_torch import has_kernel
-from executor.recording.timer import Run
+from meshwise.executor.calibration.figures import TINY
+from meshwise.executor.model.network import Layer
+from meshwise.executor.recording.private_torch import has_kernel
+from meshwise.executor.recording.timer import Run
 
 DTYPES = {
     "fp16": torch.float16,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from executor.calibration.figures import PUBLISHER
+from meshwise.executor.calibration.figures import PUBLISHER
 
 GIB = 2.0**30
 
@@ -26,7 +26,7 @@ _NAMES = (
     (r"V100-SXM2-16GB", "V100 SXM2 16GB", "NVLink2"),
     (r"V100-SXM2", "V100 SXM2", "NVLink2"),
 )
-"""How drivers name a device, and what rows name it and its links, as `simulator.calibration` reads both."""
+"""How drivers name a device, and what rows name it and its links, as `meshwise.simulator.calibration` reads both."""
 
 
 @dataclass(frozen=True, slots=True)

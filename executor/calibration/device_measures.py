@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from executor.calibration.device_kernels import (
+from meshwise.executor.calibration.device_kernels import (
     STREAMS,
     Addition,
     Attention,
@@ -24,9 +24,9 @@ from executor.calibration.device_kernels import (
     TinyLayer,
     has_fp8,
 )
-from executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
-from executor.calibration.figures import described
-from executor.recording.timer import Run, Timer
+from meshwise.executor.calibration.device_transfers import DeviceCopy, HostCopy, Launch
+from meshwise.executor.calibration.figures import described
+from meshwise.executor.recording.timer import Run, Timer
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

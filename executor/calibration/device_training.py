@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.calibration.device_machine import GIB, Machine
-from executor.calibration.device_measures import Note, Skip, release
-from executor.model.network import Network
-from executor.recording.timer import Timer
-from executor.supported import lacking
-from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer
+from meshwise.executor.calibration.device_machine import GIB, Machine
+from meshwise.executor.calibration.device_measures import Note, Skip, release
+from meshwise.executor.model.network import Network
+from meshwise.executor.recording.timer import Timer
+from meshwise.executor.supported import lacking
+from meshwise.simulator.models.presets import PRESETS
+from meshwise.simulator.models.transformer import Transformer
 
 WARM_UP, STEPS = 3, 5
 SEQUENCE = 2048

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.calibration.device_machine import Machine
-from executor.launch.process_group import loopback
-from executor.recording.private_torch import all_gather, reduce_scatter
-from executor.recording.timer import Run, Timer
+from meshwise.executor.calibration.device_machine import Machine
+from meshwise.executor.launch.process_group import loopback
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
+from meshwise.executor.recording.timer import Run, Timer
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
-"""The device's clock around many runs, which is what `simulator.calibration` takes from these words."""
+"""The device's clock around many runs, which is what `meshwise.simulator.calibration` takes from these words."""
 LEAST, MOST = 5, 1000
 """Runs in a row."""
 WIDTH = 4

@@ -1,13 +1,13 @@
 """Times a device in a process of its own.
 
-``python -m executor.calibration.device_worker FOLDER OUT DEVICE PART SECONDS``: PART is one of `PARTS`. Rows go
-to OUT as they are measured, and what is left out to a file in FOLDER.
+``python -m meshwise.executor.calibration.device_worker FOLDER OUT DEVICE PART SECONDS``: PART is one of `PARTS`. Rows
+go to OUT as they are measured, and what is left out to a file in FOLDER.
 """
 
 import sys
 from pathlib import Path
 
-from executor.launch.worker import run_rank
+from meshwise.executor.launch.worker import run_rank
 
 PARTS = ("kernels", "training", "collectives")
 TIMEOUT = 120.0
@@ -25,13 +25,16 @@ def main(folder: Path, out: Path, device: str, part: str, seconds: float) -> int
 
 
 def _measure(folder: Path, rank: int, out: Path, device: str, part: str, seconds: float) -> None:
-    from executor.calibration.device_machine import this_machine
-    from executor.calibration.device_measures import FULL, SMALL, kernel_rows
-    from executor.calibration.device_training import candidates, training_rows, trial
-    from executor.calibration.device_transfers import collective_rows, joined  # torch comes after the watch has begun
-    from executor.calibration.figures import append
-    from executor.recording.rank_files import Heartbeat
-    from executor.recording.timer import device_timer
+    from meshwise.executor.calibration.device_machine import this_machine
+    from meshwise.executor.calibration.device_measures import FULL, SMALL, kernel_rows
+    from meshwise.executor.calibration.device_training import candidates, training_rows, trial
+    from meshwise.executor.calibration.device_transfers import (
+        collective_rows,
+        joined,
+    )  # torch comes after the watch has begun
+    from meshwise.executor.calibration.figures import append
+    from meshwise.executor.recording.rank_files import Heartbeat
+    from meshwise.executor.recording.timer import device_timer
 
     beat = Heartbeat(folder, rank).beat
     beat("start")

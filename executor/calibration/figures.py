@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer
+from meshwise.simulator.models.presets import PRESETS
+from meshwise.simulator.models.transformer import Transformer
 
 MEASURED = PRESETS["gpt-byte"]
 """The model at whose sizes kernels are measured."""
@@ -39,7 +39,7 @@ def calibration_file(folder: Path, rank: int) -> Path:
 
 
 PUBLISHER = "meshwise calibrate"
-"""``source_repo`` of rows that were measured on one machine by `executor.calibration.device_calibration`."""
+"""``source_repo`` of rows that were measured on one machine by `meshwise.executor.calibration.device_calibration`."""
 DIGITS = 6
 
 

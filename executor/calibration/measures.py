@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import Linear
 from torch.nn.functional import dropout, embedding, gelu, linear
 
-from executor.calibration.figures import (
+from meshwise.executor.calibration.figures import (
     ATTENTIONS,
     BATCH,
     BETWEEN,
@@ -34,13 +34,13 @@ from executor.calibration.figures import (
     SEQUENCE,
     TINY,
 )
-from executor.model.mixture import activation, width
-from executor.model.network import Layer, checkpointed, cross_entropy, no_contexts, norm_of, rotated, rotation
-from executor.parallel.tensor_parallel import layer_plan
-from executor.recording.private_torch import all_gather, reduce_scatter
-from executor.training.optimizer import kind_of
-from simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
-from simulator.models.transformer import Transformer
+from meshwise.executor.model.mixture import activation, width
+from meshwise.executor.model.network import Layer, checkpointed, cross_entropy, no_contexts, norm_of, rotated, rotation
+from meshwise.executor.parallel.tensor_parallel import layer_plan
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
+from meshwise.executor.training.optimizer import kind_of
+from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
+from meshwise.simulator.models.transformer import Transformer
 
 REPETITIONS = (5, 100)
 Run = Callable[[], Any]

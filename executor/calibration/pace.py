@@ -18,22 +18,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.calibration.figures import BATCH, MEASURED, SEQUENCE
-from executor.job import Job
-from executor.launch.run import WARM_UP, run_jobs, step_times, typical
-from simulator.calibration.least_squares import least_squares
-from simulator.collective import CollectiveCurve
-from simulator.engine import simulate
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
+from meshwise.executor.calibration.figures import BATCH, MEASURED, SEQUENCE
+from meshwise.executor.job import Job
+from meshwise.executor.launch.run import WARM_UP, run_jobs, step_times, typical
+from meshwise.simulator.calibration.least_squares import least_squares
+from meshwise.simulator.collective import CollectiveCurve
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 MODELS = (
     MEASURED,
@@ -107,7 +107,7 @@ def drift(machine: Cluster) -> float:
 def at_pace(machine: Cluster, pace: Pace) -> Cluster:
     """Return a calibrated machine whose devices and measured collectives have a pace.
 
-    >>> from simulator.catalog import cluster
+    >>> from meshwise.simulator.catalog import cluster
     >>> machine = cluster("dgx-h100")
     >>> slow = at_pace(machine, Pace(memory=2.0))
     >>> machine.accelerator.memory_bandwidth / slow.accelerator.memory_bandwidth

@@ -17,19 +17,19 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.recording.timeline import busy_by_kind
-from simulator.brief import brief
-from simulator.calibration.least_squares import least_squares
-from simulator.collective import Collective, CollectiveCurve
-from simulator.engine import simulate
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.program import StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
-from strategies.lowering import lower
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.executor.recording.timeline import busy_by_kind
+from meshwise.simulator.brief import brief
+from meshwise.simulator.calibration.least_squares import least_squares
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 FIGURES = ("products", "memory", "launch", "optimizer")
 """What is fitted of a device: factors on the time that matrix products, memory traffic and launches take, and on that

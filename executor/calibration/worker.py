@@ -1,11 +1,11 @@
-"""One rank of a calibration: ``python -m executor.calibration.worker FOLDER SECONDS``."""
+"""One rank of a calibration: ``python -m meshwise.executor.calibration.worker FOLDER SECONDS``."""
 
 import json
 import sys
 from pathlib import Path
 
-from executor.calibration.figures import calibration_file
-from executor.launch.worker import run_rank
+from meshwise.executor.calibration.figures import calibration_file
+from meshwise.executor.launch.worker import run_rank
 
 TIMEOUT = 60.0
 
@@ -16,9 +16,11 @@ def main(folder: Path, seconds: float) -> int:
 
 
 def _measure(folder: Path, rank: int, seconds: float) -> None:
-    from executor.calibration.measures import measure_all  # torch comes after the watch on the parent has begun
-    from executor.launch.process_group import joined
-    from executor.recording.rank_files import Heartbeat
+    from meshwise.executor.calibration.measures import (
+        measure_all,
+    )  # torch comes after the watch on the parent has begun
+    from meshwise.executor.launch.process_group import joined
+    from meshwise.executor.recording.rank_files import Heartbeat
 
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("start")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from executor.capture.captured import CaptureError, NamedDims
-from executor.capture.reading import Reading, Value, is_part
-from executor.capture.rules.dims import Axes, Dim, leaves
-from executor.capture.segments import Draft, Placed, unique
-from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.executor.capture.captured import CaptureError, NamedDims
+from meshwise.executor.capture.reading import Reading, Value, is_part
+from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
+from meshwise.executor.capture.segments import Draft, Placed, unique
+from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
 NO_HINT = (99, "d")
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.capture.assemble import Assembly
-from executor.capture.captured import Captured, CaptureError
-from executor.capture.program import export
-from executor.capture.reading import read
-from executor.capture.segments import divided, drafts
+from meshwise.executor.capture.assemble import Assembly
+from meshwise.executor.capture.captured import Captured, CaptureError
+from meshwise.executor.capture.program import export
+from meshwise.executor.capture.reading import read
+from meshwise.executor.capture.segments import divided, drafts
 
 
 def capture(module: nn.Module, inputs: Sequence[Tensor], name: str = "captured") -> Captured:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from simulator.brief import brief
-from simulator.operator_graph import OperatorGraph
+from meshwise.simulator.brief import brief
+from meshwise.simulator.operator_graph import OperatorGraph
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from executor.capture.captured import CaptureError, Update, updates
-from executor.capture.decompositions import DECOMPOSITIONS
-from executor.capture.rules.table import rule_of
-from executor.capture.source_lines import line_of_error, line_of_forward, line_of_node
+from meshwise.executor.capture.captured import CaptureError, Update, updates
+from meshwise.executor.capture.decompositions import DECOMPOSITIONS
+from meshwise.executor.capture.rules.table import rule_of
+from meshwise.executor.capture.source_lines import line_of_error, line_of_forward, line_of_node
 
 _GRADIENTS_ARE_SET = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DATA: Any = vars(torch._C.TensorBase)["data"]

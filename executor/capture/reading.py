@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from executor.capture.program import Program
-from executor.capture.rules.dims import Axes, Dim, Dims, leaves
-from executor.capture.rules.table import name_of, rule_of
-from executor.capture.rules.work import RESULT, Call, Rule, Unknown, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.rules.dims import Axes, Dim, Dims, leaves
+from meshwise.executor.capture.rules.table import name_of, rule_of
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Unknown, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 Value = tuple[Node, int]
 """One value of a node, by number."""

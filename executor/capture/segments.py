@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from executor.capture.reading import Reading, Value, module_path
-from executor.capture.rules.dims import Axes, Dim, leaves
-from executor.capture.rules.table import name_of
-from executor.capture.rules.work import MASK, RESULT, Work
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.reading import Reading, Value, module_path
+from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
+from meshwise.executor.capture.rules.table import name_of
+from meshwise.executor.capture.rules.work import MASK, RESULT, Work
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 @dataclass(frozen=True, eq=False)

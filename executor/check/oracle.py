@@ -37,16 +37,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from executor.job import Job
-from executor.model.network import Network
-from executor.parallel.offload import HostMemory
-from executor.recording.accelerator import Accelerator
-from executor.recording.recorder import Recorder
-from executor.recording.tensors import local
-from executor.training import trainer as executor_trainer
-from executor.training.optimizer import states
-from executor.training.trainer import DTYPES, Trainer
-from simulator.brief import brief
+from meshwise.executor.job import Job
+from meshwise.executor.model.network import Network
+from meshwise.executor.parallel.offload import HostMemory
+from meshwise.executor.recording.accelerator import Accelerator
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.training import trainer as executor_trainer
+from meshwise.executor.training.optimizer import states
+from meshwise.executor.training.trainer import DTYPES, Trainer
+from meshwise.simulator.brief import brief
 
 _NAMES = {
     "allreduce_": "all_reduce",

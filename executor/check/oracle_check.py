@@ -1,7 +1,7 @@
 """The simulator against the executor's own model: memory and communications of one rank of every kind.
 
-Both are of the same plan with torch's conventions. The oracle is `executor.check.oracle`, which knows nothing of the
-simulator.
+Both are of the same plan with torch's conventions. The oracle is `meshwise.executor.check.oracle`, which knows nothing
+of the simulator.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from executor.job import Job
-from executor.supported import unsupported
-from simulator.brief import brief
-from simulator.collective import Collective
-from simulator.engine import simulate
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.models.transformer import Transformer
-from simulator.program import Category, Program
-from strategies.lowering import lower
-from strategies.lowering.communications import Communication, communications
-from strategies.plan.mesh import DATA, PIPELINE, REPLICA, data_ranks
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.executor.job import Job
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.brief import brief
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.program import Category, Program
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.communications import Communication, communications
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, REPLICA, data_ranks
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 PEAK = "peak"
 """What the line is called of the most that a rank holds at any moment."""
@@ -199,7 +199,7 @@ def _profiles(program: Program) -> dict[int, MemoryProfile]:
 def _rank_check(
     job: Job, program: Program, rank: int, profile: MemoryProfile, told: Counter[Communication]
 ) -> RankCheck:
-    from executor.check.oracle import rank_oracle
+    from meshwise.executor.check.oracle import rank_oracle
 
     found = rank_oracle(job, rank)
     members = next(each for each in program.rank_classes if rank in each.ranks)

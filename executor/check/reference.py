@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from executor.job import Job
-from executor.model.network import Network, cross_entropy, initialize
-from executor.training import data
-from executor.training.data import text_of
-from executor.training.optimizer import MAX_NORM, kind_of, set_learning_rate
-from executor.training.trainer import DTYPES
-from strategies.plan.plan import Plan
+from meshwise.executor.job import Job
+from meshwise.executor.model.network import Network, cross_entropy, initialize
+from meshwise.executor.training import data
+from meshwise.executor.training.data import text_of
+from meshwise.executor.training.optimizer import MAX_NORM, kind_of, set_learning_rate
+from meshwise.executor.training.trainer import DTYPES
+from meshwise.strategies.plan.plan import Plan
 
 
 def train_unflushed(job: Job) -> tuple[tuple[float, ...], dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.job import Job, tensors_file
+from meshwise.executor.job import Job, tensors_file
 
 TOLERANCE = 1e-12
 """Largest difference that is equal: of a loss, absolute, and of a gradient's element, over its `gradient_scale`.
@@ -100,7 +100,7 @@ def verify(job: Job, folder: Path, losses: tuple[float, ...]) -> Verification:
     ValueError
         Where the ranks together did not leave every tensor.
     """
-    from executor.check.reference import train
+    from meshwise.executor.check.reference import train
 
     return distance(job.plan.mesh.num_ranks, folder, losses, *train(job))
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from executor.export.request import CannotSay, Request
-from executor.launch.several_hosts import ENVIRONMENT, Expanded, require_processes, shell, torchrun
-from executor.supported import unsupported
+from meshwise.executor.export.request import CannotSay, Request
+from meshwise.executor.launch.several_hosts import ENVIRONMENT, Expanded, require_processes, shell, torchrun
+from meshwise.executor.supported import unsupported
 
 
 def unlaunchable(request: Request) -> Iterator[str]:

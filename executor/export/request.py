@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from executor.device import CUDA
-from executor.job import Job
+from meshwise.executor.device import CUDA
+from meshwise.executor.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from executor.recording.timeline import physical_memory
+from meshwise.executor.recording.timeline import physical_memory
 
 NEEDED = ("simpy", "networkx", "numpy", "pandas", "matplotlib", "pydantic", "PyYAML", "typer", "rich")
 OPTIONAL = {"torch": "execute and calibrate; install the extra exec"}

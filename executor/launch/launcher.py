@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import executor
-from executor.device import avoid_broken_tiles
-from executor.launch.processes import is_stopped
-from executor.recording.rank_files import WATCH_PARENT, RankError, operation, read_beat, read_errors
+from meshwise.executor.device import avoid_broken_tiles
+from meshwise.executor.launch.processes import is_stopped
+from meshwise.executor.recording.rank_files import WATCH_PARENT, RankError, operation, read_beat, read_errors
 
 LOG_LINES = 12
 _WAITED = 0.9
@@ -160,16 +159,13 @@ def clear(folder: Path) -> None:
 
 
 def _start(module: str, arguments: Sequence[str], folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
-    root = str(Path(executor.__file__).resolve().parent.parent)
     inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
-    search_path = os.pathsep.join([root, *filter(None, [inherited.get("PYTHONPATH")])])
     environment = inherited | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": search_path,
         WATCH_PARENT: str(os.getpid()),
     }
     with log_file(folder, rank).open("wb") as log:

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from executor.recording.accelerator import CORE, Accelerator
-from executor.recording.rank_files import note_place, several_hosts
+from meshwise.executor.recording.accelerator import CORE, Accelerator
+from meshwise.executor.recording.rank_files import note_place, several_hosts
 
 _SIOCGIFADDR = 0x8915
 """Linux: the IPv4 address of an interface (netdevice(7))."""

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from executor.check.verification import Verification, require_equal, verify
-from executor.device import CPU, require_device
-from executor.job import Job, checkpoints_folder, metrics_file, result_file
-from executor.launch.launcher import launch, require_torch
-from executor.recording.timeline import read_timeline
-from executor.supported import BYTES, unsupported
-from executor.training.checkpoint import sweep
-from executor.training.continuation import RunOptions, prepared
-from simulator.brief import brief
-from simulator.models.transformer import Transformer
-from simulator.timeline import Timeline
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.executor.check.verification import Verification, require_equal, verify
+from meshwise.executor.device import CPU, require_device
+from meshwise.executor.job import Job, checkpoints_folder, metrics_file, result_file
+from meshwise.executor.launch.launcher import launch, require_torch
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.executor.supported import BYTES, unsupported
+from meshwise.executor.training.checkpoint import sweep
+from meshwise.executor.training.continuation import RunOptions, prepared
+from meshwise.simulator.brief import brief
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 Progress = Callable[[int, float, float], None]
 
@@ -151,7 +151,7 @@ def execute(
     warn
         Told of every checkpoint that is damaged and passed over.
     device
-        What ranks train on: one of `executor.device.DEVICES`.
+        What ranks train on: one of `meshwise.executor.device.DEVICES`.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def run_jobs(jobs: list[tuple[Job, Path]], progress: Progress | None = None) -> 
     poll = progress_of(first.plan, folder, progress, first.first_step)
     timeout = max(job.timeout for job, _ in jobs)
     try:
-        launch("executor.launch.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
+        launch("meshwise.executor.launch.worker", paths, folder, first.plan.mesh.num_ranks, timeout=timeout, poll=poll)
     finally:
         poll()
 

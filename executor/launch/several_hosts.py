@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.job import Job, metrics_file, result_file
-from executor.launch.launcher import ExecutionError, clear
-from executor.launch.run import VERIFY, Run, collect
-from executor.recording.rank_files import first_failure, operation, read_beat, read_errors
+from meshwise.executor.job import Job, metrics_file, result_file
+from meshwise.executor.launch.launcher import ExecutionError, clear
+from meshwise.executor.launch.run import VERIFY, Run, collect
+from meshwise.executor.recording.rank_files import first_failure, operation, read_beat, read_errors
 
 DEFAULT_PORT = 29500
 """The port that torchrun takes where none is said."""
@@ -97,7 +97,7 @@ def torchrun(nodes: int, processes: int, node_rank: str, first: str, port: int, 
     """
     spread = ("--nnodes", str(nodes), "--node-rank", node_rank, "--nproc-per-node", str(processes))
     where = ("--master-addr", first, "--master-port", str(port))
-    return ("torchrun", *spread, *where, "-m", "executor.launch.worker", *jobs)
+    return ("torchrun", *spread, *where, "-m", "meshwise.executor.launch.worker", *jobs)
 
 
 def shell(words: Iterable[str]) -> str:

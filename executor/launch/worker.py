@@ -1,4 +1,4 @@
-"""One rank: ``python -m executor.launch.worker JOB.json ...``, started by our launcher or by torchrun.
+"""One rank: ``python -m meshwise.executor.launch.worker JOB.json ...``, started by our launcher or by torchrun.
 
 Jobs run one after the other in the same process group; results go beside each job file.
 Nothing is written to stdout.
@@ -15,7 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from executor.recording.rank_files import WATCH_PARENT, RankError, error_file, first_failure, place_file, several_hosts
+from meshwise.executor.recording.rank_files import (
+    WATCH_PARENT,
+    RankError,
+    error_file,
+    first_failure,
+    place_file,
+    several_hosts,
+)
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun gives its ranks."""
@@ -47,7 +54,7 @@ def _die_with(parent: int) -> None:
 
 def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     """Run ``run(rank)`` and return the exit code; an exception is left in ``folder`` for the launcher."""
-    from executor.training.checkpoint import CheckpointError
+    from meshwise.executor.training.checkpoint import CheckpointError
 
     watch_parent()
     rank = int(os.environ.get("RANK", "0"))
@@ -85,14 +92,12 @@ def main(paths: list[Path]) -> int:
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from executor.device import require_device
-    from executor.job import Job
-    from executor.launch.process_group import joined
-    from executor.recording.accelerator import (
-        accelerator_of,  # after the watch has begun: torch takes seconds to import
-    )
-    from executor.recording.rank_files import Heartbeat
-    from executor.training.measure import measure
+    from meshwise.executor.device import require_device
+    from meshwise.executor.job import Job
+    from meshwise.executor.launch.process_group import joined
+    from meshwise.executor.recording.accelerator import accelerator_of
+    from meshwise.executor.recording.rank_files import Heartbeat
+    from meshwise.executor.training.measure import measure
 
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")

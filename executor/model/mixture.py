@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from executor.recording.tensors import local
-from simulator.models.transformer import Transformer
+from meshwise.executor.recording.tensors import local
+from meshwise.simulator.models.transformer import Transformer
 
 _GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": functional.silu, "geglu": functional.gelu}
 

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.model.mixture import Mixture, activation, width
-from executor.model.recompute import recompute_operators, remade_once
-from simulator.models.attention import UNFUSED
-from simulator.models.transformer import Transformer
-from strategies.plan.recomputation import OfStage, Recompute, SomeOperators
+from meshwise.executor.model.mixture import Mixture, activation, width
+from meshwise.executor.model.recompute import recompute_operators, remade_once
+from meshwise.simulator.models.attention import UNFUSED
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.recomputation import OfStage, Recompute, SomeOperators
 
 BASE = 10000.0
 """Base of the wavelengths."""

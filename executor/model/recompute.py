@@ -2,8 +2,8 @@
 
 What a recomputed operator keeps for its own backward goes: it is checkpointed. What it puts out goes too, if only
 recomputed operators keep it or it is no result of a product or of attention: where another operator keeps it, that one
-keeps instead how to make it again (`strategies.lowering.costs.recompute` says which results stay). An operator whose
-result was dropped so runs twice in backward: for the one that reads the result, and for itself.
+keeps instead how to make it again (`meshwise.strategies.lowering.costs.recompute` says which results stay). An operator
+whose result was dropped so runs twice in backward: for the one that reads the result, and for itself.
 
 A function that a backward in two parts runs again once, in whichever part first needs what it made.
 
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from executor.recording.private_torch import storage, to_keep
-from executor.supported import UNFUSED_CORE
+from meshwise.executor.recording.private_torch import storage, to_keep
+from meshwise.executor.supported import UNFUSED_CORE
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import Node
 
-from executor.recording.private_torch import all_gather, reduce_scatter
-from simulator.collective import Collective
-from strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
 
 Dims = tuple[str, ...]
 """The named dims of a tensor, one for each of its torch dims."""
 
 
 class Ran(NamedTuple):
-    """A collective that ran: ``size`` as `simulator.collectives.choose` counts it, in bytes; ns of the host's clock."""
+    """A collective that ran; ``size`` in bytes as `meshwise.simulator.collectives.choose` counts it, times in ns."""
 
     collective: Collective
     axis: str

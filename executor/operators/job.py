@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from executor.check.verification import Verification, distance
-from executor.device import CPU
-from executor.launch.launcher import clear
-from executor.launch.run import losses
-from simulator.brief import brief
-from strategies.plan.plan import Plan
+from meshwise.executor.check.verification import Verification, distance
+from meshwise.executor.device import CPU
+from meshwise.executor.launch.launcher import clear
+from meshwise.executor.launch.run import losses
+from meshwise.simulator.brief import brief
+from meshwise.strategies.plan.plan import Plan
 
 JOB_VERSION = 1
 
@@ -29,7 +29,7 @@ class OperatorJob:
     module
         ``FILE.py:FACTORY``.
     optimizer
-        A name of `executor.training.optimizer.OPTIMIZERS`.
+        A name of `meshwise.executor.training.optimizer.OPTIMIZERS`.
     double
         Whether parameters and inputs are turned to fp64, to compare with one process.
     dump
@@ -39,7 +39,7 @@ class OperatorJob:
     timeout
         Seconds that a rank waits for another before it gives up.
     device
-        A name of `executor.device.DEVICES`.
+        A name of `meshwise.executor.device.DEVICES`.
     """
 
     module: str

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from executor.capture.captured import Captured, Update
-from simulator.machine.compute import is_bias, read_again
-from simulator.operator_graph import BATCH, Block, Operator, Tensor
-from strategies.plan.plan import Stage
-from strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
+from meshwise.executor.capture.captured import Captured, Update
+from meshwise.simulator.machine.compute import is_bias, read_again
+from meshwise.simulator.operator_graph import BATCH, Block, Operator, Tensor
+from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 

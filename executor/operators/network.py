@@ -17,15 +17,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.fx import Node
 
-from executor.capture.captured import Captured, Update
-from executor.capture.source_lines import at, line_of_node
-from executor.operators.collectives import Dims, Move, Part, Ranks, on_device, run_on_part
-from executor.operators.layouts import Bringing, Layouts, StageProgram, stage_programs
-from executor.parallel.exchange import Share
-from executor.recording.private_torch import to_keep
-from strategies.plan.mesh import DATA, PIPELINE
-from strategies.plan.plan import Plan
-from strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
+from meshwise.executor.capture.captured import Captured, Update
+from meshwise.executor.capture.source_lines import at, line_of_node
+from meshwise.executor.operators.collectives import Dims, Move, Part, Ranks, on_device, run_on_part
+from meshwise.executor.operators.layouts import Bringing, Layouts, StageProgram, stage_programs
+from meshwise.executor.parallel.exchange import Share
+from meshwise.executor.recording.private_torch import to_keep
+from meshwise.strategies.plan.mesh import DATA, PIPELINE
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 
 class Buffers:

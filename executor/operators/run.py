@@ -8,21 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from executor.check.verification import Verification, require_equal
-from executor.device import CPU, require_device
-from executor.launch.launcher import ExecutionError, launch, require_torch
-from executor.launch.run import VERIFIED_STEPS, VERIFY, WARM_UP, Progress, Run, held, losses, progress_of, step_times
-from executor.operators.job import OperatorJob, expect, is_done, verdict
-from executor.recording.rank_files import read_errors
-from executor.recording.timeline import read_timeline
-from executor.supported import OPTIMIZERS
-from simulator.operator_graph import OperatorGraph
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
-from strategies.plan.recomputation import Recompute
-from strategies.schedules.schedule import ActionKind
+from meshwise.executor.check.verification import Verification, require_equal
+from meshwise.executor.device import CPU, require_device
+from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
+from meshwise.executor.launch.run import (
+    VERIFIED_STEPS,
+    VERIFY,
+    WARM_UP,
+    Progress,
+    Run,
+    held,
+    losses,
+    progress_of,
+    step_times,
+)
+from meshwise.executor.operators.job import OperatorJob, expect, is_done, verdict
+from meshwise.executor.recording.rank_files import read_errors
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.executor.supported import OPTIMIZERS
+from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.schedules.schedule import ActionKind
 
-WORKER = "executor.operators.worker"
+WORKER = "meshwise.executor.operators.worker"
 
 
 def execute_module(
@@ -49,11 +59,11 @@ def execute_module(
         That of which ``plan`` is.
     verify
         How many steps first run in fp64 on the ranks and, on the whole batch, in one process: all of
-        `executor.launch.run.VERIFIED_STEPS`, or one, which no run goes without.
+        `meshwise.executor.launch.run.VERIFIED_STEPS`, or one, which no run goes without.
     training
         Precision, optimizer and clipping, which must be those that the back end has.
     device
-        What ranks train on: one of `executor.device.DEVICES`.
+        What ranks train on: one of `meshwise.executor.device.DEVICES`.
 
     Raises
     ------
@@ -107,8 +117,8 @@ def run_verified(
     VerificationError
         Where the check differs: nor was it then.
     """
-    from executor.capture.captured import CaptureError
-    from executor.operators.trainer import train
+    from meshwise.executor.capture.captured import CaptureError
+    from meshwise.executor.operators.trainer import train
 
     checked = folder / VERIFY
     with redirect_stdout(sys.stderr):  # forward may print
@@ -144,13 +154,13 @@ def refuse(job: OperatorJob, graph: OperatorGraph, training: Training) -> float:
 
     if reasons := (*unsupported(job.plan), *unsupported_training(training)):
         raise ValueError("the executor cannot run this plan: " + "; ".join(reasons))
-    from executor.capture.capture import capture, naming
-    from executor.capture.captured import CaptureError
-    from executor.capture.program import export
-    from executor.capture.source_lines import line_of_forward, line_of_node
-    from executor.operators.layouts import Layouts
-    from executor.operators.trainer import make
-    from executor.operators.whole_batch import check, tolerance_of
+    from meshwise.executor.capture.capture import capture, naming
+    from meshwise.executor.capture.captured import CaptureError
+    from meshwise.executor.capture.program import export
+    from meshwise.executor.capture.source_lines import line_of_forward, line_of_node
+    from meshwise.executor.operators.layouts import Layouts
+    from meshwise.executor.operators.trainer import make
+    from meshwise.executor.operators.whole_batch import check, tolerance_of
 
     made = make(job)
     with naming(job.module), redirect_stdout(sys.stderr):  # forward may print

@@ -16,22 +16,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from executor.capture.capture import capture, made, naming, num_samples
-from executor.job import metrics_file, result_file, tensors_file
-from executor.operators.collectives import Ran, Ranks
-from executor.operators.job import OperatorJob, collectives_file, verdict
-from executor.operators.network import OperatorNetwork, Pass
-from executor.recording.accelerator import Accelerator
-from executor.recording.profiled import profiled
-from executor.recording.rank_files import Heartbeat
-from executor.recording.recorder import Record, Recorder
-from executor.recording.trace import Row, TraceEvent, without
-from executor.training.measure import described, nbytes, timed
-from executor.training.optimizer import kind_of
-from simulator.program import Category, StreamKind, TaskKind
-from strategies.plan.mesh import COMMUNICATION, DATA, PIPELINE
-from strategies.plan.plan import Plan
-from strategies.schedules.schedule import ActionKind
+from meshwise.executor.capture.capture import capture, made, naming, num_samples
+from meshwise.executor.job import metrics_file, result_file, tensors_file
+from meshwise.executor.operators.collectives import Ran, Ranks
+from meshwise.executor.operators.job import OperatorJob, collectives_file, verdict
+from meshwise.executor.operators.network import OperatorNetwork, Pass
+from meshwise.executor.recording.accelerator import Accelerator
+from meshwise.executor.recording.profiled import profiled
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Record, Recorder
+from meshwise.executor.recording.trace import Row, TraceEvent, without
+from meshwise.executor.training.measure import described, nbytes, timed
+from meshwise.executor.training.optimizer import kind_of
+from meshwise.simulator.program import Category, StreamKind, TaskKind
+from meshwise.strategies.plan.mesh import COMMUNICATION, DATA, PIPELINE
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class Pipeline:

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from executor.capture.captured import CaptureError
-from executor.capture.program import Program
-from executor.capture.reading import mixing_node, summing_node
-from executor.capture.source_lines import (
+from meshwise.executor.capture.captured import CaptureError
+from meshwise.executor.capture.program import Program
+from meshwise.executor.capture.reading import mixing_node, summing_node
+from meshwise.executor.capture.source_lines import (
     line_of_assignment,
     line_of_caller,
     line_of_error,
     line_of_forward,
     line_of_node,
 )
-from executor.check.verification import SINGLE, TOLERANCE, gradient_scale
+from meshwise.executor.check.verification import SINGLE, TOLERANCE, gradient_scale
 
 Inputs = tuple[Tensor, ...]
 _WRITTEN = "the same written with torch's own operators, as x + (y - x).detach()"

@@ -1,4 +1,6 @@
-"""One rank of a captured module: ``python -m executor.operators.worker JOB.json [CHECK.json]``, results beside each.
+"""One rank of a captured module, whose results lie beside each job.
+
+``python -m meshwise.executor.operators.worker JOB.json [CHECK.json]``
 
 The check runs first: the same job in fp64, which is compared with one process. Where it differs the job is not begun.
 """
@@ -7,18 +9,16 @@ import os
 import sys
 from pathlib import Path
 
-from executor.launch.worker import leave, run_rank
+from meshwise.executor.launch.worker import leave, run_rank
 
 
 def _run(paths: list[Path], rank: int) -> None:
-    from executor.device import require_device
-    from executor.launch.process_group import joined
-    from executor.operators.job import OperatorJob
-    from executor.operators.trainer import OperatorTrainer, agrees
-    from executor.recording.accelerator import (
-        accelerator_of,  # after the watch has begun: torch takes seconds to import
-    )
-    from executor.recording.rank_files import Heartbeat
+    from meshwise.executor.device import require_device
+    from meshwise.executor.launch.process_group import joined
+    from meshwise.executor.operators.job import OperatorJob
+    from meshwise.executor.operators.trainer import OperatorTrainer, agrees
+    from meshwise.executor.recording.accelerator import accelerator_of
+    from meshwise.executor.recording.rank_files import Heartbeat
 
     heartbeat = Heartbeat(paths[0].parent, rank)
     heartbeat.beat("start")

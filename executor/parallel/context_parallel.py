@@ -27,12 +27,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from executor.model.network import Core, Network
-from executor.parallel.exchange import exchange_parts, gather_parts, moving
-from executor.recording.private_torch import attention_gradients, attention_with_logsumexp
-from executor.recording.trace import SHIFT
-from strategies.plan.mesh import CONTEXT
-from strategies.plan.parallelism import Attention
+from meshwise.executor.model.network import Core, Network
+from meshwise.executor.parallel.exchange import exchange_parts, gather_parts, moving
+from meshwise.executor.recording.private_torch import attention_gradients, attention_with_logsumexp
+from meshwise.executor.recording.trace import SHIFT
+from meshwise.strategies.plan.mesh import CONTEXT
+from meshwise.strategies.plan.parallelism import Attention
 
 
 class Seen(NamedTuple):
@@ -47,8 +47,8 @@ def seen(rank: int, source: int, sequence: int) -> Seen:
     """Return what a rank's queries see of the keys of the rank ``source``.
 
     Each has ``sequence`` tokens: an early half and, of the ranks in the opposite order, a late half
-    (`executor.parallel.context_parallel.positions`). Of an earlier rank's keys all queries see the early half, of a
-    later one's the late half of queries sees all: half of the square, as of the rank's own.
+    (`meshwise.executor.parallel.context_parallel.positions`). Of an earlier rank's keys all queries see the early half,
+    of a later one's the late half of queries sees all: half of the square, as of the rank's own.
 
     >>> seen(1, 1, 8), seen(1, 0, 8), seen(1, 2, 8)
     (Seen(query=0, end=8, causal=True), Seen(query=0, end=4, causal=False), Seen(query=4, end=8, causal=False))

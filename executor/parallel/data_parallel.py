@@ -1,6 +1,6 @@
 """Data parallelism: gradients become the mean over the data axis, on all its ranks or on one that updates for all.
 
-With ZeRO 1 each rank gets the mean of its own part alone (`executor.parallel.sharded_states`).
+With ZeRO 1 each rank gets the mean of its own part alone (`meshwise.executor.parallel.sharded_states`).
 
 DistributedDataParallel does it where it can. It cannot hold DTensors ("aten.cat.default got
 mixed torch.Tensor and DTensor"), so with tensor parallelism, or where the plan wants no
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.recording.private_torch import flattened
-from executor.recording.tensors import fill, flatten, local
-from strategies.plan.mesh import GROUPS, REPLICA
+from meshwise.executor.recording.private_torch import flattened
+from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.strategies.plan.mesh import GROUPS, REPLICA
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Sharing:
 
 
 def sharing(mesh: DeviceMesh, kind: str) -> Sharing:
-    """Return the ranks that have the same part of the model: ``kind`` is one of `strategies.plan.mesh.GROUPS`."""
+    """Return the ranks with the same part of the model: ``kind`` is one of `meshwise.strategies.plan.mesh.GROUPS`."""
     shards = flattened(mesh, GROUPS[kind])
     if mesh[REPLICA].size() == 1:
         return Sharing(shards, shards, shards)

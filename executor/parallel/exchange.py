@@ -1,7 +1,7 @@
 """Collectives whose gradients go the opposite way, as autograd functions, marked for the profiler.
 
 Every one runs inside a region that `moving` names after the axis and the collective, by which
-`executor.recording.trace` tells whose communication it is.
+`meshwise.executor.recording.trace` tells whose communication it is.
 
 A `Share` moves nothing: it counts the gradient of one of several readers once.
 """
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from executor.recording.private_torch import all_gather, reduce_scatter
-from executor.recording.trace import MOVING
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
+from meshwise.executor.recording.trace import MOVING
 
 
 def moving(axis: str, collective: str) -> AbstractContextManager[Any]:

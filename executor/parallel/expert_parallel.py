@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from executor.model.mixture import Compute, Experts, here
-from executor.model.network import Network
-from executor.parallel.exchange import Exchange, Share, moving
-from executor.recording.private_torch import all_gather
-from executor.recording.tensors import local
-from strategies.plan.mesh import EXPERT, TENSOR
+from meshwise.executor.model.mixture import Compute, Experts, here
+from meshwise.executor.model.network import Network
+from meshwise.executor.parallel.exchange import Exchange, Share, moving
+from meshwise.executor.recording.private_torch import all_gather
+from meshwise.executor.recording.tensors import local
+from meshwise.strategies.plan.mesh import EXPERT, TENSOR
 
 
 def apply(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:

@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from executor.model.network import Network
-from executor.parallel.offload import HostMemory
+from meshwise.executor.model.network import Network
+from meshwise.executor.parallel.offload import HostMemory
 
 
 class Whole(nn.Module):

@@ -5,8 +5,8 @@ Activations in host memory from forward to backward, layer by layer, through two
 What autograd keeps of a layer is copied to the host when the layer's forward has ended, and stays on the device until
 the forward of the layer after the next needs the room. It comes back while the layer behind it runs backward. The last
 two layers of a microbatch whose backward follows its forward at once move nowhere. So at most two layers' activations
-are on the device (`strategies.lowering.tasks.contents` says the same of the simulated step). Where copies run beside
-what computes, what computes waits for the copy whose room it takes, or whose values it reads.
+are on the device (`meshwise.strategies.lowering.tasks.contents` says the same of the simulated step). Where copies run
+beside what computes, what computes waits for the copy whose room it takes, or whose values it reads.
 
 Memory of the host, apart from the device's.
 
@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from executor.recording.accelerator import CORE, Accelerator
-from executor.recording.private_torch import storage, waited
-from executor.recording.recorder import Recorder
-from executor.recording.tensors import local
-from strategies.plan.offloading import fraction_of
-from strategies.plan.plan import Plan
-from strategies.schedules.schedule import ActionKind
+from meshwise.executor.recording.accelerator import CORE, Accelerator
+from meshwise.executor.recording.private_torch import storage, waited
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.strategies.plan.offloading import fraction_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class HostMemory:

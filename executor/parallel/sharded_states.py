@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor.parallel.data_parallel import Finish, Unit
-from executor.parallel.offload import HostMemory
-from executor.recording.private_torch import all_gather, reduce_scatter, storage
-from executor.recording.tensors import fill, flatten, local
-from strategies.plan.mesh import REPLICA
-from strategies.plan.offloading import CHUNKS, STEPS, StepPlace, fraction_of
+from meshwise.executor.parallel.data_parallel import Finish, Unit
+from meshwise.executor.parallel.offload import HostMemory
+from meshwise.executor.recording.private_torch import all_gather, reduce_scatter, storage
+from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.strategies.plan.mesh import REPLICA
+from meshwise.strategies.plan.offloading import CHUNKS, STEPS, StepPlace, fraction_of
 
 _NAMES = [step.name for step in STEPS]
 GRADIENTS_TO_HOST, ON_HOST, PARAMETERS_FROM_HOST, STATES_FROM_HOST, _, STATES_TO_HOST = _NAMES

@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from executor.model.network import Network
-from executor.recording.tensors import fill, flatten
+from meshwise.executor.model.network import Network
+from meshwise.executor.recording.tensors import fill, flatten
 
 
 def apply(network: Network, mesh: DeviceMesh, sequence_parallel: bool) -> None:

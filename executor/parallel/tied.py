@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 from torch import nn
 
-from executor.model.network import Network
-from executor.recording.tensors import local
-from strategies.plan.mesh import PIPELINE
-from strategies.plan.plan import Plan
+from meshwise.executor.model.network import Network
+from meshwise.executor.recording.tensors import local
+from meshwise.strategies.plan.mesh import PIPELINE
+from meshwise.strategies.plan.plan import Plan
 
 
 class TiedTable:

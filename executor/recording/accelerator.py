@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from executor.device import CPU, CUDA, avoid_broken_tiles
-from executor.recording import gpu_trace, trace
-from executor.recording.private_torch import allocations, trace_events
-from executor.recording.rank_files import WATCH_PARENT
-from executor.recording.recorder import Record
-from executor.recording.timer import CudaTimer, HostTimer, Timer
-from executor.recording.trace import Allocation, Row, TraceEvent
+from meshwise.executor.device import CPU, CUDA, avoid_broken_tiles
+from meshwise.executor.recording import gpu_trace, trace
+from meshwise.executor.recording.private_torch import allocations, trace_events
+from meshwise.executor.recording.rank_files import WATCH_PARENT
+from meshwise.executor.recording.recorder import Record
+from meshwise.executor.recording.timer import CudaTimer, HostTimer, Timer
+from meshwise.executor.recording.trace import Allocation, Row, TraceEvent
 
 
 class Copier(Protocol):

@@ -3,7 +3,7 @@
 The GPU runs behind the host, so a kernel belongs to the pass during which the host launched it. What one pass launches
 on the stream that computes is one span from its first kernel to its last, cut where another pass came between, and
 where no kernel ran while a message or a copy was under way: that is what the pass waited for. Spans have the names,
-kinds and streams of `executor.recording.trace`.
+kinds and streams of `meshwise.executor.recording.trace`.
 
 References
 ----------
@@ -23,8 +23,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from executor.recording.recorder import Record
-from executor.recording.trace import (
+from meshwise.executor.recording.recorder import Record
+from meshwise.executor.recording.trace import (
     FULLY_SHARDED,
     FUNCTIONAL,
     HOST,
@@ -43,8 +43,8 @@ from executor.recording.trace import (
     transfer_row,
     without,
 )
-from simulator.program import StreamKind, TaskKind
-from strategies.plan.mesh import COMMUNICATION
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.strategies.plan.mesh import COMMUNICATION
 
 MESSAGE = "message "
 """Begins the names of NCCL's kernels, before the collective."""

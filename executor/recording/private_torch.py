@@ -35,8 +35,8 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
-from executor.recording.trace import Allocation, TraceEvent
-from strategies.schedules.schedule import Schedule
+from meshwise.executor.recording.trace import Allocation, TraceEvent
+from meshwise.strategies.schedules.schedule import Schedule
 
 
 def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

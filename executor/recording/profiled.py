@@ -29,13 +29,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from executor.recording import trace
-from executor.recording.accelerator import Accelerator
-from executor.recording.recorder import Record, Recorder
-from executor.recording.tensors import local
-from executor.recording.trace import Allocation, TraceEvent
-from simulator.memory import CATEGORIES
-from simulator.program import Category, TaskKind
+from meshwise.executor.recording import trace
+from meshwise.executor.recording.accelerator import Accelerator
+from meshwise.executor.recording.recorder import Record, Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.recording.trace import Allocation, TraceEvent
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, TaskKind
 
 _FORWARD = (TaskKind.FORWARD, TaskKind.RECOMPUTE)
 _GATHER = "FSDP::all_gather"

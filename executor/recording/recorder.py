@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from executor.recording.rank_files import Heartbeat
-from simulator.program import TaskKind
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.simulator.program import TaskKind
 
 
 class Record(NamedTuple):

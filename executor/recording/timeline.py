@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from executor.job import result_file
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
-from strategies.plan.mesh import PIPELINE
-from strategies.plan.plan import Plan
+from meshwise.executor.job import result_file
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.plan.mesh import PIPELINE
+from meshwise.strategies.plan.plan import Plan
 
 Row = list[Any]
 Key = tuple[bool, int, int, int]

@@ -3,7 +3,7 @@
 The profiler sees what gloo does as ``gloo:*`` spans. Sends and receives start inside the
 pipeline runtime's ``PP:`` actions. Collectives run on gloo's own threads: those between the
 launch of a functional collective and the end of its wait are DTensor's (tensor parallelism),
-those in a region that `executor.parallel.exchange` marks run along the axis that it names (context, expert
+those in a region that `meshwise.executor.parallel.exchange` marks run along the axis that it names (context, expert
 and tensor), the others are data parallelism. A tensor collective belongs to the pass that launches
 it, whenever gloo's threads come to it. What goes round a ring runs beside a pass. A span of data parallelism is a wait
 of its pass from the last operator that the pass ran before it ended.
@@ -20,9 +20,9 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
-from executor.recording.recorder import Record
-from simulator.program import StreamKind, TaskKind
-from strategies.plan.mesh import COMMUNICATION
+from meshwise.executor.recording.recorder import Record
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.strategies.plan.mesh import COMMUNICATION
 
 TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
 GLOO = "gloo:"

@@ -1,10 +1,12 @@
-"""Training steps of real models on one device, set beside predictions: ``python -m executor.studies.device_trials``.
+"""Training steps of real models on one device, to be set beside predictions.
 
-Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time.
-A row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere
-(``python -m scenarios.studies.device_predictions``): here torch is needed and no simulator runs. Rows are written as
-they are measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a trial of
-the trials.
+``python -m meshwise.executor.studies.device_trials``
+
+Each trial is one plan of one rank by the executor's own trainer: recompute, offload, and precision, each at a time. A
+row has the median of the timed steps and what torch's allocator held. Predictions are made later, and elsewhere
+(``python -m meshwise.scenarios.studies.device_predictions``): here torch is needed and no simulator runs. Rows are
+written as they are measured; those for which memory does not suffice say so. With ``--device cpu`` models are tiny: a
+trial of the trials.
 """
 
 import argparse
@@ -20,18 +22,18 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from executor.device import CPU, CUDA, DEVICES, require_device
-from executor.job import Job
-from executor.launch.launcher import require_torch
-from executor.launch.processes import INTERRUPTED
-from executor.studies.techniques import machine
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import offloading
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
+from meshwise.executor.device import CPU, CUDA, DEVICES, require_device
+from meshwise.executor.job import Job
+from meshwise.executor.launch.launcher import require_torch
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.studies.techniques import machine
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 WARM_UP, STEPS, FEWEST = 3, 20, 5
 LONGEST = 12.0
@@ -126,9 +128,9 @@ def measure(out: Path, device: str, seconds: float) -> dict[str, Any]:
     """
     require_torch()
     require_device(device, 1)
-    from executor.calibration.device_machine import this_machine
-    from executor.launch.process_group import joined
-    from executor.recording.accelerator import accelerator_of  # torch takes seconds to import
+    from meshwise.executor.calibration.device_machine import this_machine
+    from meshwise.executor.launch.process_group import joined
+    from meshwise.executor.recording.accelerator import accelerator_of  # torch takes seconds to import
 
     end, accelerator = monotonic() + seconds, accelerator_of(device)
     found = this_machine(device)
@@ -165,11 +167,11 @@ def _row(trial: Trial, device: str, folder: Path) -> dict[str, Any]:
 
 def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
     """Return the figures of a trial."""
-    from executor.recording.accelerator import accelerator_of
-    from executor.recording.rank_files import Heartbeat
-    from executor.recording.recorder import Recorder
-    from executor.studies.trial_trainer import TrialTrainer
-    from executor.training.measure import described, profiled_step, timed
+    from meshwise.executor.recording.accelerator import accelerator_of
+    from meshwise.executor.recording.rank_files import Heartbeat
+    from meshwise.executor.recording.recorder import Recorder
+    from meshwise.executor.studies.trial_trainer import TrialTrainer
+    from meshwise.executor.training.measure import described, profiled_step, timed
 
     accelerator = accelerator_of(job.device)
     accelerator.settle(exact=False)
@@ -193,8 +195,8 @@ def _measured(trial: Trial, job: Job, folder: Path) -> dict[str, Any]:
 
 def _kinds(job: Job, profiled: dict[str, Any], found: dict[str, Any], folder: Path) -> dict[str, float]:
     """Return how long each kind of task ran in a profiled step, and how long that was."""
-    from executor.job import result_file
-    from executor.recording.timeline import busy_by_kind, read_timeline
+    from meshwise.executor.job import result_file
+    from meshwise.executor.recording.timeline import busy_by_kind, read_timeline
 
     result_file(folder, 0).write_text(json.dumps(profiled))
     timeline = read_timeline(job.plan, folder)
@@ -214,7 +216,7 @@ def _say(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure as the command line says and return the exit code: 0, 2 bad input, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m executor.studies.device_trials", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m meshwise.executor.studies.device_trials", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where rows go")
     parser.add_argument("--device", choices=DEVICES, default=CUDA, help="cuda, or cpu with tiny models (cuda)")
     parser.add_argument("--seconds", type=float, default=450.0, help="after which no trial begins (450)")

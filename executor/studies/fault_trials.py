@@ -1,8 +1,8 @@
 """Ranks of small runs are killed or stopped, each at a moment that a seed draws.
 
-``python -m executor.studies.fault_trials`` does so. After every fault the survivors are gone in time, the message names
-rank, step and operation, and neither a process nor a listening port is left; while the run went on, nothing listened
-where another machine could reach it.
+``python -m meshwise.executor.studies.fault_trials`` does so. After every fault the survivors are gone in time, the
+message names rank, step and operation, and neither a process nor a listening port is left; while the run went on,
+nothing listened where another machine could reach it.
 
 One rank of a small run is killed or stopped at a moment that is drawn, and what the launcher makes of it.
 """
@@ -21,20 +21,20 @@ from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
 from threading import Thread
 
-from executor.job import Job
-from executor.launch.doctor import circumstances, today
-from executor.launch.launcher import ExecutionError, launch
-from executor.launch.processes import INTERRUPTED, children, is_alive, is_loopback, listeners, listening
-from executor.recording.rank_files import operation, read_beat
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.job import Job
+from meshwise.executor.launch.doctor import circumstances, today
+from meshwise.executor.launch.launcher import ExecutionError, launch
+from meshwise.executor.launch.processes import INTERRUPTED, children, is_alive, is_loopback, listeners, listening
+from meshwise.executor.recording.rank_files import operation, read_beat
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
 
 LIMIT = 10.0
 """Seconds within which nothing of a run is left once a rank is killed, or once a stopped one has been waited for."""
@@ -156,7 +156,7 @@ def suffer(fault: Fault, job: Job, folder: Path) -> Outcome:
     culprit.start()
     message = ""
     try:
-        launch("executor.launch.worker", [str(path)], folder, job.plan.mesh.num_ranks, timeout=job.timeout)
+        launch("meshwise.executor.launch.worker", [str(path)], folder, job.plan.mesh.num_ranks, timeout=job.timeout)
     except ExecutionError as error:
         message = str(error)
     gone = time.monotonic()
@@ -185,7 +185,7 @@ def _process_of(rank: int) -> int | None:
             continue
         if (
             f"RANK={rank}".encode() in environment
-            and b"executor.launch.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and b"meshwise.executor.launch.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ):
             return pid
     return None
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An interrupt ends them with what is done.
     """
-    parser = argparse.ArgumentParser(prog="python -m executor.studies.fault_trials", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m meshwise.executor.studies.fault_trials", description=__doc__)
     parser.add_argument("--trials", type=int, default=20, help="ranks to kill with SIGKILL, one a run")
     parser.add_argument("--stops", type=int, default=0, help="ranks to stop with SIGSTOP, one a run")
     parser.add_argument("--ranks", type=int, default=4, help="ranks of a run, at least 2")

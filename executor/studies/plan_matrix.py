@@ -1,7 +1,7 @@
 """Every technique alone, every two and some threes of them, run for real and compared with one process in fp64.
 
-``python -m executor.studies.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them as JSON
-lines and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
+``python -m meshwise.executor.studies.plan_matrix`` runs all plans of 2, 4 and 8 processes and writes what came of them
+as JSON lines and as a page of Markdown. Rows are appended as they come: a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from executor.check.verification import TOLERANCE, Verification
-from executor.job import Job
-from executor.launch.doctor import circumstances, today
-from executor.launch.launcher import ExecutionError, require_torch
-from executor.launch.processes import INTERRUPTED
-from executor.launch.run import compare, run_jobs
-from executor.studies.techniques import STEPS, Combination, plans, techniques
+from meshwise.executor.check.verification import TOLERANCE, Verification
+from meshwise.executor.job import Job
+from meshwise.executor.launch.doctor import circumstances, today
+from meshwise.executor.launch.launcher import ExecutionError, require_torch
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.launch.run import compare, run_jobs
+from meshwise.executor.studies.techniques import STEPS, Combination, plans, techniques
 
 ROWS, PAGE = "plan-matrix.jsonl", "plan-matrix.md"
 TOGETHER = 12
@@ -167,7 +167,7 @@ def page(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
         f"{len(equal)} of {len(ran)} plans equal one process (loss and gradients within {head['tolerance']:g}; "
         f"largest gradient error {worst:.1e}), {len(refused)} are refused before anything starts.",
         "",
-        f"Written by `python -m executor.studies.plan_matrix` on {head['date']} with torch {head['torch']}, "
+        f"Written by `python -m meshwise.executor.studies.plan_matrix` on {head['date']} with torch {head['torch']}, "
         f"Python {head['python']}, {head['machine']}.",
         "",
         "| techniques | plan | ranks | loss error | gradient error | parameter error | equal |",
@@ -233,7 +233,7 @@ def write(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the matrix and return the exit code: 0 where all that ran is equal to one process."""
-    parser = argparse.ArgumentParser(prog="python -m executor.studies.plan_matrix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m meshwise.executor.studies.plan_matrix", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="processes of the plans that run")
     parser.add_argument("--out", type=Path, default=Path("reports/executor"), help="folder of table and rows")
     parser.add_argument("--seconds", type=float, default=inf, help="no launch begins after so long; run again to go on")

@@ -1,4 +1,6 @@
-"""How well steps are predicted on this machine: ``python -m executor.studies.prediction_trials --out rows.jsonl``.
+"""How well steps are predicted on this machine.
+
+``python -m meshwise.executor.studies.prediction_trials --out rows.jsonl``
 
 The machine is calibrated just before, with as many processes as the plans have ranks. Then every plan is predicted
 from that calibration and run, and a row is written: prediction and measurement of step time (median of the steps
@@ -7,10 +9,10 @@ allocator in the run, which gives gloo the copies too that it makes of what it r
 fullest moment meets one; and by torch's memory tracker on the same trainer without data, which sees torch's tensors.
 
 A machine that shares its processors has fast and slow minutes; a plan of another model
-(`executor.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace between.
-Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times depend on
-the scheduler of the operating system, so that only the order of plans is judged, by Kendall's tau. An interrupt keeps
-the rows that are done.
+(`meshwise.executor.calibration.pace.drift`) is run before and after each plan, and the prediction is for the pace
+between. Nothing is fitted to the rows; a plan whose run fails is told and has none. With more ranks than cores times
+depend on the scheduler of the operating system, so that only the order of plans is judged, by Kendall's tau. An
+interrupt keeps the rows that are done.
 """
 
 import argparse
@@ -26,27 +28,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from executor.calibration.calibrate import calibrate
-from executor.calibration.pace import drift, slower
-from executor.check.oracle_check import check
-from executor.launch.doctor import circumstances, today
-from executor.launch.launcher import ExecutionError
-from executor.launch.processes import INTERRUPTED
-from executor.launch.run import WARM_UP, execute
-from executor.recording.timeline import busy_by_kind
-from executor.supported import unsupported
-from simulator.engine import simulate
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.program import TaskKind
-from simulator.rank_correlation import kendall_tau
-from simulator.timeline import Timeline
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
+from meshwise.executor.calibration.calibrate import calibrate
+from meshwise.executor.calibration.pace import drift, slower
+from meshwise.executor.check.oracle_check import check
+from meshwise.executor.launch.doctor import circumstances, today
+from meshwise.executor.launch.launcher import ExecutionError
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.executor.launch.run import WARM_UP, execute
+from meshwise.executor.recording.timeline import busy_by_kind
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 SPEC = Transformer(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, tied_embeddings=False)
 """The byte-level GPT of the scenarios for one machine."""
@@ -253,7 +255,7 @@ def _note(words: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m executor.studies.prediction_trials", description=__doc__.split("\n")[0]
+        prog="python -m meshwise.executor.studies.prediction_trials", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--model", choices=MODELS, default="gpt", help="of which model (gpt)")
     parser.add_argument("--plans", type=int, default=24, help="different plans (24)")

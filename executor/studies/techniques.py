@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
-from executor.job import Job
-from executor.supported import unsupported
-from simulator.brief import in_brief
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
-from strategies.plan.offloading import offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import OPTIMIZERS, Problem, Training
-from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES, rule_of
+from meshwise.executor.job import Job
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.brief import in_brief
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import OPTIMIZERS, Problem, Training
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES, rule_of
 
 LAYERS, SEQUENCE, BATCH, MICROBATCHES = 4, 16, 16, 4
 STEPS = 3

@@ -2,8 +2,8 @@
 
 import torch
 
-from executor.model.network import Network
-from executor.training.trainer import Trainer
+from meshwise.executor.model.network import Network
+from meshwise.executor.training.trainer import Trainer
 
 
 class TrialTrainer(Trainer):

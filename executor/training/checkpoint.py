@@ -31,8 +31,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.brief import brief
-from simulator.files import parse_json
+from meshwise.simulator.brief import brief
+from meshwise.simulator.files import parse_json
 
 VERSION = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor.job import CONSTANT, Job, LearningRate, checkpoints_folder
-from executor.training.checkpoint import Checkpoint, last_good, names
-from executor.training.data import Text, TextFiles, text_of
+from meshwise.executor.job import CONSTANT, Job, LearningRate, checkpoints_folder
+from meshwise.executor.training.checkpoint import Checkpoint, last_good, names
+from meshwise.executor.training.data import Text, TextFiles, text_of
 
 _TRAINING = ("global_batch", "sequence", "precision", "optimizer", "gradient_precision", "gradient_clipping")
 """What of a training step decides the numbers that a run computes."""

@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
-from executor.parallel.sharded_states import ShardedOptimizer
-from executor.recording.accelerator import Accelerator, Held
-from executor.recording.profiled import profiled
-from executor.recording.rank_files import Heartbeat
-from executor.recording.recorder import Recorder
-from executor.recording.tensors import local
-from executor.training import shards
-from executor.training.optimizer import states
-from executor.training.trainer import Trainer
-from executor.training.unflushed import UnflushedTrainer
-from simulator.program import Category
-from strategies.plan.mesh import TENSOR
+from meshwise.executor.job import Job, checkpoints_folder, metrics_file, result_file, tensors_file
+from meshwise.executor.parallel.sharded_states import ShardedOptimizer
+from meshwise.executor.recording.accelerator import Accelerator, Held
+from meshwise.executor.recording.profiled import profiled
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.training import shards
+from meshwise.executor.training.optimizer import states
+from meshwise.executor.training.trainer import Trainer
+from meshwise.executor.training.unflushed import UnflushedTrainer
+from meshwise.simulator.program import Category
+from meshwise.strategies.plan.mesh import TENSOR
 
 
 def measure(job: Job, folder: Path, heartbeat: Heartbeat, rank: int, accelerator: Accelerator) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from executor.job import PEAKS
-from executor.parallel.data_parallel import Unit
-from executor.parallel.sharded_states import Kind, ShardedOptimizer, SplitOptimizer, States, whole
-from executor.recording.accelerator import CORE
-from executor.recording.tensors import fill, flatten, local
-from strategies.plan.plan import Plan
+from meshwise.executor.job import PEAKS
+from meshwise.executor.parallel.data_parallel import Unit
+from meshwise.executor.parallel.sharded_states import Kind, ShardedOptimizer, SplitOptimizer, States, whole
+from meshwise.executor.recording.accelerator import CORE
+from meshwise.executor.recording.tensors import fill, flatten, local
+from meshwise.strategies.plan.plan import Plan
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": PEAKS["adamw"]}),

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from executor.parallel.sharded_states import SplitOptimizer, main_type
-from executor.recording.private_torch import chunks
-from executor.recording.tensors import local
-from executor.training.checkpoint import (
+from meshwise.executor.parallel.sharded_states import SplitOptimizer, main_type
+from meshwise.executor.recording.private_torch import chunks
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.training.checkpoint import (
     Box,
     Checkpoint,
     CheckpointError,
@@ -30,9 +30,9 @@ from executor.training.checkpoint import (
     reason,
     write_file,
 )
-from executor.training.continuation import facts
-from executor.training.optimizer import inner
-from executor.training.trainer import Trainer
+from meshwise.executor.training.continuation import facts
+from meshwise.executor.training.optimizer import inner
+from meshwise.executor.training.trainer import Trainer
 
 Key = tuple[str, Box]
 

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.job import Job
-from executor.model.network import Network, cross_entropy, initialize
-from executor.parallel import context_parallel, expert_parallel, fully_sharded, tensor_parallel
-from executor.parallel.data_parallel import (
+from meshwise.executor.job import Job
+from meshwise.executor.model.network import Network, cross_entropy, initialize
+from meshwise.executor.parallel import context_parallel, expert_parallel, fully_sharded, tensor_parallel
+from meshwise.executor.parallel.data_parallel import (
     Finish,
     GradientReducer,
     Unit,
@@ -25,22 +25,32 @@ from executor.parallel.data_parallel import (
     reduces_itself,
     sharing,
 )
-from executor.parallel.expert_parallel import apart
-from executor.parallel.offload import ActivationOffload, HostMemory, layers_away
-from executor.parallel.sharded_states import ShardedOptimizer, States, average_own, main_type
-from executor.parallel.tied import TiedTable
-from executor.recording.accelerator import CORE, Accelerator
-from executor.recording.private_torch import QuietStage, reduce_shards, runtime
-from executor.recording.recorder import Recorder
-from executor.recording.tensors import local
-from executor.training import data, optimizer
-from executor.training.data import text_of
-from executor.training.optimizer import Part, clip, whole_parts
-from simulator.program import TaskKind
-from strategies.plan.mesh import AXES, CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, TENSOR_ROWS, data_ranks
-from strategies.plan.plan import Plan, blocks_on_host
-from strategies.plan.recomputation import of_stage
-from strategies.schedules.schedule import ActionKind
+from meshwise.executor.parallel.expert_parallel import apart
+from meshwise.executor.parallel.offload import ActivationOffload, HostMemory, layers_away
+from meshwise.executor.parallel.sharded_states import ShardedOptimizer, States, average_own, main_type
+from meshwise.executor.parallel.tied import TiedTable
+from meshwise.executor.recording.accelerator import CORE, Accelerator
+from meshwise.executor.recording.private_torch import QuietStage, reduce_shards, runtime
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.training import data, optimizer
+from meshwise.executor.training.data import text_of
+from meshwise.executor.training.optimizer import Part, clip, whole_parts
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.plan.mesh import (
+    AXES,
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    PIPELINE,
+    TENSOR,
+    TENSOR_ROWS,
+    data_ranks,
+)
+from meshwise.strategies.plan.plan import Plan, blocks_on_host
+from meshwise.strategies.plan.recomputation import of_stage
+from meshwise.strategies.schedules.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 

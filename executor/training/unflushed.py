@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.profiler import record_function
 
-from executor.job import Job
-from executor.model.network import Network
-from executor.parallel.sharded_states import SplitOptimizer
-from executor.recording.accelerator import CORE, Accelerator
-from executor.recording.recorder import Recorder
-from executor.recording.tensors import local
-from executor.training import data
-from executor.training.optimizer import set_learning_rate
-from executor.training.trainer import Trainer
-from simulator.program import TaskKind
-from strategies.plan.mesh import PIPELINE
-from strategies.schedules.schedule import KINDS, ActionKind
+from meshwise.executor.job import Job
+from meshwise.executor.model.network import Network
+from meshwise.executor.parallel.sharded_states import SplitOptimizer
+from meshwise.executor.recording.accelerator import CORE, Accelerator
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.recording.tensors import local
+from meshwise.executor.training import data
+from meshwise.executor.training.optimizer import set_learning_rate
+from meshwise.executor.training.trainer import Trainer
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.plan.mesh import PIPELINE
+from meshwise.strategies.schedules.schedule import KINDS, ActionKind
 
 Version = list[nn.Parameter]
 """The weights of a stage, in the order of its modules; a tied one several times."""

@@ -10,10 +10,10 @@ from math import isfinite
 from string import Template
 from typing import Any
 
-from reports.document import plain
-from reports.page.columns import Columns
-from reports.page.payload import payload
-from reports.page.report import Report
+from meshwise.reports.document import plain
+from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.payload import payload
+from meshwise.reports.page.report import Report
 
 _SCRIPTS = (
     "text", "data", "state", "lanes", "paint", "path", "axis", "memory", "hover", "inspector", "charts", "tables",
@@ -49,7 +49,7 @@ def _script() -> str:
 
 @cache
 def _read(name: str) -> str:
-    return files("reports.page").joinpath(name).read_text(encoding="utf-8")
+    return files("meshwise.reports.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -4,21 +4,21 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from reports.difference import difference
-from reports.document import plain
-from reports.explanation import explanation_lines
-from reports.lanes import row_of
-from reports.page.columns import Columns
-from reports.page.report import Data, Report
-from reports.page.sections import groups, hops, mesh_axes, path, stage_rows, step
-from reports.palette import CATEGORY_COLOUR, CHUNKED, DARK_COLOUR, KIND_COLOUR, SERIES, shade
-from reports.tables import busiest_of_each_kind, count, gap_words, percent
-from simulator.memory import CATEGORIES
-from simulator.program import TaskKind
-from simulator.spans import TASK_KINDS
-from simulator.units import format_bandwidth, format_size, format_time
-from strategies.explanation.critical_path import device_time
-from strategies.plan.plan import Plan
+from meshwise.reports.difference import difference
+from meshwise.reports.document import plain
+from meshwise.reports.explanation import explanation_lines
+from meshwise.reports.lanes import row_of
+from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.report import Data, Report
+from meshwise.reports.page.sections import groups, hops, mesh_axes, path, stage_rows, step
+from meshwise.reports.palette import CATEGORY_COLOUR, CHUNKED, DARK_COLOUR, KIND_COLOUR, SERIES, shade
+from meshwise.reports.tables import busiest_of_each_kind, count, gap_words, percent
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.spans import TASK_KINDS
+from meshwise.simulator.units import format_bandwidth, format_size, format_time
+from meshwise.strategies.explanation.critical_path import device_time
+from meshwise.strategies.plan.plan import Plan
 
 Facts = list[tuple[str, str, str]]
 """Names, values, and what there is to say of each."""

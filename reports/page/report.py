@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.brief import brief
-from simulator.machine.cluster import Cluster
-from simulator.timeline import Timeline
-from strategies.explanation.critical_path import CriticalPath
-from strategies.plan.plan import Plan
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.explanation.critical_path import CriticalPath
+from meshwise.strategies.plan.plan import Plan
 
 Data = Mapping[str, Any]
 """What a command prints with ``--json``."""

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.document import plain
-from reports.lanes import labels, row_of
-from reports.page.columns import Columns
-from reports.page.report import Report
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.cluster import Cluster
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import StreamKind, TaskKind
-from simulator.spans import STREAM_KINDS, TASK_KINDS
-from simulator.timeline import Timeline
-from simulator.units import TICKS_PER_SECOND, format_bandwidth
-from strategies.explanation.critical_path import CriticalPath
-from strategies.plan.mesh import CONTEXT, DATA, EXPERT, GROUPS, OPERATOR_AXES, PIPELINE, REPLICA, Mesh
-from strategies.plan.plan import Plan
+from meshwise.reports.document import plain
+from meshwise.reports.lanes import labels, row_of
+from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.report import Report
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.simulator.spans import STREAM_KINDS, TASK_KINDS
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import TICKS_PER_SECOND, format_bandwidth
+from meshwise.strategies.explanation.critical_path import CriticalPath
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, GROUPS, OPERATOR_AXES, PIPELINE, REPLICA, Mesh
+from meshwise.strategies.plan.plan import Plan
 
 _FINEST = -9  # the power of ten of a nanosecond
 _MOMENTS = 2**32 - 1

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import Bbox
 
-from reports.document import plain
-from reports.palette import SERIES, blend
-from reports.pictures.figure import DPI, GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixels, sheet
-from simulator.units import format_time
+from meshwise.reports.document import plain
+from meshwise.reports.palette import SERIES, blend
+from meshwise.reports.pictures.figure import DPI, GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixels, sheet
+from meshwise.simulator.units import format_time
 
 _LEFT, _TOP, _BOTTOM, _GAP, _SIDE = 92, 150, 70, 170, 650  # pixels; the scatter is _SIDE wide
 _BANDS = ((0.3, "#EFEFEF"), (0.1, "#DADADA"))

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from reports.document import plain
-from simulator.files import whole_file
-from simulator.units import format_size
+from meshwise.reports.document import plain
+from meshwise.simulator.files import whole_file
+from meshwise.simulator.units import format_size
 
 DPI = 100
 WIDTH, HEIGHT = 1600, 900

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from reports.pictures.figure import INK, QUIET, WIDTH, axes, header, sheet
-from simulator.reliability.failures import FailureKind
-from simulator.reliability.goodput import BestInterval, Goodput
-from simulator.reliability.long_run import Interruption, Outcome
-from simulator.units import format_duration
+from meshwise.reports.pictures.figure import INK, QUIET, WIDTH, axes, header, sheet
+from meshwise.simulator.reliability.failures import FailureKind
+from meshwise.simulator.reliability.goodput import BestInterval, Goodput
+from meshwise.simulator.reliability.long_run import Interruption, Outcome
+from meshwise.simulator.units import format_duration
 
 PARTS = {"lost": "#D55E00", "checkpointing": "#F0B429", "recovering": "#6C4A99", "waiting": "#A6A6A6"}
 """Fields of `Outcome` that are no goodput, and their colours, from the curve upwards."""

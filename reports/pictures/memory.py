@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from reports.lanes import FloatArray, labels, used_hosts
-from reports.palette import CATEGORY_COLOUR, blend
-from reports.pictures.figure import GRID, HEIGHT, INK, WIDTH, axes, header, pixels, sheet, size_unit, time_unit
-from simulator.memory import CATEGORIES, MemoryProfile, peak_total
-from simulator.timeline import Timeline
-from simulator.units import format_size, format_time
+from meshwise.reports.lanes import FloatArray, labels, used_hosts
+from meshwise.reports.palette import CATEGORY_COLOUR, blend
+from meshwise.reports.pictures.figure import GRID, HEIGHT, INK, WIDTH, axes, header, pixels, sheet, size_unit, time_unit
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile, peak_total
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import format_size, format_time
 
 _LEFT, _TOP, _BOTTOM = 96, 160, 70  # pixels around the panels
 _BIG, _GAP, _DEEP = 900, 110, 110  # pixels: width of the large panel, and between panels

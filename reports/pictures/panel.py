@@ -9,12 +9,12 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from reports.lanes import Bar, FloatArray, Lanes, Row, bars, lanes, row_of, shares
-from reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
-from reports.pictures.figure import DPI, axes, pixels, time_unit
-from simulator.program import RankClass, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.lanes import Bar, FloatArray, Lanes, Row, bars, lanes, row_of, shares
+from meshwise.reports.palette import CHUNKED, IDLE, KIND_COLOUR, blend, shade, text_on
+from meshwise.reports.pictures.figure import DPI, axes, pixels, time_unit
+from meshwise.simulator.program import RankClass, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 _LEAST_CELL, _BARS_IN_CELL = 3, 6.0  # where shares of time are drawn: pixels of a cell, and bars that even out in it
 _LEAST_SHARE = 0.005  # that a strip shows

@@ -6,10 +6,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from reports.document import plain
-from reports.palette import SERIES
-from reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet, size_unit, time_unit
-from simulator.units import format_size, format_time
+from meshwise.reports.document import plain
+from meshwise.reports.palette import SERIES
+from meshwise.reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, sheet, size_unit, time_unit
+from meshwise.simulator.units import format_size, format_time
 
 _LEFT, _TOP, _BOTTOM, _GAP = 100, 120, 80, 120  # pixels around and between panels
 

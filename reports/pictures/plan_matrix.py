@@ -1,7 +1,7 @@
 """A picture of a matrix of plans: techniques against techniques, how far each pair is from one process, or why not.
 
-``python -m reports.pictures.plan_matrix FOLDER`` draws the rows that ``python -m executor.studies.plan_matrix`` left in
-a folder.
+``python -m meshwise.reports.pictures.plan_matrix FOLDER`` draws the rows that ``python -m
+meshwise.executor.studies.plan_matrix`` left in a folder.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from reports.document import plain
-from reports.palette import blend
-from reports.pictures.figure import QUIET, WIDTH, axes, header, sheet
+from meshwise.reports.document import plain
+from meshwise.reports.palette import blend
+from meshwise.reports.pictures.figure import QUIET, WIDTH, axes, header, sheet
 
 ROWS, PICTURE = "plan-matrix.jsonl", "plan-matrix.png"
 _LEFT, _TOP, _BOTTOM, _CELL = 210, 110, 190, 27  # pixels
@@ -124,7 +124,7 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m reports.pictures.plan_matrix")
+    parser = argparse.ArgumentParser(prog="python -m meshwise.reports.pictures.plan_matrix")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     draw_plan_matrix(*read_rows(folder / ROWS), folder / PICTURE)

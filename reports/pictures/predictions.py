@@ -1,7 +1,7 @@
 """Predicted against measured steps of plans that ran, as a picture and as a page of Markdown.
 
-``python -m reports.pictures.predictions FOLDER`` draws the rows of every ``predictions-N-ranks.jsonl`` in a folder, as
-``python -m executor.studies.prediction_trials`` writes them.
+``python -m meshwise.reports.pictures.predictions FOLDER`` draws the rows of every ``predictions-N-ranks.jsonl`` in a
+folder, as ``python -m meshwise.executor.studies.prediction_trials`` writes them.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from typing import Any
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from reports.document import plain
-from reports.palette import SERIES
-from reports.pictures.figure import GRID, QUIET, WIDTH, axes, header, sheet
-from reports.pictures.plan_matrix import read_rows
-from simulator.rank_correlation import kendall_tau
+from meshwise.reports.document import plain
+from meshwise.reports.palette import SERIES
+from meshwise.reports.pictures.figure import GRID, QUIET, WIDTH, axes, header, sheet
+from meshwise.reports.pictures.plan_matrix import read_rows
+from meshwise.simulator.rank_correlation import kendall_tau
 
 PICTURE, PAGE = "predictions.png", "predictions.md"
 _LEFT, _TOP, _SIDE, _GAP = 110, 150, 430, 80  # pixels
@@ -115,14 +115,14 @@ def page(files: Sequence[tuple[Row, Sequence[Row]]]) -> str:
     lines = [
         "# Predicted and measured steps",
         "",
-        "`python -m executor.studies.prediction_trials --ranks N --out predictions-N-ranks.jsonl` calibrates the",
-        "machine with N processes, then predicts and runs 24 plans of a model that no calibration saw; `python -m",
-        "reports.pictures.predictions` wrote this page from the rows. Drift is how many times as long a step of",
-        "another model took before and after the plan as when the machine was calibrated: the prediction is for",
-        "that pace. Where there are more ranks than cores times depend on the scheduler of the operating system,",
-        "and the order of plans is what counts. Peak memory is compared with torch's memory tracker, run on the",
-        "same trainer without data, and with torch's allocator in the run, which holds gloo's copies of what it",
-        "reduces and gathers too, at the fullest moment or not as it happens.",
+        "`python -m meshwise.executor.studies.prediction_trials --ranks N --out predictions-N-ranks.jsonl`",
+        "calibrates the machine with N processes, then predicts and runs 24 plans of a model that no calibration",
+        "saw; `python -m meshwise.reports.pictures.predictions` wrote this page from the rows. Drift is how many",
+        "times as long a step of another model took before and after the plan as when the machine was calibrated:",
+        "the prediction is for that pace. Where there are more ranks than cores times depend on the scheduler of",
+        "the operating system, and the order of plans is what counts. Peak memory is compared with torch's memory",
+        "tracker, run on the same trainer without data, and with torch's allocator in the run, which holds gloo's",
+        "copies of what it reduces and gathers too, at the fullest moment or not as it happens.",
         "",
         f"![Predicted against measured step times]({PICTURE})",
         "",
@@ -159,7 +159,7 @@ def read_files(folder: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m reports.pictures.predictions")
+    parser = argparse.ArgumentParser(prog="python -m meshwise.reports.pictures.predictions")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     files = read_files(folder)

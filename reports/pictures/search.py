@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
-from reports.document import plain
-from reports.palette import DASHES, SERIES
-from reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixel_height, sheet, time_unit
-from simulator.units import format_time
-from strategies.evaluation import Trial
+from meshwise.reports.document import plain
+from meshwise.reports.palette import DASHES, SERIES
+from meshwise.reports.pictures.figure import (
+    GRID,
+    HEIGHT,
+    INK,
+    QUIET,
+    WIDTH,
+    axes,
+    header,
+    pixel_height,
+    sheet,
+    time_unit,
+)
+from meshwise.simulator.units import format_time
+from meshwise.strategies.evaluation import Trial
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,15 +8,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from reports.document import plain
-from reports.pictures.figure import INK, QUIET, axes, header, sheet
-from simulator.collective import Collective
-from simulator.operator_graph import BATCH, Operator, OperatorGraph
-from simulator.units import format_size
-from strategies.lowering.costs.kinds import kinds
-from strategies.lowering.costs.operator import BlockLayout, summed_gradient, transfers
-from strategies.plan.plan import Plan
-from strategies.plan.sharding import ShardingSpec
+from meshwise.reports.document import plain
+from meshwise.reports.pictures.figure import INK, QUIET, axes, header, sheet
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph
+from meshwise.simulator.units import format_size
+from meshwise.strategies.lowering.costs.kinds import kinds
+from meshwise.strategies.lowering.costs.operator import BlockLayout, summed_gradient, transfers
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.sharding import ShardingSpec
 
 COLOURS = {
     Collective.ALL_REDUCE: "#CF4A16",

@@ -12,14 +12,25 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
-from reports.difference import WAITING, Difference, DifferenceRow, difference
-from reports.lanes import bars, row_of
-from reports.palette import CHUNKED, IDLE, KIND_COLOUR, shade
-from reports.pictures.figure import GRID, HEIGHT, INK, QUIET, WIDTH, axes, header, pixel_height, sheet, time_unit
-from reports.pictures.panel import Box, Panel, Window, draw_panel, typical
-from simulator.program import TaskKind
-from simulator.timeline import Timeline
-from simulator.units import format_time
+from meshwise.reports.difference import WAITING, Difference, DifferenceRow, difference
+from meshwise.reports.lanes import bars, row_of
+from meshwise.reports.palette import CHUNKED, IDLE, KIND_COLOUR, shade
+from meshwise.reports.pictures.figure import (
+    GRID,
+    HEIGHT,
+    INK,
+    QUIET,
+    WIDTH,
+    axes,
+    header,
+    pixel_height,
+    sheet,
+    time_unit,
+)
+from meshwise.reports.pictures.panel import Box, Panel, Window, draw_panel, typical
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import format_time
 
 MOST_WATERFALL_BARS = 7
 """Operations that have a bar of their own; all others share one."""

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reports.traces.execution import Communication, Execution, Node
-from reports.traces.protobuf import message, number, packed, tag, text, varint
-from simulator.collective import Collective
-from simulator.files import whole_file
-from simulator.program import IntArray, StreamKind, TaskKind
-from simulator.units import TICKS_PER_SECOND
-from strategies.plan.mesh import GROUPS
+from meshwise.reports.traces.execution import Communication, Execution, Node
+from meshwise.reports.traces.protobuf import message, number, packed, tag, text, varint
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.files import whole_file
+from meshwise.simulator.program import IntArray, StreamKind, TaskKind
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.plan.mesh import GROUPS
 
 VERSION = "0.0.4"
 GROUPS_FILE = "comm_group.json"

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reports.traces import chakra
-from reports.traces.protobuf import BYTES, VARINT, read_fields, read_packed, read_varint
-from simulator.program import Program, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+from meshwise.reports.traces import chakra
+from meshwise.reports.traces.protobuf import BYTES, VARINT, read_fields, read_packed, read_varint
+from meshwise.simulator.program import Program, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 
 MAX_FILE = 2**30
 """Bytes of one file."""

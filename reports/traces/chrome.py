@@ -8,13 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.lanes import used_hosts
-from reports.traces.processes import Process, Row, lane_name, nanoseconds, processes, rows, span_name, spans_by_class
-from simulator.files import whole_file
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import StreamKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.lanes import used_hosts
+from meshwise.reports.traces.processes import (
+    Process,
+    Row,
+    lane_name,
+    nanoseconds,
+    processes,
+    rows,
+    span_name,
+    spans_by_class,
+)
+from meshwise.simulator.files import whole_file
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.simulator.program import StreamKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 _STREAMS = tuple(StreamKind)
 _THREADS = 1000  # thread numbers of one stream: more than one is used where measured spans overlap

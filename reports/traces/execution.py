@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.collective import Collective
-from simulator.engine import ENGINES
-from simulator.program import IntArray, Piece, StreamKind, TaskKind
-from strategies.lowering.lower import Sited
-from strategies.lowering.tasks.skeleton import Slot
+from meshwise.simulator.brief import brief
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import ENGINES
+from meshwise.simulator.program import IntArray, Piece, StreamKind, TaskKind
+from meshwise.strategies.lowering.lower import Sited
+from meshwise.strategies.lowering.tasks.skeleton import Slot
 
 _PHASED = ("collective", "reduce", "replicated", "gather", "unshard", "tied", "norm")
 """Tasks whose key ends in the number of their phase."""

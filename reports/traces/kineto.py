@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports.traces.processes import Process, Row, rows, span_name, spans_by_class
-from simulator.collective import Collective
-from simulator.files import whole_file
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.traces.processes import Process, Row, rows, span_name, spans_by_class
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.files import whole_file
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 STEP = "ProfilerStep#"
 KERNEL, MEMCPY, LAUNCHES, ANNOTATION = "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation"

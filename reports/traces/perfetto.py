@@ -12,14 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reports.lanes import used_hosts
-from reports.traces.processes import Process, Row, lane_name, nanoseconds, processes, rows, span_name, spans_by_class
-from reports.traces.protobuf import message, number, real, tag, text, varint
-from simulator.files import whole_file
-from simulator.memory import CATEGORIES, MemoryProfile
-from simulator.program import IntArray, StreamKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.lanes import used_hosts
+from meshwise.reports.traces.processes import (
+    Process,
+    Row,
+    lane_name,
+    nanoseconds,
+    processes,
+    rows,
+    span_name,
+    spans_by_class,
+)
+from meshwise.reports.traces.protobuf import message, number, real, tag, text, varint
+from meshwise.simulator.files import whole_file
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.simulator.program import IntArray, StreamKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 _PACKET = 1  # of Trace
 _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _TRACK_DESCRIPTOR = 8, 10, 11, 12, 13, 60  # of TracePacket

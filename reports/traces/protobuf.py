@@ -7,7 +7,7 @@ fixed width can be written over later.
 
 Protocol Buffers read: fields of a message of which nothing is believed.
 
-Numbers are those of `reports.traces.protobuf`; groups, which Protocol Buffers no longer have, are refused.
+Numbers are those of `meshwise.reports.traces.protobuf`; groups, which Protocol Buffers no longer have, are refused.
 """
 
 import struct

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import Ticker, console, emit, note, table
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import Ticker, console, emit, note, table
 
 
 def accuracy(
@@ -17,8 +17,8 @@ def accuracy(
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
-    from scenarios.files.results import check_output, folder, write
-    from scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
+    from meshwise.scenarios.files.results import check_output, folder, write
+    from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary, to_csv
 
     check_output(out, (".csv",))
     check_output(picture, (".png", ".svg"))
@@ -30,12 +30,12 @@ def accuracy(
     if out is not None:
         write(out, to_csv(predictions))
     if picture is not None:
-        from reports.pictures.accuracy import draw_accuracy
-        from scenarios.studies.accuracy_page import points
+        from meshwise.reports.pictures.accuracy import draw_accuracy
+        from meshwise.scenarios.studies.accuracy_page import points
 
         draw_accuracy(points(predictions), Path(picture))
     if place is not None:
-        from scenarios.studies.accuracy_page import draw_pictures
+        from meshwise.scenarios.studies.accuracy_page import draw_pictures
 
         if not draw_pictures(predictions, place):
             note("no run has a predicted and a measured step time: no pictures")
@@ -46,7 +46,7 @@ def accuracy(
 
 
 def _print(predictions: Any, result: dict[str, Any]) -> None:
-    from reports.tables import print_accuracy
+    from meshwise.reports.tables import print_accuracy
 
     rows = [
         (p.run.row_id, f"{p.step_time:.4g}", f"{p.run.step_time:.4g}", f"{p.error:+.1%}")

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import Ticker, emit, table
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import Ticker, emit, table
 
 if TYPE_CHECKING:
-    from scenarios.studies.figure import Figure
+    from meshwise.scenarios.studies.figure import Figure
 
 
 def benchmark(
@@ -18,7 +18,7 @@ def benchmark(
     """Measure the program's own speed on this machine, in CPU time of one core."""
     from dataclasses import asdict
 
-    from scenarios.studies.benchmark import benchmark
+    from meshwise.scenarios.studies.benchmark import benchmark
 
     figures: list[Figure] = []
     ticker = Ticker()
@@ -46,7 +46,7 @@ def shown(value: float, unit: str) -> str:
     >>> shown(2.5e6, "tasks/s"), shown(0.05, "s"), shown(2.0**30, "byte")
     ('2.5 M tasks/s', '50 ms', '1 GiB')
     """
-    from simulator.units import format_size, format_time
+    from meshwise.simulator.units import format_size, format_time
 
     if unit == "s":
         return format_time(value)

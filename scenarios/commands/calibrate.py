@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import Ticker, emit, note, table
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import Ticker, emit, note, table
 
 Names = Annotated[list[str] | None, typer.Option("--accelerator", metavar="NAME", help="With --from: fit this one.")]
 _FIRST = 2**16
@@ -42,7 +42,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
-    from scenarios.calibration import has_collectives
+    from meshwise.scenarios.calibration import has_collectives
 
     if rows is None:
         _refuse(
@@ -68,8 +68,8 @@ def _refuse(why: str, **given: Any) -> None:
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:
-    from executor.calibration.device_calibration import chosen_device, chosen_ranks
-    from scenarios.files.results import check_output
+    from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks
+    from meshwise.scenarios.files.results import check_output
 
     check_output(out, (".yaml", ".yml"))
     kind = chosen_device(device)
@@ -81,7 +81,7 @@ def _measure(out: str | None, device: str | None, processes: int | None, seconds
 
 
 def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from executor.calibration.calibrate import calibrate as measure
+    from meshwise.executor.calibration.calibrate import calibrate as measure
 
     ticker = Ticker()
     cluster = measure(processes=ranks, seconds=seconds, progress=lambda *words: ticker(str(words[0])))
@@ -90,8 +90,8 @@ def _measure_cores(out: str | None, ranks: int, seconds: float, as_json: bool) -
 
 
 def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) -> None:
-    from executor.calibration.device_calibration import kept, measure
-    from scenarios.files.results import check_output
+    from meshwise.executor.calibration.device_calibration import kept, measure
+    from meshwise.scenarios.files.results import check_output
 
     rows = Path(out).with_suffix(".jsonl") if out is not None else Path("calibration.jsonl")
     check_output(rows)
@@ -107,7 +107,7 @@ def _measure_gpus(out: str | None, ranks: int, seconds: float, as_json: bool) ->
 
 
 def _are_measured(path: str) -> bool:
-    from executor.calibration.device_cluster import is_measured
+    from meshwise.executor.calibration.device_cluster import is_measured
 
     try:
         with open(path, "rb") as file:
@@ -117,9 +117,9 @@ def _are_measured(path: str) -> bool:
 
 
 def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
-    from executor.calibration.device_cluster import cluster_of
-    from scenarios.calibration import read_kernels
-    from scenarios.files.results import check_output
+    from meshwise.executor.calibration.device_cluster import cluster_of
+    from meshwise.scenarios.calibration import read_kernels
+    from meshwise.scenarios.files.results import check_output
 
     check_output(out, (".yaml", ".yml"))
     read_kernels(rows)  # says of a line that is no row which one it is
@@ -128,8 +128,8 @@ def _to_cluster(rows: str, out: str | None, as_json: bool) -> None:
 
 
 def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
-    from scenarios.files.reader import dump
-    from scenarios.inputs.cluster_file import cluster_document, write_cluster
+    from meshwise.scenarios.files.reader import dump
+    from meshwise.scenarios.inputs.cluster_file import cluster_document, write_cluster
 
     if out is not None:
         write_cluster(cluster, out, comment)
@@ -143,9 +143,9 @@ def _show(cluster: Any, out: str | None, as_json: bool, comment: str) -> None:
 
 
 def _fit(path: str, names: list[str], left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from scenarios.calibration import fit_accelerators, read_kernels, to_json, to_markdown
-    from scenarios.files.results import check_output, write
-    from simulator.units import format_count
+    from meshwise.scenarios.calibration import fit_accelerators, read_kernels, to_json, to_markdown
+    from meshwise.scenarios.files.results import check_output, write
+    from meshwise.simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
@@ -166,11 +166,11 @@ def _fit(path: str, names: list[str], left_out: list[str], out: str | None, repo
 
 
 def _fit_links(path: str, left_out: list[str], out: str | None, report: str | None, as_json: bool) -> None:
-    from scenarios.calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
-    from scenarios.files.results import check_output, write
-    from simulator.calibration.collective_report import report as page
-    from simulator.calibration.link_fits import dump
-    from simulator.units import format_count
+    from meshwise.scenarios.calibration import LINK_HEAD, fit_links_without, link_lines, read_collectives
+    from meshwise.scenarios.files.results import check_output, write
+    from meshwise.simulator.calibration.collective_report import report as page
+    from meshwise.simulator.calibration.link_fits import dump
+    from meshwise.simulator.units import format_count
 
     check_output(out, (".json",))
     check_output(report, (".md",))
@@ -188,7 +188,7 @@ def _fit_links(path: str, left_out: list[str], out: str | None, report: str | No
 
 
 def _print(found: Any) -> None:
-    from scenarios.calibration import KERNEL_HEAD, kernel_lines
+    from meshwise.scenarios.calibration import KERNEL_HEAD, kernel_lines
 
     for each in found:
         print(f"{each.name}: sustained {each.calibration.sustained.factor:.3f} times a burst")

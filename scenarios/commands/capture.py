@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import emit, note, show
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import emit, note, show
 
 
 def capture(
@@ -16,10 +16,10 @@ def capture(
     as_json: Json = False,
 ) -> None:
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
-    from executor.capture.capture import capture as captured
-    from executor.capture.capture import made, naming
-    from scenarios.files.results import check_output, write
-    from scenarios.inputs.graph_file import dump_graph, graph_document
+    from meshwise.executor.capture.capture import capture as captured
+    from meshwise.executor.capture.capture import made, naming
+    from meshwise.scenarios.files.results import check_output, write
+    from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document
 
     check_output(out, (".json",))
     module, inputs = made(factory)

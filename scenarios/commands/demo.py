@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import FAILED, Ticker, emit, note, show
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import FAILED, Ticker, emit, note, show
 
 PROCESSES = 2
 CALIBRATION_SECONDS = 20.0
@@ -45,13 +45,13 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole chain on this machine: calibrate, search a plan, run it, compare and report."""
-    from executor.calibration.calibrate import calibrate
-    from scenarios.commands.execute import follow, to_json, write_run
-    from scenarios.commands.page import write_page
-    from scenarios.commands.search import to_json as search_to_json
-    from scenarios.files.results import folder, write
-    from scenarios.inputs.cluster_file import write_cluster
-    from scenarios.loader import load
+    from meshwise.executor.calibration.calibrate import calibrate
+    from meshwise.scenarios.commands.execute import follow, to_json, write_run
+    from meshwise.scenarios.commands.page import write_page
+    from meshwise.scenarios.commands.search import to_json as search_to_json
+    from meshwise.scenarios.files.results import folder, write
+    from meshwise.scenarios.inputs.cluster_file import write_cluster
+    from meshwise.scenarios.loader import load
 
     target = folder(directory)
     ticker = Ticker()
@@ -92,9 +92,9 @@ def demo(
 
 
 def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any) -> None:
-    from reports.pictures.memory import draw_memory
-    from reports.pictures.search import draw_search
-    from reports.pictures.timeline import draw_timeline
+    from meshwise.reports.pictures.memory import draw_memory
+    from meshwise.reports.pictures.search import draw_search
+    from meshwise.reports.pictures.timeline import draw_timeline
 
     draw_timeline(predicted.timeline, target / "predicted.png", title="predicted")
     draw_timeline(run.timeline, target / "measured.png", title="measured")
@@ -104,7 +104,7 @@ def _pictures(target: Path, searches: tuple[Any, ...], predicted: Any, run: Any)
 
 
 def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str, str]]:
-    from simulator.units import format_size, format_time
+    from meshwise.simulator.units import format_size, format_time
 
     error = predicted.step_time / result["step_time"] - 1
     return [
@@ -120,8 +120,8 @@ def _facts(found: Any, predicted: Any, result: dict[str, Any]) -> list[tuple[str
 
 
 def _report(target: Path, found: Any, predicted: Any, result: dict[str, Any]) -> None:
-    from reports.document import Section, to_markdown
-    from scenarios.files.results import write
+    from meshwise.reports.document import Section, to_markdown
+    from meshwise.scenarios.files.results import write
 
     search = (
         f"Every plan of the space was considered by {found.algorithm}: {found.considered} plans, of which "

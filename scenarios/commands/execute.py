@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from executor.launch.processes import INTERRUPTED
-from scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
-from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName, load_scenario
+from meshwise.scenarios.commands.page import PageFile, check_page, write_page
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, show, table
 
 
 def execute(
@@ -108,11 +108,11 @@ def execute(
     On several hosts, which share the folder --out: once with --rendezvous, then on every host what that prints, and in
     the end once with --collect.
     """
-    from executor.device import CPU, require_device
-    from scenarios.commands import hosts
-    from scenarios.files.results import folder
-    from scenarios.fitting import reason
-    from scenarios.interchange.targets import EXECUTE
+    from meshwise.executor.device import CPU, require_device
+    from meshwise.scenarios.commands import hosts
+    from meshwise.scenarios.files.results import folder
+    from meshwise.scenarios.fitting import reason
+    from meshwise.scenarios.interchange.targets import EXECUTE
 
     _check_folder(out, resume=resume, keeps=bool(resume or checkpoint_every))
     check_page(report)
@@ -187,8 +187,8 @@ def _options(
     resume: bool,
 ) -> Any:
     """Return the options of a run; a learning rate of which nothing was said is left to the checkpoint."""
-    from executor.job import LearningRate
-    from executor.training.continuation import RunOptions
+    from meshwise.executor.job import LearningRate
+    from meshwise.executor.training.continuation import RunOptions
 
     schedule = LearningRate(*rate)
     return RunOptions(data, schedule if schedule != LearningRate() else None, checkpoint_every, keep, resume)
@@ -196,9 +196,9 @@ def _options(
 
 def _what_is_left(target: Path | None) -> str:
     """Return what a run that was stopped has left in its folder."""
-    from executor.job import checkpoints_folder
-    from executor.launch.run import metrics_log
-    from executor.training.checkpoint import names
+    from meshwise.executor.job import checkpoints_folder
+    from meshwise.executor.launch.run import metrics_log
+    from meshwise.executor.training.checkpoint import names
 
     if target is None or not metrics_log(target).exists():
         return "no steps of the run are left"
@@ -227,7 +227,7 @@ def follow(ticker: Ticker) -> Any:
 
 def _tell(value: Any, predicted: Any, run: Any, target: Path | None, report: str | None, *, as_json: bool) -> None:
     """Write and print a run beside its prediction."""
-    from reports.difference import difference
+    from meshwise.reports.difference import difference
 
     document = to_json(run, predicted)
     if target is not None:
@@ -243,7 +243,7 @@ def _tell(value: Any, predicted: Any, run: Any, target: Path | None, report: str
 
 def to_json(run: Any, predicted: Any) -> dict[str, Any]:
     """Return a run with its prediction as JSON-ready data."""
-    from reports.difference import difference
+    from meshwise.reports.difference import difference
 
     check = run.verification
     fields = ("loss_error", "gradient_error", "parameter_error", "reference", "equal")
@@ -262,8 +262,8 @@ def to_json(run: Any, predicted: Any) -> dict[str, Any]:
 
 def print_difference(found: Any, timed: float) -> None:
     """Print which operations the prediction missed and what they cost the step."""
-    from reports.difference import HEAD
-    from simulator.units import format_time
+    from meshwise.reports.difference import HEAD
+    from meshwise.simulator.units import format_time
 
     rows = found.lines()
     if rows:
@@ -274,8 +274,8 @@ def print_difference(found: Any, timed: float) -> None:
 
 def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) -> None:
     """Write result, plan, what the prediction missed, and the picture of prediction over measurement into a folder."""
-    from reports.pictures.timeline import draw_comparison
-    from scenarios.files.results import write
+    from meshwise.reports.pictures.timeline import draw_comparison
+    from meshwise.scenarios.files.results import write
 
     write(target / "result.json", json.dumps(document, indent=2) + "\n")
     write(target / "difference.json", json.dumps(document["difference"], indent=2) + "\n")
@@ -284,7 +284,7 @@ def write_run(target: Path, document: dict[str, Any], predicted: Any, run: Any) 
 
 
 def _print(name: str, predicted: Any, document: dict[str, Any]) -> None:
-    from simulator.units import format_size, format_time
+    from meshwise.simulator.units import format_size, format_time
 
     check = document["verify"]
     step = format_time(document["step_time"])
@@ -309,7 +309,7 @@ def _verdict(check: dict[str, Any]) -> str:
 
 def doctor(as_json: Json = False) -> None:
     """Show versions, cores, GPUs, what is installed and what is missing."""
-    from executor.launch.doctor import report
+    from meshwise.executor.launch.doctor import report
 
     found = report()
     if as_json:
@@ -341,9 +341,9 @@ def execute_top(
     as_json: bool,
 ) -> None:
     """Run the best plans of a scenario, fit its machine to them, rank them again and say what changed."""
-    from scenarios.closed_loop import close_loop
-    from scenarios.files.results import folder, write
-    from scenarios.inputs.cluster_file import write_cluster
+    from meshwise.scenarios.closed_loop import close_loop
+    from meshwise.scenarios.files.results import folder, write
+    from meshwise.scenarios.inputs.cluster_file import write_cluster
 
     target = folder(out) if out is not None else None
     ticker = Ticker()
@@ -383,7 +383,7 @@ def _comment(loop: Any) -> str:
 
 
 def _print_loop(loop: Any, document: dict[str, Any], target: Path | None) -> None:
-    from simulator.units import format_time
+    from meshwise.simulator.units import format_time
 
     table(
         HEAD,

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from executor.launch.processes import INTERRUPTED
-from scenarios.commands.options import (
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.scenarios.commands.options import (
     Brave,
     ClusterFile,
     Json,
@@ -21,8 +21,8 @@ from scenarios.commands.options import (
     load_scenario,
     pricing_document,
 )
-from scenarios.commands.page import PageFile, check_page, write_page
-from scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show
+from meshwise.scenarios.commands.page import PageFile, check_page, write_page
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, remarks, show
 
 SECONDS = 12.0
 """Processor time after which an explanation ends with what is known."""
@@ -53,11 +53,11 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."""
-    from scenarios.explanation import Question, explanation, plan_fields
-    from scenarios.files.results import check_output
-    from scenarios.fitting import Nothing
-    from strategies.plan.plan import Plan
-    from strategies.search.driver import OutOfTime
+    from meshwise.scenarios.explanation import Question, explanation, plan_fields
+    from meshwise.scenarios.files.results import check_output
+    from meshwise.scenarios.fitting import Nothing
+    from meshwise.strategies.plan.plan import Plan
+    from meshwise.strategies.search.driver import OutOfTime
 
     check_output(front, (".png", ".svg"))
     check_page(report)
@@ -92,7 +92,7 @@ def explain(
     ticker.done()
     _tell(value, document, as_json=as_json)
     if front is not None and "memory_front" in document:
-        from reports.pictures.pareto import draw_fronts
+        from meshwise.reports.pictures.pareto import draw_fronts
 
         draw_fronts(document["memory_front"], document.get("device_front", []), Path(front), title=value.name)
     if report is not None and "plan" in document:
@@ -109,7 +109,7 @@ def explain(
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `OutOfTime` once the processor time is used: also in a simulation, which may take seconds of its own."""
-    from strategies.search.driver import OutOfTime
+    from meshwise.strategies.search.driver import OutOfTime
 
     if seconds <= 0 or threading.current_thread() is not threading.main_thread():
         yield  # the explanation asks the clock itself
@@ -128,7 +128,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
-    from reports.explanation import explanation_lines
+    from meshwise.reports.explanation import explanation_lines
 
     if as_json:
         emit(document)
@@ -143,7 +143,7 @@ def _tell(value: Any, document: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _tell_nothing(document: dict[str, Any], *, as_json: bool) -> None:
-    from reports.explanation import nothing_fits_lines
+    from meshwise.reports.explanation import nothing_fits_lines
 
     if as_json:
         emit(document)

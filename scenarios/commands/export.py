@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import emit, note
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import emit, note
 
 if TYPE_CHECKING:
-    from executor.job import Job
-    from scenarios.scenario import Scenario
+    from meshwise.executor.job import Job
+    from meshwise.scenarios.scenario import Scenario
 
 
 def export(
@@ -47,12 +47,12 @@ def export(
     back. slurm and kubernetes get a file that runs the plan under torchrun, and `meshwise execute --collect --out
     FOLDER` reads what came of it.
     """
-    from executor.export.launchers import TARGETS as LAUNCHERS
-    from executor.export.request import Request as LaunchRequest
-    from scenarios.files.results import check_output, write
-    from scenarios.interchange.facts import Request
-    from scenarios.interchange.targets import TARGETS as TRAINERS
-    from simulator.units import format_count
+    from meshwise.executor.export.launchers import TARGETS as LAUNCHERS
+    from meshwise.executor.export.request import Request as LaunchRequest
+    from meshwise.scenarios.files.results import check_output, write
+    from meshwise.scenarios.interchange.facts import Request
+    from meshwise.scenarios.interchange.targets import TARGETS as TRAINERS
+    from meshwise.simulator.units import format_count
 
     check_output(out)
     if to not in (*TRAINERS, *LAUNCHERS):
@@ -82,8 +82,8 @@ def export(
 
 
 def _job(value: "Scenario", steps: int, seed: int) -> "Job":
-    from executor.device import CPU, CUDA
-    from executor.job import Job
+    from meshwise.executor.device import CPU, CUDA
+    from meshwise.executor.job import Job
 
     device = CPU if value.problem.cluster.first.accelerator.computes_collectives else CUDA
     return Job(value.executable_spec(), value.problem.training, value.chosen(), steps, seed, device=device)
@@ -92,18 +92,19 @@ def _job(value: "Scenario", steps: int, seed: int) -> "Job":
 def _memory_in_words(value: "Scenario", trainer: str) -> str:
     """Return whether a scenario's plan fits in a trainer that can say it, by whose conventions, and the risk.
 
-    The figures are those of `scenarios.launches.launches`, which judges every trainer and takes longer to import.
+    The figures are those of `meshwise.scenarios.launches.launches`, which judges every trainer and takes longer to
+    import.
     """
-    from scenarios.scenario import FRAMEWORK_OF
+    from meshwise.scenarios.scenario import FRAMEWORK_OF
 
     if value.framework is None and trainer not in FRAMEWORK_OF:
-        from scenarios.launches import Launch
+        from meshwise.scenarios.launches import Launch
 
         return Launch(trainer).describe()
-    from scenarios.intervals import out_of_memory_of
-    from simulator.units import format_size
-    from strategies.cost_model import SimulatedCost
-    from strategies.explanation.uncertainty import risk_in_words
+    from meshwise.scenarios.intervals import out_of_memory_of
+    from meshwise.simulator.units import format_size
+    from meshwise.strategies.cost_model import SimulatedCost
+    from meshwise.strategies.explanation.uncertainty import risk_in_words
 
     problem, plan = value.priced_for(trainer), value.chosen()
     costs = SimulatedCost(problem)
@@ -126,9 +127,9 @@ def _scenario(plan: str, scenario: str | None) -> "Scenario":
     ValueError
         Where a plan file is not given the scenario that it is of.
     """
-    from scenarios.files.library import find
-    from scenarios.files.reader import read
-    from scenarios.loader import load
+    from meshwise.scenarios.files.library import find
+    from meshwise.scenarios.files.reader import read
+    from meshwise.scenarios.loader import load
 
     if scenario is not None:
         return load(scenario, plan)

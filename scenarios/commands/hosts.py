@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scenarios.console import emit
-from scenarios.scenario import Scenario
+from meshwise.scenarios.console import emit
+from meshwise.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
-    from executor.job import Job
-    from executor.launch.run import Run
-    from executor.launch.several_hosts import Hosts
+    from meshwise.executor.job import Job
+    from meshwise.executor.launch.run import Run
+    from meshwise.executor.launch.several_hosts import Hosts
 
 LISTED = 16
 """Hosts whose commands are printed one by one at most."""
@@ -32,7 +32,7 @@ def spread(
     ValueError
         Where options contradict each other or the plan.
     """
-    from executor.launch.several_hosts import Hosts, Rendezvous, require_processes
+    from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, require_processes
 
     ranks = value.chosen().mesh.num_ranks
     if (rendezvous is not None or collect) and (out is None or module is not None):
@@ -57,9 +57,9 @@ def prepare(jobs: "Sequence[tuple[Job, Path]]", hosts: "Hosts", *, as_json: bool
     """Write jobs into their folders and print what each host runs."""
     import shlex
 
-    from executor.launch import several_hosts
-    from executor.launch.processes import locked
-    from simulator.units import format_count
+    from meshwise.executor.launch import several_hosts
+    from meshwise.executor.launch.processes import locked
+    from meshwise.simulator.units import format_count
 
     with locked(jobs[0][1]):
         script = several_hosts.prepare(jobs, hosts)
@@ -83,7 +83,7 @@ def read(value: Scenario, folder: Path) -> "Run":
     ValueError
         Where the folder has no run, or one of another plan.
     """
-    from executor.launch.several_hosts import read_run
+    from meshwise.executor.launch.several_hosts import read_run
 
     job, run = read_run(folder)
     if job.plan != value.chosen():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import BAD_INPUT, emit, note, show
-from simulator.files import escaped
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import BAD_INPUT, emit, note, show
+from meshwise.simulator.files import escaped
 
 if TYPE_CHECKING:
-    from scenarios.files.errors import Fault
+    from meshwise.scenarios.files.errors import Fault
 
 
 class Listing(StrEnum):
@@ -39,9 +39,9 @@ def init(
     directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".", as_json: Json = False
 ) -> None:
     """Write a commented scenario to start from, and beside it the schema by which an editor completes it."""
-    from scenarios.files.library import root
-    from scenarios.files.results import folder, write
-    from scenarios.schema.json_schema import FILE
+    from meshwise.scenarios.files.library import root
+    from meshwise.scenarios.files.results import folder, write
+    from meshwise.scenarios.schema.json_schema import FILE
 
     target = Path(directory) / "scenario.yaml"
     if target.exists():
@@ -68,14 +68,14 @@ def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_jso
 
 
 def _models() -> list[tuple[str, str]]:
-    from simulator.models.presets import MODELS
+    from meshwise.simulator.models.presets import MODELS
 
     return [(name, spec.summary) for name, spec in MODELS.items()]
 
 
 def _accelerators() -> list[tuple[str, str]]:
-    from simulator.catalog import accelerator, accelerator_names
-    from simulator.units import format_bandwidth, format_compute_rate, format_size
+    from meshwise.simulator.catalog import accelerator, accelerator_names
+    from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size
 
     rows = []
     for name in accelerator_names():
@@ -88,8 +88,8 @@ def _accelerators() -> list[tuple[str, str]]:
 
 
 def _clusters() -> list[tuple[str, str]]:
-    from simulator.catalog import assumed, cluster, cluster_names
-    from simulator.units import format_bandwidth
+    from meshwise.simulator.catalog import assumed, cluster, cluster_names
+    from meshwise.simulator.units import format_bandwidth
 
     rows = []
     for name in cluster_names():
@@ -109,19 +109,19 @@ def _words(network: object) -> str:
 
 
 def _origins(name: str) -> dict[str, Any]:
-    from simulator.catalog import assumed, sources, statuses
+    from meshwise.simulator.catalog import assumed, sources, statuses
 
     return {"sources": sources(name), "status": statuses(name), "assumed": assumed(name)}
 
 
 def _schedules() -> list[tuple[str, str]]:
-    from strategies.schedules.schedule import SCHEDULES
+    from meshwise.strategies.schedules.schedule import SCHEDULES
 
     return [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()]
 
 
 def _algorithms() -> list[tuple[str, str]]:
-    from strategies.search import ALGORITHMS
+    from meshwise.strategies.search import ALGORITHMS
 
     return [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()]
 
@@ -132,9 +132,9 @@ def _first_line(thing: Any) -> str:
 
 
 def _scenarios() -> list[tuple[str, str]]:
-    from scenarios.files.library import find
-    from scenarios.files.library import names as library_names
-    from scenarios.files.reader import read
+    from meshwise.scenarios.files.library import find
+    from meshwise.scenarios.files.library import names as library_names
+    from meshwise.scenarios.files.reader import read
 
     return [(name, str(read(find(name)).data.get("name", ""))) for name in library_names()]
 
@@ -154,9 +154,9 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check a scenario, plan, cluster or graph file and report all errors at once."""
-    from scenarios.files.errors import Fault, ScenarioError
-    from scenarios.files.library import find
-    from scenarios.files.reader import read
+    from meshwise.scenarios.files.errors import Fault, ScenarioError
+    from meshwise.scenarios.files.library import find
+    from meshwise.scenarios.files.reader import read
 
     kind, text = FileKind.SCENARIO, ""
     faults: tuple[Fault, ...] = ()
@@ -196,10 +196,10 @@ def kind_of(data: Any) -> FileKind:
 
 def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
     """Return what is unusual in a document; ``ScenarioError`` lists what is wrong with it."""
-    from scenarios.files.errors import Fault, ScenarioError
-    from scenarios.inputs.cluster_file import cluster_in, cluster_table
-    from scenarios.inputs.remarks import unusual
-    from scenarios.loader import plan_in, scenario_in
+    from meshwise.scenarios.files.errors import Fault, ScenarioError
+    from meshwise.scenarios.inputs.cluster_file import cluster_in, cluster_table
+    from meshwise.scenarios.inputs.remarks import unusual
+    from meshwise.scenarios.loader import plan_in, scenario_in
 
     if kind is FileKind.SCENARIO:
         return scenario_in(document).warnings
@@ -207,7 +207,7 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
         cluster_in(document)
         return unusual(cluster_table(document), document)
     if kind is FileKind.GRAPH:
-        from scenarios.inputs.graph_file import graph_in
+        from meshwise.scenarios.inputs.graph_file import graph_in
 
         graph_in(document)
     else:
@@ -220,6 +220,6 @@ def _check(kind: FileKind, document: Any) -> "tuple[Fault, ...]":
 
 def schema(kind: Annotated[FileKind, typer.Argument(help="Which file.")], as_json: Json = False) -> None:
     """Print the JSON Schema of a kind of file, for completion in editors."""
-    from scenarios.schema.json_schema import json_schema
+    from meshwise.scenarios.schema.json_schema import json_schema
 
     emit(json_schema(kind.value))

@@ -15,8 +15,8 @@ from time import process_time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from executor.launch.processes import INTERRUPTED
-from scenarios.console import BAD_INPUT, FAILED
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.scenarios.console import BAD_INPUT, FAILED
 
 if TYPE_CHECKING:
     import typer
@@ -80,14 +80,14 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-_OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
+_OWN = "meshwise"
 
 
 def application() -> "typer.Typer":
     """Return the command line."""
     import typer
 
-    from scenarios.commands import (
+    from meshwise.scenarios.commands import (
         accuracy,
         benchmark,
         calibrate,
@@ -157,7 +157,7 @@ def _failed(error: Exception) -> int:
 
     from typer import Abort
 
-    from scenarios.console import note
+    from meshwise.scenarios.console import note
 
     if isinstance(error, Abort):
         return INTERRUPTED
@@ -175,7 +175,7 @@ def _failed(error: Exception) -> int:
         note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"
-    if type(error).__module__.partition(".")[0] in _OWN:  # what the program raises says what it is
+    if type(error).__module__.partition(".")[0] == _OWN:  # what the program raises says what it is
         note(words)
         return FAILED
     note(f"failed: {type(error).__name__}: {words[:500]} (MESHWISE_DEBUG=1 shows where)")

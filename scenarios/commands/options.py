@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from scenarios.scenario import Scenario
+    from meshwise.scenarios.scenario import Scenario
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 ScenarioName = Annotated[
@@ -58,7 +58,7 @@ def load_scenario(
     brave
         Whether a plan fits that is predicted to, however likely it lacks memory.
     """
-    from scenarios.loader import load, move_to_cluster_file
+    from meshwise.scenarios.loader import load, move_to_cluster_file
 
     value = load(name, plan)
     if cluster is not None:
@@ -70,7 +70,7 @@ def load_scenario(
 
 def add_plan_target(scenario: "Scenario", plan: str | None) -> "Scenario":
     """Return a scenario whose plan is for the trainer that its file names, where no target was asked for."""
-    from scenarios.loader import find_target
+    from meshwise.scenarios.loader import find_target
 
     found = None if plan is None else find_target(plan)
     if found is None or scenario.asked_target is not None:
@@ -83,7 +83,7 @@ def describe_pricing(scenario: "Scenario", *, simulated: bool = False) -> str:
 
     Where they are not ``simulated`` yet, also how `meshwise simulate` prices them so.
     """
-    from scenarios.scenario import FRAMEWORK_OF
+    from meshwise.scenarios.scenario import FRAMEWORK_OF
 
     framework, target = scenario.problem.training.framework, scenario.asked_target
     if scenario.framework is not None:
@@ -97,7 +97,7 @@ def describe_pricing(scenario: "Scenario", *, simulated: bool = False) -> str:
 
 def pricing_document(scenario: "Scenario") -> dict[str, Any]:
     """Return whose conventions price plans and in whose words they are, as JSON-ready data."""
-    from scenarios.interchange.targets import Acceptance
+    from meshwise.scenarios.interchange.targets import Acceptance
 
     framework = {"name": scenario.problem.training.framework, "stated": scenario.framework is not None}
     target = None if scenario.target is None else Acceptance(scenario.target, scenario.spec).called

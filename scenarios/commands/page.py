@@ -13,7 +13,7 @@ PageFile = Annotated[
 
 def check_page(path: str | None) -> None:
     """Raise ``ValueError`` where no page can be written to ``path``."""
-    from scenarios.files.results import check_output
+    from meshwise.scenarios.files.results import check_output
 
     check_output(path, (".html",))
 
@@ -29,11 +29,11 @@ def write_page(
     measured: Any = None,
 ) -> None:
     """Write the report of a simulated plan of the scenario ``value``, with what else is known as ``--json`` says it."""
-    from reports.page.html import html
-    from reports.page.report import Report
-    from scenarios.files.results import write
-    from strategies.explanation.critical_path import critical_path
-    from strategies.lowering import lower
+    from meshwise.reports.page.html import html
+    from meshwise.reports.page.report import Report
+    from meshwise.scenarios.files.results import write
+    from meshwise.strategies.explanation.critical_path import critical_path
+    from meshwise.strategies.lowering import lower
 
     report = Report(
         title=value.name,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.commands.options import Json
-from scenarios.console import emit, note, show, table
+from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.console import emit, note, show, table
 
 MAX_JSON = 2 * 2**30
 """Bytes of a trace in JSON, which its readers hold as a whole."""
@@ -18,8 +18,8 @@ MAX_TRACE = 64 * 2**30
 
 def write_trace(timeline: Any, path: str, ranks: str) -> None:
     """Write a trace for a trace viewer: Perfetto's protobuf where the name ends in .pftrace, else Chrome's JSON."""
-    from reports.traces import chrome, perfetto
-    from reports.traces.processes import processes
+    from meshwise.reports.traces import chrome, perfetto
+    from meshwise.reports.traces.processes import processes
 
     chosen = processes(timeline, ranks)
     if path.lower().endswith(".pftrace"):
@@ -32,9 +32,9 @@ def write_trace(timeline: Any, path: str, ranks: str) -> None:
 
 def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
     """Write a folder of traces as torch.profiler writes them, a file a rank."""
-    from reports.traces import kineto
-    from reports.traces.processes import processes
-    from scenarios.files.results import folder as made
+    from meshwise.reports.traces import kineto
+    from meshwise.reports.traces.processes import processes
+    from meshwise.scenarios.files.results import folder as made
 
     chosen = processes(timeline, ranks)
     target = made(folder)
@@ -44,10 +44,10 @@ def write_kineto(timeline: Any, folder: str, ranks: str) -> None:
 
 def write_chakra(value: Any, result: Any, folder: str) -> None:
     """Write a folder of Chakra execution traces, a file a rank, and the ranks of their groups."""
-    from reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
-    from reports.traces.execution import Execution
-    from scenarios.files.results import folder as made
-    from strategies.lowering.lower import lower_with_sites
+    from meshwise.reports.traces.chakra import GROUPS_FILE, PREFIX, Chakra
+    from meshwise.reports.traces.execution import Execution
+    from meshwise.scenarios.files.results import folder as made
+    from meshwise.strategies.lowering.lower import lower_with_sites
 
     target = made(folder)
     found = Chakra(Execution(lower_with_sites(value.problem, result.plan), result.engine))
@@ -58,7 +58,7 @@ def write_chakra(value: Any, result: Any, folder: str) -> None:
 
 def _announce(path: str, size: int, count: int, limit: int, about: str = "about ") -> None:
     """Say how large a trace will be; ``ValueError`` where it is too large to be read, or for the disk."""
-    from simulator.units import format_size
+    from meshwise.simulator.units import format_size
 
     what = f"{path}: {about}{format_size(size)}, {count:,} process{'es' if count != 1 else ''}"
     free = shutil.disk_usage(Path(path).resolve().parent).free
@@ -71,8 +71,8 @@ def _announce(path: str, size: int, count: int, limit: int, about: str = "about 
 
 def compare_measured(result: Any, paths: Sequence[str]) -> Any:
     """Return how a predicted step differs from one in Kineto traces, in words that both sides have."""
-    from reports.difference import difference
-    from reports.traces.kineto import among, by_collective, called, read_kineto
+    from meshwise.reports.difference import difference
+    from meshwise.reports.traces.kineto import among, by_collective, called, read_kineto
 
     measured = read_kineto(paths)
     ranks = [rank for members in measured.rank_classes for rank in members.ranks]
@@ -81,8 +81,8 @@ def compare_measured(result: Any, paths: Sequence[str]) -> Any:
 
 def print_measured(found: Any) -> None:
     """Print which kinds of work the prediction missed."""
-    from reports.difference import HEAD
-    from simulator.units import format_time
+    from meshwise.reports.difference import HEAD
+    from meshwise.simulator.units import format_time
 
     print(f"\nwhat leads from {format_time(found.predicted)} predicted to {format_time(found.measured)} measured")
     table(HEAD, found.lines())
@@ -98,17 +98,17 @@ def replay(
 
     Every node takes as long as its file says, collectives and transfers from when all of their ranks are there.
     """
-    from reports.traces.chakra_reader import read_chakra
-    from scenarios.files.results import check_output
-    from simulator.engine import simulate
-    from simulator.units import format_time
+    from meshwise.reports.traces.chakra_reader import read_chakra
+    from meshwise.scenarios.files.results import check_output
+    from meshwise.simulator.engine import simulate
+    from meshwise.simulator.units import format_time
 
     check_output(trace, (".json", ".pftrace"))
     check_output(timeline, (".png", ".svg"))
     program = read_chakra(folder)
     found = simulate(program)
     if timeline is not None:
-        from reports.pictures.timeline import draw_timeline
+        from meshwise.reports.pictures.timeline import draw_timeline
 
         draw_timeline(found, Path(timeline), title=Path(folder).name)
     if trace is not None:

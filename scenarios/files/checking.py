@@ -7,10 +7,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from scenarios.files.errors import Fault, shown
-from scenarios.files.fields import nearest
-from scenarios.files.reader import MAX_FAULTS, Document
-from strategies.schedules.schedule import OrderError
+from meshwise.scenarios.files.errors import Fault, shown
+from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.reader import MAX_FAULTS, Document
+from meshwise.strategies.schedules.schedule import OrderError
 
 M = TypeVar("M", bound=BaseModel)
 

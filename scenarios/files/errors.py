@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from simulator.files import escaped
+from meshwise.simulator.files import escaped
 
 SHOWN = 60
 """Characters of a foreign value that a message repeats at most."""

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from scenarios.files.errors import shown
-from simulator import units
-from simulator.units import Dimension
+from meshwise.scenarios.files.errors import shown
+from meshwise.simulator import units
+from meshwise.simulator.units import Dimension
 
 
 class Table(BaseModel):

@@ -3,13 +3,13 @@
 from importlib.resources import files
 from pathlib import Path
 
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.fields import nearest
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.fields import nearest
 
 
 def root() -> Path:
     """Return the folder of the library."""
-    return Path(str(files("scenarios")))
+    return Path(str(files("meshwise.scenarios")))
 
 
 def names() -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from scenarios.files.errors import SHOWN, Fault, ScenarioError, shown
-from simulator.brief import brief
-from simulator.files import unsafe_character
+from meshwise.scenarios.files.errors import SHOWN, Fault, ScenarioError, shown
+from meshwise.simulator.brief import brief
+from meshwise.simulator.files import unsafe_character
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32

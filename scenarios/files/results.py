@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from simulator.files import whole_file
+from meshwise.simulator.files import whole_file
 
 
 def write(path: str | Path, text: str) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from simulator import units
-from simulator.collective import CollectiveCurve
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import FULL_BISECTION, LOSSLESS, Cluster, Library, Node, Tenant
-from simulator.machine.host import Host
-from simulator.machine.kernels import AttentionModel, MatmulModel
-from simulator.machine.topology import (
+from meshwise.simulator import units
+from meshwise.simulator.collective import CollectiveCurve
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import FULL_BISECTION, LOSSLESS, Cluster, Library, Node, Tenant
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
@@ -25,7 +25,7 @@ from simulator.machine.topology import (
     Switch,
     Torus,
 )
-from simulator.units import Dimension
+from meshwise.simulator.units import Dimension
 
 Data = dict[str, Any]
 

@@ -3,7 +3,8 @@
 What a cluster file leaves out of how near kernels and links come to their data sheets, and what stands for it.
 
 Nothing is ideal for want of a word: a figure of efficiency that is not stated is that of the accelerator which ``like``
-names, or the median of those that the catalogue has timed (`simulator.catalog.typical`), and the result says so.
+names, or the median of those that the catalogue has timed (`meshwise.simulator.catalog.typical`), and the result says
+so.
 """
 
 import math
@@ -14,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scenarios.files.checking import check
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import Document, FieldPath, dump, read
-from scenarios.files.results import write
-from scenarios.inputs.cluster_document import cluster_document, exact
-from scenarios.schema.cluster import (
+from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import Document, FieldPath, dump, read
+from meshwise.scenarios.files.results import write
+from meshwise.scenarios.inputs.cluster_document import cluster_document, exact
+from meshwise.scenarios.schema.cluster import (
     MAX_DEVICES,
     AcceleratorTable,
     AttentionTable,
@@ -43,14 +44,20 @@ from scenarios.schema.cluster import (
     RingNetwork,
     TorusFabric,
 )
-from simulator.catalog import accelerator, estimated
-from simulator.catalog.typical import Efficiency, efficiency_of, timed_accelerators, typical_efficiency, typical_link
-from simulator.collective import Algorithm, Collective, CollectiveCurve
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import FULL_BISECTION, Cluster, Library, Node, Protocol, Tenant
-from simulator.machine.host import Host, Pcie
-from simulator.machine.kernels import AttentionModel, MatmulModel
-from simulator.machine.topology import (
+from meshwise.simulator.catalog import accelerator, estimated
+from meshwise.simulator.catalog.typical import (
+    Efficiency,
+    efficiency_of,
+    timed_accelerators,
+    typical_efficiency,
+    typical_link,
+)
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
@@ -391,14 +398,14 @@ def _node(table: ClusterTable | NodeTypeTable, devices: int, nics: int, hosts: d
 
 def _check_wiring(cluster: Cluster) -> None:
     """Raise ``ValueError`` where the links of ``cluster`` contradict each other, or a speed is of none of them."""
-    from simulator.interconnect.interconnect import interconnect
+    from meshwise.simulator.interconnect.interconnect import interconnect
 
     interconnect(cluster)
 
 
 def _accelerator(table: AcceleratorTable) -> Accelerator:
     if table.preset is not None:
-        from simulator.catalog import accelerator
+        from meshwise.simulator.catalog import accelerator
 
         return accelerator(table.preset)
     assert table.name and table.peak and table.memory and table.memory_bandwidth  # the schema asks for them

@@ -9,14 +9,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from scenarios.files.checking import check
-from scenarios.files.errors import ScenarioError
-from scenarios.files.fields import nearest
-from scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read
-from scenarios.schema.graph import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
-from simulator.brief import brief
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath, read
+from meshwise.scenarios.schema.graph import VERSION, GraphBlockTable, GraphOperatorTable, GraphTable, GraphTensorTable
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
 MAX_PRODUCT = 2**63
 """Elements, bytes and points are below it, as torch's own sizes are."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.files.reader import MAX_BYTES, Document, FieldPath, parse
-from simulator.files import JsonError, json_strings, parse_json, unsafe_character
-from simulator.models.hugging_face import ConfigError, spec_from_config
-from simulator.models.model import Model
-from strategies.schedules.schedule import OrderError, from_csv
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.reader import MAX_BYTES, Document, FieldPath, parse
+from meshwise.simulator.files import JsonError, json_strings, parse_json, unsafe_character
+from meshwise.simulator.models.hugging_face import ConfigError, spec_from_config
+from meshwise.simulator.models.model import Model
+from meshwise.strategies.schedules.schedule import OrderError, from_csv
 
 
 def referenced(document: Document, path: FieldPath, name: str) -> Path:

@@ -5,15 +5,15 @@ Pins are as a scenario writes them: ``{layers.attention: {heads: tensor}}``, or 
 
 from typing import Any
 
-from scenarios.files.errors import shown
-from scenarios.schema.scenario import MAX_ACTIONS, MAX_MICROBATCHES, STEPS_IN_A_ROW, PlanTable
-from strategies.operators.choices import Pin
-from strategies.plan.layout import Layout, Violation
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import recomputation
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.schema.scenario import MAX_ACTIONS, MAX_MICROBATCHES, STEPS_IN_A_ROW, PlanTable
+from meshwise.strategies.operators.choices import Pin
+from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import recomputation
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
 def layout_in(table: PlanTable) -> Layout:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from scenarios.files.errors import Fault
-from scenarios.files.fields import NotYet
-from scenarios.files.reader import Document, FieldPath
-from scenarios.schema.cluster import (
+from meshwise.scenarios.files.errors import Fault
+from meshwise.scenarios.files.fields import NotYet
+from meshwise.scenarios.files.reader import Document, FieldPath
+from meshwise.scenarios.schema.cluster import (
     AcceleratorTable,
     ClusterTable,
     HostTable,
@@ -29,14 +29,21 @@ from scenarios.schema.cluster import (
     MixedClusterTable,
     NodeTypeTable,
 )
-from scenarios.schema.model import TransformerTable
-from scenarios.schema.scenario import FileCluster, MeasuredTable, PlanTable, PresetCluster, ScenarioTable, TrainingTable
-from simulator.catalog import accelerator, assumed, cluster, cluster_names
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar
-from simulator.models.model import Model
-from simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
-from strategies.plan.problem import Training
+from meshwise.scenarios.schema.model import TransformerTable
+from meshwise.scenarios.schema.scenario import (
+    FileCluster,
+    MeasuredTable,
+    PlanTable,
+    PresetCluster,
+    ScenarioTable,
+    TrainingTable,
+)
+from meshwise.simulator.catalog import accelerator, assumed, cluster, cluster_names
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Crossbar
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from meshwise.strategies.plan.problem import Training
 
 _WITHOUT = frozenset({"context", "expert", "tensor_rows", "offload"})
 """Choices of a plan that, left out, mean that nothing of the kind is done."""

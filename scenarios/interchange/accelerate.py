@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import yaml
 
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.reader import Document, parse
-from scenarios.interchange.entry import (
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.reader import Document, parse
+from meshwise.scenarios.interchange.entry import (
     HOST_OPTIMIZER_AND_PARAMETERS,
     HOST_STATES,
     MODEL_ELSEWHERE,
@@ -37,12 +37,12 @@ from scenarios.interchange.entry import (
     no_pipeline,
     one_size,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Stated, nested
-from scenarios.interchange.target import Target
-from strategies.plan.offloading import NOTHING
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import Recompute
+from meshwise.scenarios.interchange.facts import Facts, Request, plainly
+from meshwise.scenarios.interchange.lines import Stated, nested
+from meshwise.scenarios.interchange.target import Target
+from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import Recompute
 
 _SIZE, _STEPS = "script.per_device_train_batch_size", "script.gradient_accumulation_steps"
 _TYPE, _PROCESSES, _MACHINES = "distributed_type", "num_processes", "num_machines"

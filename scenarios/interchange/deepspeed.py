@@ -14,9 +14,9 @@ DeepSpeed 0.19.8: ``deepspeed/runtime/config.py`` and ``constants.py`` (batches,
 import json
 from collections.abc import Iterator
 
-from scenarios.files.errors import shown
-from scenarios.files.reader import parse
-from scenarios.interchange.entry import (
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.interchange.entry import (
     MODEL_ELSEWHERE,
     ONE_STAGE,
     PLAIN,
@@ -34,12 +34,12 @@ from scenarios.interchange.entry import (
     no_pipeline,
     one_size,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Stated, nested
-from scenarios.interchange.target import Target
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import Recompute
+from meshwise.scenarios.interchange.facts import Facts, Request, plainly
+from meshwise.scenarios.interchange.lines import Stated, nested
+from meshwise.scenarios.interchange.target import Target
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import Recompute
 
 _WHOLE, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _ZERO = "zero_optimization"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scenarios.interchange.facts import MODEL, Facts, plainly
-from scenarios.interchange.lines import Stated
-from strategies.plan.mesh import AXES
-from strategies.plan.offloading import Offloading
+from meshwise.scenarios.interchange.facts import MODEL, Facts, plainly
+from meshwise.scenarios.interchange.lines import Stated
+from meshwise.strategies.plan.mesh import AXES
+from meshwise.strategies.plan.offloading import Offloading
 
 Values = dict[str, Any]
 """Values by dotted key of a target's file."""

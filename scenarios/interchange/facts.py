@@ -4,19 +4,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
-from simulator.models.attention import LatentAttention
-from simulator.models.experts import Experts
-from simulator.models.model import Model
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete, layout_of, mesh_of
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES, Microbatch, microbatch
-from strategies.plan.parallelism import Attention
-from strategies.plan.partition import partition
-from strategies.plan.pipeline_rules import chunks_of
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.schedules.schedule import rule_of
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete, layout_of, mesh_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES, Microbatch, microbatch
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.pipeline_rules import chunks_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.schedules.schedule import rule_of
 
 Facts = dict[str, Any]
 """Values by field: ``plan.tensor``, ``training.sequence``, ``model.layers``."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.files.reader import MAX_BYTES, Document
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.files.reader import MAX_BYTES, Document
 
 Pair = tuple[str, Any]
 """A dotted key and its value."""

@@ -9,7 +9,7 @@ megatron-core 0.16.1: ``megatron/core/model_parallel_config.py``, ``.../transfor
 ``.../distributed/distributed_data_parallel_config.py``; Megatron-LM at commit 000c4ac,
 ``megatron/training/arguments.py`` (the names of arguments, and `validate_args`: what goes together);
 ``megatron/core/parallel_state.py`` (rank order ``tp-cp-ep-dp-pp``, instances of the distributed optimizer);
-layers of the script's own (``--spec``): `scenarios.interchange.megatron_model`;
+layers of the script's own (``--spec``): `meshwise.scenarios.interchange.megatron_model`;
 torch's FSDP2: Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py``, ``megatron/training/training.py``
 (``get_model``), ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``.
 """
@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from executor.supported import UNFUSED_CORE
-from scenarios.files.errors import shown
-from scenarios.files.reader import Document
-from scenarios.interchange.entry import (
+from meshwise.executor.supported import UNFUSED_CORE
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.reader import Document
+from meshwise.scenarios.interchange.entry import (
     ONE_FORWARD_ONE_BACKWARD,
     PLAIN,
     Always,
@@ -34,9 +34,9 @@ from scenarios.interchange.entry import (
     Word,
     one_size,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Pair, Stated, argument, document
-from scenarios.interchange.megatron_model import (
+from meshwise.scenarios.interchange.facts import Facts, Request, plainly
+from meshwise.scenarios.interchange.lines import Pair, Stated, argument, document
+from meshwise.scenarios.interchange.megatron_model import (
     CORE,
     EXPERTS,
     GROUPED_PRODUCTS,
@@ -54,12 +54,12 @@ from scenarios.interchange.megatron_model import (
     strip_layers,
     write_layers,
 )
-from scenarios.interchange.target import Target
-from simulator.models.attention import UNFUSED
-from simulator.models.transformer import Transformer
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from meshwise.scenarios.interchange.target import Target
+from meshwise.simulator.models.attention import UNFUSED
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
 NODES, EACH = "NNODES", "NPROC_PER_NODE"
 """Variables of the script: hosts, and ranks on each."""

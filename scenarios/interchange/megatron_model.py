@@ -25,13 +25,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.interchange.entry import Count, Entry, Reason, Together, Unsayable, Values, Word
-from scenarios.interchange.facts import Facts, plainly
-from scenarios.interchange.lines import Pair, Stated, literal
-from simulator.models.attention import LatentAttention
-from simulator.models.experts import Experts
-from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute, SomeOperators
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.interchange.entry import Count, Entry, Reason, Together, Unsayable, Values, Word
+from meshwise.scenarios.interchange.facts import Facts, plainly
+from meshwise.scenarios.interchange.lines import Pair, Stated, literal
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.experts import Experts
+from meshwise.strategies.plan.recomputation import (
+    FirstLayers,
+    OfStage,
+    PerStage,
+    Recomputation,
+    Recompute,
+    SomeOperators,
+)
 
 _HEADS, _GROUPED, _GROUPS = "--num-attention-heads", "--group-query-attention", "--num-query-groups"
 _BIAS, _QKV = "--disable-bias-linear", "--add-qkv-bias"

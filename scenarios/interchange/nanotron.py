@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import yaml
 
-from scenarios.files.reader import parse
-from scenarios.interchange.entry import (
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.interchange.entry import (
     PLAIN,
     Always,
     Count,
@@ -29,12 +29,12 @@ from scenarios.interchange.entry import (
     always,
     one_size,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Stated, nested
-from scenarios.interchange.target import Target
-from strategies.plan.offloading import NOTHING
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import Recompute
+from meshwise.scenarios.interchange.facts import Facts, Request, plainly
+from meshwise.scenarios.interchange.lines import Stated, nested
+from meshwise.scenarios.interchange.target import Target
+from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import Recompute
 
 _BY, _TOKENS, _OPTIMIZER, _MODEL = "parallelism", "tokens", "optimizer", "model.model_config"
 _DATA, _PIPELINE, _TENSOR = f"{_BY}.dp", f"{_BY}.pp", f"{_BY}.tp"

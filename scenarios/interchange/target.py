@@ -6,16 +6,16 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from executor.export.request import CannotSay
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.reader import Document, FieldPath
-from scenarios.interchange.entry import Either, Entry, Reason, Unsayable, Values
-from scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
-from scenarios.interchange.lines import Stated, path_of, stated
-from simulator.models.transformer import Transformer
+from meshwise.executor.export.request import CannotSay
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.reader import Document, FieldPath
+from meshwise.scenarios.interchange.entry import Either, Entry, Reason, Unsayable, Values
+from meshwise.scenarios.interchange.facts import PLAN, Facts, Request, facts_of, model_facts, plainly, plan_document
+from meshwise.scenarios.interchange.lines import Stated, path_of, stated
+from meshwise.simulator.models.transformer import Transformer
 
 if TYPE_CHECKING:
-    from scenarios.scenario import Scenario
+    from meshwise.scenarios.scenario import Scenario
 
 
 Check = Callable[[Facts], Iterable[Reason]]

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from executor.supported import rules, unsupported
-from scenarios.interchange.accelerate import ACCELERATE
-from scenarios.interchange.deepspeed import DEEPSPEED
-from scenarios.interchange.facts import (
+from meshwise.executor.supported import rules, unsupported
+from meshwise.scenarios.interchange.accelerate import ACCELERATE
+from meshwise.scenarios.interchange.deepspeed import DEEPSPEED
+from meshwise.scenarios.interchange.facts import (
     Facts,
     LayoutFacts,
     Meanings,
@@ -24,17 +24,17 @@ from scenarios.interchange.facts import (
     model_facts,
     training_facts,
 )
-from scenarios.interchange.megatron import MEGATRON
-from scenarios.interchange.nanotron import NANOTRON
-from scenarios.interchange.target import Check, Target
-from scenarios.interchange.torchtitan import TORCHTITAN
-from simulator.models.model import Model
-from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.acceptance import FIELDS, Answers, Rule, assignments
-from strategies.search.space import SYNCHRONOUS, Space
+from meshwise.scenarios.interchange.megatron import MEGATRON
+from meshwise.scenarios.interchange.nanotron import NANOTRON
+from meshwise.scenarios.interchange.target import Check, Target
+from meshwise.scenarios.interchange.torchtitan import TORCHTITAN
+from meshwise.simulator.models.model import Model
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.acceptance import FIELDS, Answers, Rule, assignments
+from meshwise.strategies.search.space import SYNCHRONOUS, Space
 
 TARGETS: dict[str, Target] = {target.name: target for target in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, NANOTRON)}
 """Targets by the name that ``meshwise export --to`` takes."""

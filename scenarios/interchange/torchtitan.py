@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scenarios.files.errors import shown
-from scenarios.files.reader import Document
-from scenarios.interchange.entry import (
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.reader import Document
+from meshwise.scenarios.interchange.entry import (
     HOST_OPTIMIZER_AND_PARAMETERS,
     MODEL_ELSEWHERE,
     ONE_FORWARD_ONE_BACKWARD,
@@ -41,12 +41,12 @@ from scenarios.interchange.entry import (
     always,
     one_size,
 )
-from scenarios.interchange.facts import Facts, Request, plainly
-from scenarios.interchange.lines import Pair, Stated, document, literal
-from scenarios.interchange.target import Target
-from strategies.plan.offloading import NOTHING
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from meshwise.scenarios.interchange.facts import Facts, Request, plainly
+from meshwise.scenarios.interchange.lines import Pair, Stated, document, literal
+from meshwise.scenarios.interchange.target import Target
+from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
 FULL = "FullAC.Config()"
 """What recomputes whole layers; the one value that is no literal, beside ``None``."""

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from scenarios.published.row import Row
-from simulator.machine.accelerator import Accelerator
+from meshwise.scenarios.published.row import Row
+from meshwise.simulator.machine.accelerator import Accelerator
 
 _MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
 _BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
@@ -61,7 +61,7 @@ def is_xla(row: Row) -> bool:
 
 
 def memory_conventions(row: Row) -> str:
-    """Return whose conventions the framework of a row follows, one of `strategies.plan.framework.FRAMEWORKS`."""
+    """Return whose conventions a row's framework follows, one of `meshwise.strategies.plan.framework.FRAMEWORKS`."""
     if is_megatron(row):
         if _BEFORE_2022.search(row.text("framework")):
             row.assume(

@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from scenarios.files.errors import shown
-from scenarios.published.frameworks import host_launch, on_stack
-from scenarios.published.row import Row, Skip
-from scenarios.published.training import FOUR_BITS
-from scenarios.schema.scenario import MAX_DEVICES
-from simulator.catalog import cluster
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.topology import Link, Switch, Torus
-from strategies.plan.mesh import divisors
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.published.frameworks import host_launch, on_stack
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.training import FOUR_BITS
+from meshwise.scenarios.schema.scenario import MAX_DEVICES
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.topology import Link, Switch, Torus
+from meshwise.strategies.plan.mesh import divisors
 
 GBYTE = 1e9
 

@@ -2,24 +2,24 @@
 
 Networks with an encoder are BERT, T5 and ViT; others have a mixture of experts or latent attention. Then come the
 tokens of a row's vocabulary, and sizes of released models by what publishers call them, beyond those of
-`simulator.models.presets`.
+`meshwise.simulator.models.presets`.
 """
 
 import re
 from dataclasses import replace
 from math import ceil, lcm
 
-from scenarios.published.frameworks import attention_kernel, is_megatron
-from scenarios.published.row import Row, Skip
-from scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
-from simulator.models.attention import LatentAttention
-from simulator.models.encoders import T5, Bert
-from simulator.models.experts import Experts
-from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
-from simulator.models.model import Model
-from simulator.models.presets import MODELS
-from simulator.models.transformer import Transformer
-from simulator.models.vision import VisionTransformer
+from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.vision import VisionTransformer
 
 MEGATRON_VOCAB_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this times the tensor degree (--make-vocab-size-divisible-by)."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from math import ceil, gcd
 from typing import NamedTuple
 
-from scenarios.inputs.plan_table import rule_violations
-from scenarios.published import words
-from scenarios.published.frameworks import (
+from meshwise.scenarios.inputs.plan_table import rule_violations
+from meshwise.scenarios.published import words
+from meshwise.scenarios.published.frameworks import (
     is_megatron,
     is_xla,
     overlaps_gradients,
@@ -19,17 +19,17 @@ from scenarios.published.frameworks import (
     sequence_parallel,
     zero_stage,
 )
-from scenarios.published.row import Row, Skip
-from scenarios.schema.scenario import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE
-from simulator.operator_graph import OperatorGraph, OperatorKind
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import nearest_divisor
-from strategies.plan.offloading import NOTHING
-from strategies.plan.parallelism import Attention
-from strategies.plan.partition import num_layers
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.schema.scenario import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE
+from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import nearest_divisor
+from meshwise.strategies.plan.offloading import NOTHING
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.partition import num_layers
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
 class Degrees(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from scenarios.files.errors import shown
+from meshwise.scenarios.files.errors import shown
 
 MAX_TEXT = 2000
 """Characters of a text field that are read."""

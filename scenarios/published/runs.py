@@ -1,7 +1,7 @@
 """A file of published training runs, one JSON object a line.
 
-A row names its model, hardware, plan and measured step in flat fields: ``n_layers``, ``hidden``,
-``dp``, ``tp``, ``pp``, ``micro_batch``, ``step_time_s`` and so on; `scenarios.published` makes a scenario of it.
+A row names its model, hardware, plan and measured step in flat fields: ``n_layers``, ``hidden``, ``dp``, ``tp``,
+``pp``, ``micro_batch``, ``step_time_s`` and so on; `meshwise.scenarios.published` makes a scenario of it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scenarios.files.errors import Fault, ScenarioError, shown
-from scenarios.published.row import GIB, Row, measured
-from scenarios.published.scenario import scenario_of
-from scenarios.scenario import Scenario
-from simulator.brief import brief
-from simulator.files import JsonError, escaped, parse_json
+from meshwise.scenarios.files.errors import Fault, ScenarioError, shown
+from meshwise.scenarios.published.row import GIB, Row, measured
+from meshwise.scenarios.published.scenario import scenario_of
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.brief import brief
+from meshwise.simulator.files import JsonError, escaped, parse_json
 
 __all__ = ["GIB", "Run", "read_runs", "run_of"]
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from scenarios.intervals import FIRST_THAT_FITS, with_margin
-from scenarios.published.machine import machine
-from scenarios.published.network import network
-from scenarios.published.plan import (
+from meshwise.scenarios.intervals import FIRST_THAT_FITS, with_margin
+from meshwise.scenarios.published.machine import machine
+from meshwise.scenarios.published.network import network
+from meshwise.scenarios.published.plan import (
     Batch,
     Degrees,
     batch,
@@ -17,19 +17,19 @@ from scenarios.published.plan import (
     nearest,
     sequence,
 )
-from scenarios.published.row import Row, Skip
-from scenarios.published.training import training
-from scenarios.scenario import Scenario, SearchSettings
-from simulator.engine import step_time
-from simulator.models.encoders import T5, Bert
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.training import training
+from meshwise.scenarios.scenario import Scenario, SearchSettings
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 MANY_PASSES = 400
 """Passes through layers of one step beyond which it is extrapolated from shorter ones."""

@@ -2,11 +2,11 @@
 
 import re
 
-from scenarios.published.frameworks import is_xla, memory_conventions
-from scenarios.published.row import Row
-from scenarios.published.words import is_frozen
-from simulator.machine.accelerator import Accelerator
-from strategies.plan.problem import Training
+from meshwise.scenarios.published.frameworks import is_xla, memory_conventions
+from meshwise.scenarios.published.row import Row
+from meshwise.scenarios.published.words import is_frozen
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.strategies.plan.problem import Training
 
 FOUR_BITS = r"fp4|nvfp|mxfp4|int4"
 

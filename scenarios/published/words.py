@@ -5,10 +5,10 @@ import re
 from math import ceil
 from typing import Any
 
-from scenarios.published.row import Row
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute
+from meshwise.scenarios.published.row import Row
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute
 
 _SCHEDULES = (
     (r"dual-?pipe-?v", "dualpipev", ""),

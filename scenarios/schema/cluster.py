@@ -20,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from scenarios.files.errors import shown
-from scenarios.files.fields import (
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.fields import (
     Bandwidth,
     Bytes,
     ComputeRate,
@@ -36,9 +36,9 @@ from scenarios.files.fields import (
     Time,
     nearest,
 )
-from simulator.collective import Algorithm, Collective
-from simulator.machine.accelerator import REFINED
-from simulator.operator_graph import ITEMSIZE, OperatorKind
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.machine.accelerator import REFINED
+from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
 
 MAX_DEVICES = 1_000_000
 MAX_DEVICES_PER_NODE = 4096
@@ -219,7 +219,7 @@ MAX_TENANTS = 1000
 
 
 def _accelerator_names() -> list[str]:
-    from simulator.catalog import accelerator_names
+    from meshwise.simulator.catalog import accelerator_names
 
     return list(accelerator_names())
 

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from scenarios.files.fields import Count, Fraction, OneOf, Table, Text
-from simulator.models.hugging_face import MAX_LAYERS
-from simulator.operator_graph import ITEMSIZE, OperatorKind
+from meshwise.scenarios.files.fields import Count, Fraction, OneOf, Table, Text
+from meshwise.simulator.models.hugging_face import MAX_LAYERS
+from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
 
 VERSION = 1
 MAX_SIZE = 2**62

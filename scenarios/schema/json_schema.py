@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from scenarios.schema.cluster import WrittenCluster
-from scenarios.schema.graph import GraphTable
-from scenarios.schema.scenario import AnyPlan, ScenarioTable
+from meshwise.scenarios.schema.cluster import WrittenCluster
+from meshwise.scenarios.schema.graph import GraphTable
+from meshwise.scenarios.schema.scenario import AnyPlan, ScenarioTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILE = "scenario.schema.json"

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scenarios.files.fields import Count, OneOf, Table, Text
-from simulator.models.attention import ATTENTION
-from simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
+from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
+from meshwise.simulator.models.attention import ATTENTION
+from meshwise.simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
 
 MAX_HEADS = 100_000
 MAX_EXPERTS = 100_000
@@ -18,7 +18,7 @@ Factor = Annotated[float, Field(ge=1, le=MAX_EXPERTS)]
 
 
 def _model_names() -> list[str]:
-    from simulator.models.presets import MODELS
+    from meshwise.simulator.models.presets import MODELS
 
     return list(MODELS)
 

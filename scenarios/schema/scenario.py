@@ -11,21 +11,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PlainValidator, Strict, Tag, WithJsonSchema, model_validator
 
-from scenarios.files.errors import shown
-from scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time
-from scenarios.schema.cluster import ClusterTable, ConditionsTable, MixedClusterTable
-from scenarios.schema.model import ModelTable
-from simulator.models.hugging_face import MAX_LAYERS
-from simulator.units import UNITS, Dimension
-from strategies.plan.framework import FRAMEWORKS
-from strategies.plan.layout import GRADIENT_REDUCTIONS
-from strategies.plan.mesh import AXES
-from strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import PLAN_VERSION
-from strategies.plan.problem import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
-from strategies.plan.recomputation import ACTIVATION, Recompute, recomputation
-from strategies.schedules.schedule import SCHEDULES, Schedule, is_text
+from meshwise.scenarios.files.errors import shown
+from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time
+from meshwise.scenarios.schema.cluster import ClusterTable, ConditionsTable, MixedClusterTable
+from meshwise.scenarios.schema.model import ModelTable
+from meshwise.simulator.models.hugging_face import MAX_LAYERS
+from meshwise.simulator.units import UNITS, Dimension
+from meshwise.strategies.plan.framework import FRAMEWORKS
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS
+from meshwise.strategies.plan.mesh import AXES
+from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import PLAN_VERSION
+from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
+from meshwise.strategies.plan.recomputation import ACTIVATION, Recompute, recomputation
+from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule, is_text
 
 MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
@@ -34,7 +34,7 @@ MAX_RUNS = 1000
 
 
 def _failure_names() -> list[str]:
-    from simulator.reliability.failures import failure_model_names
+    from meshwise.simulator.reliability.failures import failure_model_names
 
     return list(failure_model_names())
 
@@ -140,13 +140,13 @@ Degree = Annotated[int, Count(MAX_DEVICES)]
 
 
 def _cluster_names() -> list[str]:
-    from simulator.catalog import cluster_names
+    from meshwise.simulator.catalog import cluster_names
 
     return list(cluster_names())
 
 
 def _algorithm_names() -> list[str]:
-    from strategies.search import ALGORITHMS
+    from meshwise.strategies.search import ALGORITHMS
 
     return list(ALGORITHMS)
 

@@ -17,16 +17,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from scenarios.files.errors import ScenarioError
-from scenarios.intervals import Interval, category, peak_memory_interval, step_time_interval
-from scenarios.loader import load
-from scenarios.published.runs import GIB, Run, read_runs
-from scenarios.scenario import Scenario
-from simulator.brief import brief
-from simulator.program import no_collection
-from simulator.rank_correlation import kendall_tau
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import Recompute
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.intervals import Interval, category, peak_memory_interval, step_time_interval
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.published.runs import GIB, Run, read_runs
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.brief import brief
+from meshwise.simulator.program import no_collection
+from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
 """Runs after which cyclic garbage is collected: often enough for memory, seldom enough for time."""
@@ -99,7 +99,7 @@ def predict(run: Run) -> Prediction:
 
     Peak memory is that of the framework's tensors, as its allocator counts them, where the run's was measured so.
     """
-    from scenarios.published.scenario import fits, peak_memory_of, seconds_of
+    from meshwise.scenarios.published.scenario import fits, peak_memory_of, seconds_of
 
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
@@ -350,7 +350,7 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _calibrated_on(predictions: Sequence[Prediction]) -> dict[str, dict[str, str]]:
     """Return for each machine that was simulated where its figures come from."""
-    from simulator.catalog import accelerator, accelerator_names, cluster_names, sources
+    from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 
     clusters = {row.run.scenario.problem.cluster for row in predictions if row.run.scenario}
     devices = {cluster.accelerator for cluster in clusters}

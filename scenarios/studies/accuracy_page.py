@@ -1,7 +1,7 @@
 """A page on how far predictions are off: every source of measured runs, what was fitted to what, and intervals.
 
-Run ``python -m scenarios.studies.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures into a
-folder; the project's own is ``reports/accuracy``.
+Run ``python -m meshwise.scenarios.studies.accuracy_page ROWS.jsonl FOLDER`` to write ``README.md`` and its pictures
+into a folder; the project's own is ``reports/accuracy``.
 
 Pictures of predictions against measured runs: each run, and the errors by source, size and technique.
 """
@@ -14,14 +14,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.document import Section, to_markdown
-from reports.pictures.accuracy import AccuracyRow, IntervalRow, draw_accuracy, draw_errors_by_class, draw_intervals
-from scenarios.console import BAD_INPUT, Ticker, note
-from scenarios.files.results import folder, write
-from scenarios.intervals import Category
-from scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
-from scenarios.published.runs import GROUP
-from scenarios.studies.accuracy import (
+from meshwise.reports.document import Section, to_markdown
+from meshwise.reports.pictures.accuracy import (
+    AccuracyRow,
+    IntervalRow,
+    draw_accuracy,
+    draw_errors_by_class,
+    draw_intervals,
+)
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.intervals import Category
+from meshwise.scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
+from meshwise.scenarios.published.runs import GROUP
+from meshwise.scenarios.studies.accuracy import (
     Prediction,
     by_class,
     devices_of,
@@ -32,7 +38,7 @@ from scenarios.studies.accuracy import (
     summary,
     techniques,
 )
-from scenarios.studies.interval_calibration import (
+from meshwise.scenarios.studies.interval_calibration import (
     COVERAGE,
     Coverage,
     Held,
@@ -60,7 +66,7 @@ TECHNIQUES = {
     "moe": "mixture of experts",
     "tp overlap": "tensor overlap",
 }
-"""Tags of `scenarios.studies.accuracy` in words; others are words themselves."""
+"""Tags of `meshwise.scenarios.studies.accuracy` in words; others are words themselves."""
 
 
 def draw_pictures(predictions: Sequence[Prediction], folder: Path) -> tuple[Path, ...]:
@@ -166,7 +172,7 @@ def _introduction(result: Mapping[str, Any]) -> Section:
             f"{whole['rows']} published training runs of {len(result['sources'])} sources, of which "
             f"{whole['predicted']} are predicted: mean error {_percent(error['mape'])}, median "
             f"{_percent(error['median'])}, largest {_percent(error['max'])}, bias {_signed(error['bias'])}. Written by "
-            "python -m scenarios.studies.accuracy_page.",
+            "python -m meshwise.scenarios.studies.accuracy_page.",
             "How far this can be trusted: only parameters are held out, structure is not. These rows were looked at "
             "while the model was built: what is modelled, and how words of a framework are read, was chosen with "
             "their errors in view. Runs of a publisher, framework or accelerator that is not here can be further off "
@@ -395,7 +401,7 @@ def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Write the page into the folder that is named; return the exit code."""
     if len(arguments) != 2:
-        note("usage: python -m scenarios.studies.accuracy_page ROWS.jsonl FOLDER")
+        note("usage: python -m meshwise.scenarios.studies.accuracy_page ROWS.jsonl FOLDER")
         return BAD_INPUT
     ticker = Ticker()
     try:

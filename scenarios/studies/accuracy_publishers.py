@@ -1,6 +1,6 @@
 """How far predictions are off by who measured, those first whose rows had no part in anything.
 
-Run ``python -m scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
+Run ``python -m meshwise.scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
 ``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same,
 however many rows it has.
 """
@@ -13,10 +13,10 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from reports.document import Section, to_markdown
-from scenarios.console import BAD_INPUT, Ticker, note
-from scenarios.files.results import folder, write
-from scenarios.studies.accuracy import Prediction, predict_all, runs_at, summary
+from meshwise.reports.document import Section, to_markdown
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.studies.accuracy import Prediction, predict_all, runs_at, summary
 
 TITLE = "Predicted against measured, by publisher"
 PAGE, DATA = "publishers.md", "publishers.json"
@@ -44,7 +44,9 @@ PARTS: Mapping[str, Part] = {
     "vtrain_single": Part.FIGURES,
 }
 """Sources whose rows were looked at while structure was chosen, and those that figures were fitted to
-(`scenarios.published.frameworks`, `scenarios.studies.interval_calibration`); a source that is not named had no part."""
+(`meshwise.scenarios.published.frameworks`, `meshwise.scenarios.studies.interval_calibration`); a source that is not
+named had no part.
+"""
 
 PUBLISHERS: Mapping[str, str] = {
     "alephalpha_layouts": "Aleph Alpha",
@@ -177,7 +179,7 @@ def _introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
     first = (
         f"{result['rows']} published runs. Errors are predicted over measured, minus 1; of the step time unless memory "
         "is named. Means over publishers count each publisher once. "
-        "Written by python -m scenarios.studies.accuracy_publishers."
+        "Written by python -m meshwise.scenarios.studies.accuracy_publishers."
     )
     if unseen is None or not unseen["publishers"]:
         return (first,)
@@ -268,7 +270,7 @@ def _signed(fraction: float) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write the page and its data into the folder that is named; return the exit code."""
     if len(arguments) != 2:
-        note("usage: python -m scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER")
+        note("usage: python -m meshwise.scenarios.studies.accuracy_publishers ROWS.jsonl FOLDER")
         return BAD_INPUT
     ticker = Ticker()
     try:

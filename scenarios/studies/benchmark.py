@@ -12,7 +12,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
 
-from scenarios.studies.figure import Figure, best, seconds
+from meshwise.scenarios.studies.figure import Figure, best, seconds
 
 GROUPS = ("engine", "search")
 _COLD_RUNS = 5
@@ -39,10 +39,10 @@ def _events() -> list[Figure]:
     """Measure tasks and flows a second of the discrete-event engine, compiling left out and taken in."""
     import numpy as np
 
-    from scenarios.loader import load
-    from simulator.engine import discrete_event
-    from simulator.engine.step_graph import compile_program
-    from strategies.lowering import Granularity, lower
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.engine import discrete_event
+    from meshwise.simulator.engine.step_graph import compile_program
+    from meshwise.strategies.lowering import Granularity, lower
 
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
@@ -59,9 +59,9 @@ def _events() -> list[Figure]:
 
 def _flows() -> list[Figure]:
     """Measure flows a second on uplinks that senders with NICs of their own share, all at once or by turns."""
-    from simulator.engine import discrete_event
-    from simulator.engine.step_graph import compile_program
-    from simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
+    from meshwise.simulator.engine import discrete_event
+    from meshwise.simulator.engine.step_graph import compile_program
+    from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 
     def rate(uplinks: int, senders: int, each: int, *, by_turns: bool = False) -> float:
         ranks = range(uplinks * senders)
@@ -99,10 +99,10 @@ def _way(rank: int, senders: int, ranks: range) -> tuple[int, int]:
 
 
 def _longest_path() -> list[Figure]:
-    from scenarios.loader import load
-    from simulator.engine.longest_path import by_kernel
-    from simulator.engine.step_graph import compile_program
-    from strategies.lowering import Granularity, lower
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.engine.longest_path import by_kernel
+    from meshwise.simulator.engine.step_graph import compile_program
+    from meshwise.strategies.lowering import Granularity, lower
 
     scenario = load("gpt3-175b-1024-a100")
     program = lower(scenario.problem, scenario.chosen(), Granularity.OPERATOR)
@@ -130,9 +130,9 @@ def _llama() -> list[Figure]:
 
 def _cold(name: str, goal: float) -> Figure:
     """Measure the first step of a process from the parsed scenario to the timeline."""
-    from scenarios.loader import load
-    from simulator.engine import simulate
-    from strategies.lowering import StageCosts, lower
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.engine import simulate
+    from meshwise.strategies.lowering import StageCosts, lower
 
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
@@ -142,9 +142,9 @@ def _cold(name: str, goal: float) -> Figure:
 
 def _step(name: str, goal: float) -> list[Figure]:
     """Measure a step again, and with every operator and all memory written out."""
-    from scenarios.loader import load
-    from simulator.engine import simulate
-    from strategies.lowering import StageCosts, lower
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.engine import simulate
+    from meshwise.strategies.lowering import StageCosts, lower
 
     scenario = load(name)
     problem, plan, costs = scenario.problem, scenario.chosen(), StageCosts(scenario.problem)
@@ -166,13 +166,13 @@ def _step(name: str, goal: float) -> list[Figure]:
 
 
 def _straggler() -> list[Figure]:
-    from scenarios.loader import load
-    from simulator.catalog import cluster
-    from simulator.engine import simulate
-    from strategies.lowering import lower
-    from strategies.plan.completion import complete
-    from strategies.plan.layout import Layout
-    from strategies.plan.problem import Problem
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.catalog import cluster
+    from meshwise.simulator.engine import simulate
+    from meshwise.strategies.lowering import lower
+    from meshwise.strategies.plan.completion import complete
+    from meshwise.strategies.plan.layout import Layout
+    from meshwise.strategies.plan.problem import Problem
 
     llama = load("llama3-405b-16384-1f1b").problem
     machine = replace(cluster("dgx-h100", 16384), speeds=((77_777, 0.8),))
@@ -185,9 +185,9 @@ def _straggler() -> list[Figure]:
 def _unfolded() -> list[Figure]:
     import resource
 
-    from scenarios.loader import load
-    from simulator.engine import discrete_event
-    from strategies.lowering import lower
+    from meshwise.scenarios.loader import load
+    from meshwise.simulator.engine import discrete_event
+    from meshwise.strategies.lowering import lower
 
     scenario = load("llama3-405b-16384-1f1b")
     problem, plan = scenario.problem, scenario.chosen()
@@ -204,11 +204,11 @@ def _unfolded() -> list[Figure]:
 
 def _plans() -> list[Figure]:
     """Measure plans a second by longest path over the core of GPT-3's space, completing the plans included."""
-    from scenarios.loader import load
-    from strategies.bounds.path_times import LongestPaths
-    from strategies.lowering import StageCosts
-    from strategies.plan.completion import complete
-    from strategies.search.space import CORE, layouts
+    from meshwise.scenarios.loader import load
+    from meshwise.strategies.bounds.path_times import LongestPaths
+    from meshwise.strategies.lowering import StageCosts
+    from meshwise.strategies.plan.completion import complete
+    from meshwise.strategies.search.space import CORE, layouts
 
     problem = load("gpt3-175b-1024-a100").problem
     chosen = list(layouts(problem, CORE))
@@ -224,37 +224,37 @@ def _plans() -> list[Figure]:
 
 
 def _best_first() -> list[Figure]:
-    from scenarios.studies.search_benchmark import best_first
+    from meshwise.scenarios.studies.search_benchmark import best_first
 
     return best_first()
 
 
 def _wide() -> list[Figure]:
-    from scenarios.studies.search_benchmark import wide
+    from meshwise.scenarios.studies.search_benchmark import wide
 
     return wide()
 
 
 def _auto() -> list[Figure]:
-    from scenarios.studies.search_benchmark import auto
+    from meshwise.scenarios.studies.search_benchmark import auto
 
     return auto()
 
 
 def _mixed() -> list[Figure]:
-    from scenarios.studies.search_benchmark import mixed
+    from meshwise.scenarios.studies.search_benchmark import mixed
 
     return mixed()
 
 
 def _operators_cold() -> list[Figure]:
-    from scenarios.studies.search_benchmark import gpt3
+    from meshwise.scenarios.studies.search_benchmark import gpt3
 
     return gpt3()
 
 
 def _operators() -> list[Figure]:
-    from scenarios.studies.search_benchmark import llama
+    from meshwise.scenarios.studies.search_benchmark import llama
 
     return llama()
 
@@ -262,9 +262,9 @@ def _operators() -> list[Figure]:
 def _ring() -> list[Figure]:
     import numpy as np
 
-    from simulator.catalog import cluster
-    from simulator.collective import Algorithm, Collective
-    from simulator.collectives.choose import idle_time, phases
+    from meshwise.simulator.catalog import cluster
+    from meshwise.simulator.collective import Algorithm, Collective
+    from meshwise.simulator.collectives.choose import idle_time, phases
 
     machine = cluster("dgx-a100-80gb", 128)
     group, size = np.arange(1024)[None, :], 2.0**30

@@ -1,6 +1,6 @@
 """Which techniques go together: every pair is simulated on a small machine, or refused with the reason.
 
-Run ``python -m scenarios.studies.combinations`` to write the table that is in ``docs/combinations.md``.
+Run ``python -m meshwise.scenarios.studies.combinations`` to write the table that is in ``docs/combinations.md``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,20 +8,20 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.catalog import cluster
-from simulator.engine import step_time
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import ZERO_STAGES, Layout
-from strategies.plan.offloading import OFFLOADS, Offloading, offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem, Training
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
+from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 _OFFLOADED = (["optimizer"], ["activations"], ["optimizer", "parameters"])
 """What is offloaded together: parameters are updated on the host that keeps them."""
@@ -120,9 +120,9 @@ def table() -> str:
     intro = (
         "# Which techniques go together",
         "",
-        "Every pair on a small mixture of experts, written by `python -m scenarios.studies.combinations`. `+` is",
-        "simulated in time and memory; a number is the reason, below, why the plan is refused. Embeddings are tied",
-        "but where parameters are offloaded.",
+        "Every pair on a small mixture of experts, written by `python -m meshwise.scenarios.studies.combinations`.",
+        "`+` is simulated in time and memory; a number is the reason, below, why the plan is refused. Embeddings",
+        "are tied but where parameters are offloaded.",
         "",
     )
     return "\n".join([*intro, head, "|---" * (len(names) + 1) + "|", *rows, "", *notes, ""])

@@ -1,8 +1,10 @@
-"""What was measured on one device beside its prediction: ``python -m scenarios.studies.device_predictions ROWS.json``.
+"""What was measured on one device beside its prediction.
 
-Rows are those of `executor.studies.device_trials`. They are predicted for the machine in ``--cluster``, as calibration
-writes it, or for the catalogue's machine with the accelerator that the rows name. Nothing is fitted to them. The
-document with predictions goes where ``--out`` says, with the date and the machine of the measurement.
+``python -m meshwise.scenarios.studies.device_predictions ROWS.json``
+
+Rows are those of `meshwise.executor.studies.device_trials`. They are predicted for the machine in ``--cluster``, as
+calibration writes it, or for the catalogue's machine with the accelerator that the rows name. Nothing is fitted to
+them. The document with predictions goes where ``--out`` says, with the date and the machine of the measurement.
 """
 
 import argparse
@@ -14,15 +16,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from executor.launch.processes import INTERRUPTED
-from scenarios.console import note
-from simulator.calibration.kernel_rows import DEVICES
-from simulator.catalog import accelerator, cluster, cluster_names
-from simulator.engine import simulate
-from simulator.machine.cluster import Cluster
-from simulator.models.model import build
-from strategies.lowering import lower
-from strategies.plan.problem import Problem
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.scenarios.console import note
+from meshwise.simulator.calibration.kernel_rows import DEVICES
+from meshwise.simulator.catalog import accelerator, cluster, cluster_names
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.model import build
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.problem import Problem
 
 FRAMEWORK = "torch"
 
@@ -55,7 +57,7 @@ def predicted(rows: Sequence[Mapping[str, Any]], machine: Cluster) -> list[dict[
 
 
 def _prediction(row: Mapping[str, Any], machine: Cluster) -> dict[str, Any]:
-    from executor.job import Job
+    from meshwise.executor.job import Job
 
     job = Job.of(row["job"], str(row["trial"]))
     training = replace(job.training, framework=FRAMEWORK)
@@ -100,10 +102,14 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Predict as the command line says and return the exit code: 0, 2 bad input, 130 interrupted."""
-    from scenarios.inputs.cluster_file import load_cluster
+    from meshwise.scenarios.inputs.cluster_file import load_cluster
 
-    parser = argparse.ArgumentParser(prog="python -m scenarios.studies.device_predictions", description=__doc__)
-    parser.add_argument("rows", type=Path, metavar="ROWS.json", help="what executor.studies.device_trials wrote")
+    parser = argparse.ArgumentParser(
+        prog="python -m meshwise.scenarios.studies.device_predictions", description=__doc__
+    )
+    parser.add_argument(
+        "rows", type=Path, metavar="ROWS.json", help="what meshwise.executor.studies.device_trials wrote"
+    )
     parser.add_argument("--cluster", metavar="CLUSTER.yaml", help="the machine, as meshwise calibrate writes it")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where rows with predictions go")
     given = parser.parse_args(arguments)
@@ -117,7 +123,9 @@ def main(arguments: Sequence[str]) -> int:
         note(str(error))
         return 2
     except (KeyError, TypeError) as error:
-        note(f"{given.rows}: rows of executor.studies.device_trials have a machine and jobs, met {error!r:.100}")
+        note(
+            f"{given.rows}: rows of meshwise.executor.studies.device_trials have a machine and jobs, met {error!r:.100}"
+        )
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

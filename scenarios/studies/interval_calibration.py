@@ -1,7 +1,7 @@
 """Prediction intervals fitted to measured runs, and how many of the runs left out they hold.
 
-Run ``python -m scenarios.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument, ``OUT.json``,
-is where the figures are written that `scenarios.intervals` reads.
+Run ``python -m meshwise.scenarios.studies.interval_calibration ROWS.jsonl`` for the coverage; a second argument,
+``OUT.json``, is where the figures are written that `meshwise.scenarios.intervals` reads.
 """
 
 import datetime
@@ -14,12 +14,12 @@ from math import log
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from scenarios.console import BAD_INPUT, note, table
-from scenarios.files.results import write
-from scenarios.intervals import RISK, Category, Residual, around, category, half_widths, left_out, uncertainty
-from scenarios.scenario import Scenario
-from scenarios.studies.accuracy import Prediction, predict_all, runs_at
-from strategies.plan.framework import UNKNOWN
+from meshwise.scenarios.console import BAD_INPUT, note, table
+from meshwise.scenarios.files.results import write
+from meshwise.scenarios.intervals import RISK, Category, Residual, around, category, half_widths, left_out, uncertainty
+from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.studies.accuracy import Prediction, predict_all, runs_at
+from meshwise.strategies.plan.framework import UNKNOWN
 
 CALIBRATES = "LLaMA-13B"
 """The model of which runs under unknown conventions fit how far their memory may be off; others test it."""
@@ -102,7 +102,7 @@ def coverage_by(held: Sequence[Held], name: str) -> dict[str, Coverage]:
 
 
 def figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
-    """Return the figures of `scenarios.intervals`, fitted to measured runs.
+    """Return the figures of `meshwise.scenarios.intervals`, fitted to measured runs.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def lines(predictions: Sequence[Prediction]) -> Iterator[tuple[str, int, str, st
 def main(arguments: Sequence[str]) -> int:
     """Print the coverage of the runs in a file, and write the figures to a second one; return the exit code."""
     if len(arguments) not in (1, 2):
-        note("usage: python -m scenarios.studies.interval_calibration ROWS.jsonl [OUT.json]")
+        note("usage: python -m meshwise.scenarios.studies.interval_calibration ROWS.jsonl [OUT.json]")
         return BAD_INPUT
     try:
         predictions = predict_all(runs_at(arguments[0]))

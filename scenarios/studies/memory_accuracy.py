@@ -1,8 +1,8 @@
 """Whether a run that is said to fit runs, and one that is said not to runs out of memory, by who published it.
 
-Run ``python -m scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md`` and
-``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a thread
-says of a job: its ``plan``, and whether it ran or ran out of memory.
+Run ``python -m meshwise.scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER`` to write ``memory.md``
+and ``memory.json`` into a folder; the project's own are in ``reports/accuracy``. A line of the second file is what a
+thread says of a job: its ``plan``, and whether it ran or ran out of memory.
 """
 
 import json
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.document import Section, to_markdown
-from scenarios.console import BAD_INPUT, Ticker, note
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.results import folder, write
-from scenarios.intervals import RISK
-from scenarios.published.runs import Run, run_of
-from scenarios.studies.accuracy import Prediction, confusion, predict_all, runs_at
-from scenarios.studies.accuracy_publishers import publisher_of
-from simulator.files import JsonError, parse_json
+from meshwise.reports.document import Section, to_markdown
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.intervals import RISK
+from meshwise.scenarios.published.runs import Run, run_of
+from meshwise.scenarios.studies.accuracy import Prediction, confusion, predict_all, runs_at
+from meshwise.scenarios.studies.accuracy_publishers import publisher_of
+from meshwise.simulator.files import JsonError, parse_json
 
 TITLE = "Whether it fits: predicted against what happened"
 PAGE, DATA = "memory.md", "memory.json"
@@ -185,7 +185,7 @@ def _introduction(result: Mapping[str, Any]) -> Iterator[str]:
         f"{result['rows']} published runs, of which {result['skipped']} could not be predicted. A plan is said to fit "
         f"where its predicted peak, with what the allocator keeps beside tensors, exceeds the memory that the "
         f"framework reports with a probability of {100 * result['risk']:g} % at most. Written by "
-        "python -m scenarios.studies.memory_accuracy."
+        "python -m meshwise.scenarios.studies.memory_accuracy."
     )
     yield (
         "How much the allocator keeps comes from other runs (intervals of prediction_intervals.json). A run of which "
@@ -256,7 +256,7 @@ def _threads(found: Mapping[str, Any]) -> Section:
 def main(arguments: Sequence[str]) -> int:
     """Write the page and its data into the folder that is named; return the exit code."""
     if len(arguments) not in (2, 3):
-        note("usage: python -m scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER")
+        note("usage: python -m meshwise.scenarios.studies.memory_accuracy ROWS.jsonl [THREADS.jsonl] FOLDER")
         return BAD_INPUT
     ticker = Ticker()
     try:

@@ -1,6 +1,7 @@
 """One MLP through operator parallelism, from the module to the picture of its plan, as a page of the documentation.
 
-Run ``python -m scenarios.studies.operator_walk docs`` to write ``docs/operator_parallelism.md`` and its picture.
+Run ``python -m meshwise.scenarios.studies.operator_walk docs`` to write ``docs/operator_parallelism.md`` and its
+picture.
 """
 
 import argparse
@@ -12,24 +13,24 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from reports.pictures.sharded_graph import draw_sharded_graph
-from scenarios.files.library import root
-from scenarios.loader import load
-from simulator.operator_graph import Operator
-from simulator.units import format_size, format_time, to_seconds
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.operator import BlockLayout, collectives
-from strategies.lowering.costs.steps import chain_ticks
-from strategies.operators.brute_force import brute_force
-from strategies.operators.choices import Pin, choices, cuttable
-from strategies.operators.cost_graph import Edge, Solution
-from strategies.operators.costs import OperatorCosts, operator_costs
-from strategies.operators.operator_plan import Degrees, operator_plan
-from strategies.plan.mesh import TENSOR, TENSOR_ROWS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
-from strategies.search import ALGORITHMS, SearchResult, Space, search
+from meshwise.reports.pictures.sharded_graph import draw_sharded_graph
+from meshwise.scenarios.files.library import root
+from meshwise.scenarios.loader import load
+from meshwise.simulator.operator_graph import Operator
+from meshwise.simulator.units import format_size, format_time, to_seconds
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.operator import BlockLayout, collectives
+from meshwise.strategies.lowering.costs.steps import chain_ticks
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.choices import Pin, choices, cuttable
+from meshwise.strategies.operators.cost_graph import Edge, Solution
+from meshwise.strategies.operators.costs import OperatorCosts, operator_costs
+from meshwise.strategies.operators.operator_plan import Degrees, operator_plan
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
 
 PAGE, PICTURE = "operator_parallelism.md", "operator-parallelism.png"
 SCENARIO = "operators/mlp"
@@ -107,7 +108,7 @@ class Walk:
         intro = _prose(
             "Every operator has its own sharding; where two neighbours disagree, the tensor between them is",
             "redistributed. This page follows one small module through that. "
-            "`python -m scenarios.studies.operator_walk docs` writes it:",
+            "`python -m meshwise.scenarios.studies.operator_walk docs` writes it:",
             "every figure is the program's, on a simulated node of 8 H100, and a test compares them.",
         )
         return "\n".join((*head, *intro, *(line for part in parts for line in part)))
@@ -285,7 +286,8 @@ class Walk:
     def _picture(self) -> Iterator[str]:
         yield from ("## The plan as a picture", "")
         yield from _prose(
-            "What `frontier` chose, drawn by `reports.pictures.sharded_graph.draw_sharded_graph(graph, plan, path)`:",
+            "What `frontier` chose, drawn by",
+            "`meshwise.reports.pictures.sharded_graph.draw_sharded_graph(graph, plan, path)`:",
             "how each operator is cut, and the collectives on each edge with their bytes, forward (down) and",
             "backward (up):",
         )
@@ -369,6 +371,6 @@ def write(walk: Walk, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m scenarios.studies.operator_walk")
+    parser = argparse.ArgumentParser(prog="python -m meshwise.scenarios.studies.operator_walk")
     parser.add_argument("folder", type=Path)
     write(Walk(), parser.parse_args().folder)

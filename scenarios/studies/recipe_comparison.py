@@ -1,6 +1,6 @@
 """A page that compares the default search with published recipes and with what an engineer types first.
 
-Run ``python -m scenarios.studies.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
+Run ``python -m meshwise.scenarios.studies.recipe_comparison [--seconds S] [--only NAME,...] [--out FOLDER]`` to write
 ``recipes.md`` and ``recipes.jsonl`` into a folder, by default ``reports/search``. Every search has S seconds of wall
 time, 20 by default.
 Each problem is kept as it is done: the same command goes on after an end of any kind, and makes only what is missing
@@ -21,30 +21,30 @@ from hashlib import sha256
 from math import inf, isfinite
 from pathlib import Path
 
-from executor.launch.processes import INTERRUPTED
-from reports.document import Section, to_markdown
-from scenarios.console import BAD_INPUT, Ticker, note
-from scenarios.files.errors import ScenarioError
-from scenarios.files.fields import nearest
-from scenarios.files.library import find, names, root
-from scenarios.files.results import folder, write
-from scenarios.fitting import seconds_left
-from scenarios.interchange.targets import trainers_of
-from scenarios.intervals import FIGURES
-from scenarios.launches import fastest_runnable, launches
-from scenarios.loader import load, scenario_in
-from scenarios.recipes import FILE as RECIPES
-from scenarios.recipes import Recipe, recipe_layouts, recipes
-from scenarios.scenario import Measured, Scenario
-from scenarios.search_journal import cost_model_version
-from simulator.models.transformer import Transformer
-from simulator.units import format_time
-from strategies.cost_model import CostModel, SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.starts import engineer_layouts
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.reports.document import Section, to_markdown
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.fields import nearest
+from meshwise.scenarios.files.library import find, names, root
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.fitting import seconds_left
+from meshwise.scenarios.interchange.targets import trainers_of
+from meshwise.scenarios.intervals import FIGURES
+from meshwise.scenarios.launches import fastest_runnable, launches
+from meshwise.scenarios.loader import load, scenario_in
+from meshwise.scenarios.recipes import FILE as RECIPES
+from meshwise.scenarios.recipes import Recipe, recipe_layouts, recipes
+from meshwise.scenarios.scenario import Measured, Scenario
+from meshwise.scenarios.search_journal import cost_model_version
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.units import format_time
+from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.starts import engineer_layouts
 
 SLACK = 1e-3
 """Fraction by which the search may be slower than another plan before it counts as slower."""
@@ -333,8 +333,8 @@ def _sections(rows: Sequence[Comparison]) -> Iterator[Section]:
             f"{len(rows)} problems: {sum(row.ran is not None for row in rows)} published recipes and the scenarios of "
             "the library. Each was laid out by the default search, by its own plan, by the plans that an engineer "
             "types first for that model and machine, and by all recipes' plans carried over to it. All were judged by "
-            "one simulation with one rule of fitting. Written by python -m scenarios.studies.recipe_comparison; "
-            "every row is in recipes.jsonl.",
+            "one simulation with one rule of fitting. Written by "
+            "python -m meshwise.scenarios.studies.recipe_comparison; every row is in recipes.jsonl.",
             f"Seconds of wall time of a search: {', '.join(f'{each:g}' for each in sorted({r.seconds for r in rows}))}."
             " Gap: how far the best plan may be above the optimum of the searched space; none where nothing is proven.",
             f"Search over others: the step of the search's plan over that of the fastest other plan. "
@@ -479,7 +479,7 @@ def chosen_cases(only: str | None) -> tuple[Case, ...]:
 def main(arguments: Sequence[str]) -> int:
     """Write the page; return the exit code."""
     parser = argparse.ArgumentParser(
-        "python -m scenarios.studies.recipe_comparison", description=__doc__.splitlines()[0]
+        "python -m meshwise.scenarios.studies.recipe_comparison", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="wall time of a search (%(default)g)")
     parser.add_argument("--only", help="names of problems, or parts of them, with commas between")

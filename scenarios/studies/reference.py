@@ -1,7 +1,7 @@
 """The reference of the Python interface as pages of the documentation, from the docstrings of public names.
 
-Run ``python -m scenarios.studies.reference docs/reference`` to write them. Modules are read, not imported, so that the
-pages are the same with every version of Python and without torch.
+Run ``python -m meshwise.scenarios.studies.reference docs/reference`` to write them. Modules are read, not imported, so
+that the pages are the same with every version of Python and without torch.
 
 What the reference of the Python interface has: pages, modules and names.
 """
@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 CONTENTS = "README.md"
@@ -37,15 +37,15 @@ PAGES = (
         "Scenarios and results",
         "What `from scenarios import load` gives, and what its methods return.",
         (
-            ("scenarios.loader", ("load",)),
-            ("scenarios.scenario", ("Scenario", "SearchSettings", "Measured")),
-            ("scenarios.simulation", ("Simulation", "StageMemory")),
-            ("scenarios.files.errors", ("Fault", "ScenarioError")),
-            ("scenarios.files.library", ALL),
-            ("scenarios.inputs.cluster_file", ("load_cluster", "write_cluster")),
-            ("scenarios.inputs.graph_file", ("load_graph", "dump_graph")),
+            ("meshwise.scenarios.loader", ("load",)),
+            ("meshwise.scenarios.scenario", ("Scenario", "SearchSettings", "Measured")),
+            ("meshwise.scenarios.simulation", ("Simulation", "StageMemory")),
+            ("meshwise.scenarios.files.errors", ("Fault", "ScenarioError")),
+            ("meshwise.scenarios.files.library", ALL),
+            ("meshwise.scenarios.inputs.cluster_file", ("load_cluster", "write_cluster")),
+            ("meshwise.scenarios.inputs.graph_file", ("load_graph", "dump_graph")),
             (
-                "scenarios.intervals",
+                "meshwise.scenarios.intervals",
                 ("step_time_interval", "peak_memory_interval", "memory_margin"),
             ),
         ),
@@ -56,24 +56,24 @@ PAGES = (
         "The driver of every search, its result, the space, and the algorithms with their options.",
         (
             (
-                "strategies.search.driver",
+                "meshwise.strategies.search.driver",
                 ("search", "SearchResult", "Progress", "Proof", "SearchAlgorithm", "Journal", "Certificate"),
             ),
-            ("strategies.search.space", ("Space", "layouts", "neighbours")),
-            ("strategies.search.fan_out", ("processes",)),
-            ("strategies.search.algorithms.auto", ("Auto",)),
-            ("strategies.search.algorithms.best_first", ("BestFirst",)),
-            ("strategies.search.algorithms.exhaustive", ("Exhaustive", "BreadthFirst")),
-            ("strategies.search.algorithms.beam", ("Beam",)),
-            ("strategies.search.algorithms.mcmc", ("MCMC",)),
-            ("strategies.search.algorithms.mcts", ("MCTS",)),
-            ("strategies.search.algorithms.reinforcement", ("Reinforcement",)),
-            ("strategies.search.algorithms.random", ("RandomSearch",)),
-            ("strategies.search.algorithms.expert", ("Expert",)),
-            ("strategies.search.algorithms.bottleneck", ("Bottleneck",)),
-            ("strategies.search.algorithms.stages", ("PipelineDP", "LayerDP", "InterStageMILP")),
+            ("meshwise.strategies.search.space", ("Space", "layouts", "neighbours")),
+            ("meshwise.strategies.search.fan_out", ("processes",)),
+            ("meshwise.strategies.search.algorithms.auto", ("Auto",)),
+            ("meshwise.strategies.search.algorithms.best_first", ("BestFirst",)),
+            ("meshwise.strategies.search.algorithms.exhaustive", ("Exhaustive", "BreadthFirst")),
+            ("meshwise.strategies.search.algorithms.beam", ("Beam",)),
+            ("meshwise.strategies.search.algorithms.mcmc", ("MCMC",)),
+            ("meshwise.strategies.search.algorithms.mcts", ("MCTS",)),
+            ("meshwise.strategies.search.algorithms.reinforcement", ("Reinforcement",)),
+            ("meshwise.strategies.search.algorithms.random", ("RandomSearch",)),
+            ("meshwise.strategies.search.algorithms.expert", ("Expert",)),
+            ("meshwise.strategies.search.algorithms.bottleneck", ("Bottleneck",)),
+            ("meshwise.strategies.search.algorithms.stages", ("PipelineDP", "LayerDP", "InterStageMILP")),
             (
-                "strategies.search.algorithms.operators",
+                "meshwise.strategies.search.algorithms.operators",
                 ("Frontier", "IntegerProgramming", "DynamicProgramming", "RecursiveProgramming", "ShardingPropagation"),
             ),
         ),
@@ -83,20 +83,23 @@ PAGES = (
         "Plans",
         "A problem, a plan and its parts, and how a plan becomes a program.",
         (
-            ("strategies.plan.problem", ("Problem", "Training")),
-            ("strategies.plan.plan", ("Plan", "Stage")),
-            ("strategies.plan.layout", ("Layout",)),
-            ("strategies.plan.mesh", ("Axis", "Mesh")),
-            ("strategies.plan.sharding", ("ShardingSpec", "OperatorSharding", "Redistribution", "redistribute")),
-            ("strategies.schedules.schedule", ("ActionKind", "Action", "Schedule", "schedule")),
+            ("meshwise.strategies.plan.problem", ("Problem", "Training")),
+            ("meshwise.strategies.plan.plan", ("Plan", "Stage")),
+            ("meshwise.strategies.plan.layout", ("Layout",)),
+            ("meshwise.strategies.plan.mesh", ("Axis", "Mesh")),
             (
-                "strategies.plan.recomputation",
+                "meshwise.strategies.plan.sharding",
+                ("ShardingSpec", "OperatorSharding", "Redistribution", "redistribute"),
+            ),
+            ("meshwise.strategies.schedules.schedule", ("ActionKind", "Action", "Schedule", "schedule")),
+            (
+                "meshwise.strategies.plan.recomputation",
                 ("Recompute", "FirstLayers", "SomeOperators", "PerStage", "recomputation"),
             ),
-            ("strategies.plan.offloading", ("StepPlace", "Offloading", "offloading")),
-            ("strategies.evaluation", ("Evaluation", "Trial")),
-            ("strategies.cost_model", ALL),
-            ("strategies.lowering.lower", ("lower",)),
+            ("meshwise.strategies.plan.offloading", ("StepPlace", "Offloading", "offloading")),
+            ("meshwise.strategies.evaluation", ("Evaluation", "Trial")),
+            ("meshwise.strategies.cost_model", ALL),
+            ("meshwise.strategies.lowering.lower", ("lower",)),
         ),
     ),
     Page(
@@ -104,10 +107,10 @@ PAGES = (
         "Simulator",
         "The machine, the network, the program that is run, and what comes of it.",
         (
-            ("simulator.engine", ("simulate", "step_time", "step_ticks")),
-            ("simulator.engine.bound", ("step_bound",)),
+            ("meshwise.simulator.engine", ("simulate", "step_time", "step_ticks")),
+            ("meshwise.simulator.engine.bound", ("step_bound",)),
             (
-                "simulator.program",
+                "meshwise.simulator.program",
                 (
                     "TaskKind",
                     "StreamKind",
@@ -129,13 +132,13 @@ PAGES = (
                     "ragged",
                 ),
             ),
-            ("simulator.timeline", ("Timeline", "LinkUse")),
-            ("simulator.spans", ("Span",)),
-            ("simulator.memory", ("MemoryProfile", "sweep")),
-            ("simulator.machine.cluster", ALL),
-            ("simulator.machine.accelerator", ("Accelerator",)),
+            ("meshwise.simulator.timeline", ("Timeline", "LinkUse")),
+            ("meshwise.simulator.spans", ("Span",)),
+            ("meshwise.simulator.memory", ("MemoryProfile", "sweep")),
+            ("meshwise.simulator.machine.cluster", ALL),
+            ("meshwise.simulator.machine.accelerator", ("Accelerator",)),
             (
-                "simulator.machine.kernels",
+                "meshwise.simulator.machine.kernels",
                 (
                     "Matmul",
                     "MatmulModel",
@@ -146,20 +149,23 @@ PAGES = (
                     "attention_compute_time",
                 ),
             ),
-            ("simulator.machine.compute", ("Pass", "matmul_time", "attention_time", "operator_time", "optimizer_time")),
-            ("simulator.machine.host", ALL),
-            ("simulator.machine.topology", ALL),
-            ("simulator.collective", ALL),
-            ("simulator.collectives.choose", ("phases", "algorithms", "idle_time", "measured_time", "choose")),
-            ("simulator.operator_graph", ("OperatorKind", "Tensor", "Operator", "Block", "OperatorGraph")),
-            ("simulator.models.model", ("Model", "build")),
-            ("simulator.models.transformer", ("Transformer",)),
-            ("simulator.models.hugging_face", ("spec_from_config",)),
-            ("simulator.catalog", ("accelerator_names", "accelerator", "cluster_names", "cluster", "sources")),
-            ("simulator.units", ("Dimension", "parse", "format_time", "format_size", "format_bandwidth")),
-            ("simulator.reliability.long_run", ("LongRun",)),
             (
-                "simulator.reliability.goodput",
+                "meshwise.simulator.machine.compute",
+                ("Pass", "matmul_time", "attention_time", "operator_time", "optimizer_time"),
+            ),
+            ("meshwise.simulator.machine.host", ALL),
+            ("meshwise.simulator.machine.topology", ALL),
+            ("meshwise.simulator.collective", ALL),
+            ("meshwise.simulator.collectives.choose", ("phases", "algorithms", "idle_time", "measured_time", "choose")),
+            ("meshwise.simulator.operator_graph", ("OperatorKind", "Tensor", "Operator", "Block", "OperatorGraph")),
+            ("meshwise.simulator.models.model", ("Model", "build")),
+            ("meshwise.simulator.models.transformer", ("Transformer",)),
+            ("meshwise.simulator.models.hugging_face", ("spec_from_config",)),
+            ("meshwise.simulator.catalog", ("accelerator_names", "accelerator", "cluster_names", "cluster", "sources")),
+            ("meshwise.simulator.units", ("Dimension", "parse", "format_time", "format_size", "format_bandwidth")),
+            ("meshwise.simulator.reliability.long_run", ("LongRun",)),
+            (
+                "meshwise.simulator.reliability.goodput",
                 ("Goodput", "goodput", "young_interval", "daly_interval", "best_interval"),
             ),
         ),
@@ -169,15 +175,15 @@ PAGES = (
         "Executor",
         "Running a plan on torch, measuring a machine, and capturing a module. Needs the extra `exec`.",
         (
-            ("executor.launch.run", ("Run", "execute")),
-            ("executor.training.continuation", ("RunOptions",)),
-            ("executor.job", ("LearningRate",)),
-            ("executor.check.verification", ("Verification", "VerificationError")),
-            ("executor.check.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
-            ("executor.calibration.calibrate", ("calibrate",)),
-            ("executor.capture.capture", ("capture",)),
-            ("executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
-            ("executor.launch.several_hosts", ("Hosts", "prepare", "read_run")),
+            ("meshwise.executor.launch.run", ("Run", "execute")),
+            ("meshwise.executor.training.continuation", ("RunOptions",)),
+            ("meshwise.executor.job", ("LearningRate",)),
+            ("meshwise.executor.check.verification", ("Verification", "VerificationError")),
+            ("meshwise.executor.check.oracle_check", ("Check", "RankCheck", "MemoryLine", "TrafficLine")),
+            ("meshwise.executor.calibration.calibrate", ("calibrate",)),
+            ("meshwise.executor.capture.capture", ("capture",)),
+            ("meshwise.executor.capture.captured", ("NamedDims", "CaptureError", "Captured")),
+            ("meshwise.executor.launch.several_hosts", ("Hosts", "prepare", "read_run")),
         ),
     ),
     Page(
@@ -185,19 +191,19 @@ PAGES = (
         "Reports",
         "Pictures, traces, tables and pages from results.",
         (
-            ("reports.pictures.timeline", ("draw_timeline", "draw_comparison")),
-            ("reports.pictures.memory", ("draw_memory",)),
-            ("reports.page.report", ("Report",)),
-            ("reports.page.html", ("html",)),
-            ("reports.traces.chrome", ("write_trace",)),
-            ("reports.traces.perfetto", ("write_perfetto",)),
-            ("reports.pictures.search", ("draw_search", "trials_table")),
-            ("reports.difference", ("Difference", "DifferenceRow", "difference")),
-            ("reports.pictures.accuracy", ("AccuracyRow", "draw_accuracy")),
-            ("reports.pictures.goodput", ("draw_goodput",)),
-            ("reports.pictures.pareto", ("draw_fronts",)),
-            ("reports.pictures.sharded_graph", ("draw_sharded_graph",)),
-            ("reports.document", ("Section", "to_markdown")),
+            ("meshwise.reports.pictures.timeline", ("draw_timeline", "draw_comparison")),
+            ("meshwise.reports.pictures.memory", ("draw_memory",)),
+            ("meshwise.reports.page.report", ("Report",)),
+            ("meshwise.reports.page.html", ("html",)),
+            ("meshwise.reports.traces.chrome", ("write_trace",)),
+            ("meshwise.reports.traces.perfetto", ("write_perfetto",)),
+            ("meshwise.reports.pictures.search", ("draw_search", "trials_table")),
+            ("meshwise.reports.difference", ("Difference", "DifferenceRow", "difference")),
+            ("meshwise.reports.pictures.accuracy", ("AccuracyRow", "draw_accuracy")),
+            ("meshwise.reports.pictures.goodput", ("draw_goodput",)),
+            ("meshwise.reports.pictures.pareto", ("draw_fronts",)),
+            ("meshwise.reports.pictures.sharded_graph", ("draw_sharded_graph",)),
+            ("meshwise.reports.document", ("Section", "to_markdown")),
         ),
     ),
 )
@@ -233,7 +239,7 @@ def _contents() -> str:
     lines = [
         "# Python reference",
         "",
-        "Written by `python -m scenarios.studies.reference docs/reference` from docstrings.",
+        "Written by `python -m meshwise.scenarios.studies.reference docs/reference` from docstrings.",
         "",
     ]
     lines += [f"- [{page.title}]({page.file}): {page.lead}" for page in PAGES]
@@ -255,10 +261,9 @@ def _page(page: Page) -> str:
 
 
 def _tree(module: str) -> ast.Module:
-    package, *rest = module.split(".")
-    place = Path(str(files(package))).joinpath(*rest)
-    source = place.with_suffix(".py") if rest else place
-    return ast.parse((source if source.is_file() else place / "__init__.py").read_text("utf-8"))
+    found = find_spec(module)
+    assert found is not None and found.origin is not None
+    return ast.parse(Path(found.origin).read_text("utf-8"))
 
 
 def _definitions(tree: ast.Module) -> Iterator[tuple[str, Definition | tuple[str, str]]]:
@@ -416,6 +421,6 @@ def _inline(line: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m scenarios.studies.reference")
+    parser = argparse.ArgumentParser(prog="python -m meshwise.scenarios.studies.reference")
     parser.add_argument("folder", type=Path)
     write(parser.parse_args().folder)

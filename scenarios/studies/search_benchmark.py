@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-from scenarios.loader import load
-from scenarios.studies.figure import Figure, best, seconds
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.studies.figure import Figure, best, seconds
 
 GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70b-16-h100-16-a100"
 
@@ -21,8 +21,8 @@ def wide() -> list[Figure]:
 
     All but dualpipev, of whose pairs of passes little is bounded: with it the proof takes minutes.
     """
-    from strategies.schedules.schedule import SCHEDULES
-    from strategies.search import BestFirst, Space, search
+    from meshwise.strategies.schedules.schedule import SCHEDULES
+    from meshwise.strategies.search import BestFirst, Space, search
 
     schedules = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous and name != "dualpipev")
     problem, space = load(GPT3).problem, Space(wide=True, zero=(0, 1), schedule=schedules)
@@ -45,8 +45,8 @@ def mixed() -> list[Figure]:
     """Measure what a mixed cluster gains over plans that are made for one kind of device, simulated on it."""
     from dataclasses import replace
 
-    from strategies.cost_model import SimulatedCost
-    from strategies.search import Auto, search
+    from meshwise.strategies.cost_model import SimulatedCost
+    from meshwise.strategies.search import Auto, search
 
     problem = load(MIXED).problem
     cluster, costs = problem.cluster, SimulatedCost(problem)
@@ -86,10 +86,10 @@ PUBLIC_PLANNER = 44.0
 
 def gpt3() -> list[Figure]:
     """Measure the searches of GPT-3's operators on 8 x 128 devices, where memory binds, and nothing is known yet."""
-    from scenarios.loader import load
-    from strategies.operators.costs import operator_costs
-    from strategies.operators.frontier import frontier
-    from strategies.plan.mesh import TENSOR, TENSOR_ROWS
+    from meshwise.scenarios.loader import load
+    from meshwise.strategies.operators.costs import operator_costs
+    from meshwise.strategies.operators.frontier import frontier
+    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
     problem = load("gpt3-175b-1024-a100").problem
     found: list[Any] = []
@@ -106,8 +106,8 @@ def gpt3() -> list[Figure]:
 
 
 def _recursion(problem: Any) -> float:
-    from strategies.operators.recursion import Level, recurse
-    from strategies.plan.mesh import TENSOR, TENSOR_ROWS
+    from meshwise.strategies.operators.recursion import Level, recurse
+    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
     levels = (Level(TENSOR_ROWS, 128, 20.0), Level(TENSOR, 8))
     return best(lambda: recurse(problem.graph, levels, 384, 4))
@@ -115,11 +115,11 @@ def _recursion(problem: Any) -> float:
 
 def llama() -> list[Figure]:
     """Measure the searches of Llama 8B's operators on 8 devices, beside what is published of another planner."""
-    from scenarios.loader import load
-    from strategies.operators.costs import operator_costs
-    from strategies.operators.elimination import eliminate
-    from strategies.operators.integer_programming import integer_programming
-    from strategies.plan.mesh import TENSOR, TENSOR_ROWS
+    from meshwise.scenarios.loader import load
+    from meshwise.strategies.operators.costs import operator_costs
+    from meshwise.strategies.operators.elimination import eliminate
+    from meshwise.strategies.operators.integer_programming import integer_programming
+    from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
     problem = load("gallery/models/llama3-8b-8-h100").problem
     result = []

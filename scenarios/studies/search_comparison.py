@@ -1,10 +1,10 @@
 """A page that compares the searches for layouts: how near to the proven optimum each comes, and how soon.
 
-Run ``python -m scenarios.studies.search_comparison [--wide] [ROUNDS] FOLDER`` to write ``README.md``, its pictures and
-``results.csv`` into a folder; the project's own are ``reports/search`` and, of wide spaces, ``reports/search-wide``.
-ROUNDS are the seeds of algorithms that draw, 10 by default.
-Every run is kept in ``runs.jsonl`` as it is made: the same command goes on after an end of any kind, and makes only
-what is missing or was made by another version of the program.
+Run ``python -m meshwise.scenarios.studies.search_comparison [--wide] [ROUNDS] FOLDER`` to write ``README.md``, its
+pictures and ``results.csv`` into a folder; the project's own are ``reports/search`` and, of wide spaces,
+``reports/search-wide``. ROUNDS are the seeds of algorithms that draw, 10 by default. Every run is kept in
+``runs.jsonl`` as it is made: the same command goes on after an end of any kind, and makes only what is missing or was
+made by another version of the program.
 """
 
 import csv
@@ -16,12 +16,12 @@ from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 
-from executor.launch.processes import INTERRUPTED
-from reports.document import Section, to_markdown
-from reports.pictures.search import WITHIN, draw_cases, draw_gaps, draw_solved
-from scenarios.console import BAD_INPUT, Ticker, note
-from scenarios.files.results import folder, write
-from scenarios.studies.search_runs import (
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.reports.document import Section, to_markdown
+from meshwise.reports.pictures.search import WITHIN, draw_cases, draw_gaps, draw_solved
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note
+from meshwise.scenarios.files.results import folder, write
+from meshwise.scenarios.studies.search_runs import (
     BUDGET,
     CASES,
     MOST_PLANS,
@@ -35,8 +35,8 @@ from scenarios.studies.search_runs import (
     run_case,
     to_line,
 )
-from simulator.units import format_time
-from strategies.search import LAYOUT_ALGORITHMS
+from meshwise.simulator.units import format_time
+from meshwise.strategies.search import LAYOUT_ALGORITHMS
 
 TITLES = ("Searches side by side", "Searches side by side, in wide spaces")
 ROUNDS = 10
@@ -122,8 +122,8 @@ def _sections(found: Comparison) -> Iterator[Section]:
             f"Every search for layouts on {len(found.cases)} problems whose optimum {PROVING} has proven, each over "
             f"{_SPACE[found.wide]}. A run has {BUDGET:,} evaluations or "
             f"{SECONDS:g} s of one core's CPU time; algorithms that draw run with "
-            f"{_seeds(found)} seeds. Written by python -m scenarios.studies.search_comparison, which goes on where it "
-            "was ended; every run is in runs.jsonl and, in short, in results.csv.",
+            f"{_seeds(found)} seeds. Written by python -m meshwise.scenarios.studies.search_comparison, which goes "
+            "on where it was ended; every run is in runs.jsonl and, in short, in results.csv.",
             "Gap: the best step time so far over the optimum, minus 1. A gap below 0 is a plan outside the space that "
             "best_first proves, as of stages of other sizes. Evaluations are simulations of different plans: bounds, "
             "memory filters and longest paths are not counted, only timed. Seconds are CPU time with the costs of "
@@ -311,7 +311,10 @@ def main(arguments: Sequence[str]) -> int:
     rest = [each for each in arguments if each != WIDE]
     rounds, place = (rest[0], rest[-1]) if len(rest) == 2 else (str(ROUNDS), "".join(rest))
     if len(rest) not in (1, 2) or place.startswith("-") or not (rounds.isdecimal() and 1 <= int(rounds) <= MOST_ROUNDS):
-        note(f"usage: python -m scenarios.studies.search_comparison [{WIDE}] [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER")
+        note(
+            "usage: python -m meshwise.scenarios.studies.search_comparison "
+            f"[{WIDE}] [ROUNDS, 1 to {MOST_ROUNDS}] FOLDER"
+        )
         return BAD_INPUT
     ticker = Ticker()
     try:

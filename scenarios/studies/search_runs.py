@@ -19,18 +19,18 @@ from pathlib import Path
 from time import process_time
 from typing import Any, ClassVar, TypeVar, cast
 
-from scenarios.loader import load
-from scenarios.search_journal import cost_model_version
-from simulator import catalog
-from simulator.brief import brief
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from strategies.cost_model import CostModel, SimulatedCost
-from strategies.evaluation import Evaluation, Resource
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.search import LAYOUT_ALGORITHMS, Proposals, SearchAlgorithm, Space, layouts, search
-from strategies.search.space import CORE, WIDE
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.search_journal import cost_model_version
+from meshwise.simulator import catalog
+from meshwise.simulator.brief import brief
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.evaluation import Evaluation, Resource
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.search import LAYOUT_ALGORITHMS, Proposals, SearchAlgorithm, Space, layouts, search
+from meshwise.strategies.search.space import CORE, WIDE
 
 
 @dataclass(frozen=True, slots=True)

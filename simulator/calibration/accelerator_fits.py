@@ -8,11 +8,11 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.calibration.kernel_rows import HOST_TIMED, IN_A_ROW, SIXTEEN_BITS, Row
-from simulator.calibration.kernels import FusedAttention, Product, Stream
-from simulator.calibration.least_squares import fit
-from simulator.calibration.parameters import (
+from meshwise.simulator.brief import brief
+from meshwise.simulator.calibration.kernel_rows import HOST_TIMED, IN_A_ROW, SIXTEEN_BITS, Row
+from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
+from meshwise.simulator.calibration.least_squares import fit
+from meshwise.simulator.calibration.parameters import (
     Apply,
     Parameter,
     attention_parameters,
@@ -24,8 +24,8 @@ from simulator.calibration.parameters import (
     with_attention,
     with_matmul,
 )
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.kernels import Matmul
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.kernels import Matmul
 
 FULL_WEIGHT = 50
 """Rows from which a publisher's word weighs as much as any other's."""

@@ -6,8 +6,8 @@ Beside it is how far sources of collectives are from each other.
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from simulator.calibration.collective_rows import CollectiveRow, Skipped
-from simulator.calibration.link_fits import (
+from meshwise.simulator.calibration.collective_rows import CollectiveRow, Skipped
+from meshwise.simulator.calibration.link_fits import (
     SIZES,
     TECHNOLOGIES,
     Disagreement,
@@ -21,8 +21,8 @@ from simulator.calibration.link_fits import (
     held_out,
     technology_of,
 )
-from simulator.calibration.noise import ITSELF, Floor, Sizes, Times, floor, repeats
-from simulator.machine.topology import Link
+from meshwise.simulator.calibration.noise import ITSELF, Floor, Sizes, Times, floor, repeats
+from meshwise.simulator.machine.topology import Link
 
 
 def collective_floors(rows: Sequence[CollectiveRow]) -> tuple[Floor, ...]:
@@ -59,7 +59,7 @@ def _what(row: CollectiveRow) -> tuple[Hashable, Sizes]:
 
 _HEAD = """# Collectives: predicted against measured
 
-`simulator.calibration` holds the model of communication against published collectives; `report` of
+`meshwise.simulator.calibration` holds the model of communication against published collectives; `report` of
 `simulator/calibration/collective_report.py` makes this page. No training run is fitted.
 
 Errors are |predicted / measured - 1|, their mean and in brackets their median. Small is below 64 KiB, large
@@ -101,9 +101,9 @@ What all rows fit, by the best clock that a link's rows were timed by; a link wi
 relative's. Beside a collective a host's clock reads {host:.0f} us. Figures are those of NCCL's Simple protocol.
 """
 _LIBRARIES = """
-Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in `simulator.machine.cluster.Library`; the part of
-a port that collectives in switches reach (NCCL's tuner has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3
-have no such switches: theirs are not used.
+Of LL and LL128 the parts of launch, latency and bandwidth; `own` as in
+`meshwise.simulator.machine.cluster.Library`; the part of a port that collectives in switches reach (NCCL's tuner
+has 0.85 for Hopper and 0.74 for Blackwell). NVLink 2 and 3 have no such switches: theirs are not used.
 """
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from simulator.catalog import cluster
-from simulator.collective import Algorithm, Collective
-from simulator.files import JsonError, parse_json
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.files import JsonError, parse_json
 
 _COLLECTIVES = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -63,7 +63,7 @@ class CollectiveRow:
     machine, nodes, ranks
         A machine's name, and how many of its nodes and devices run the collective, the same on each node.
     size, seconds
-        Bytes, counted as `simulator.collectives.choose` does, and what they took.
+        Bytes, counted as `meshwise.simulator.collectives.choose` does, and what they took.
     algorithm
         The one that the source names, ``None`` where it leaves the choice to the library.
     timing

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.calibration.accelerator_fits import (
+from meshwise.simulator.brief import brief
+from meshwise.simulator.calibration.accelerator_fits import (
     Calibration,
     Errors,
     calibrate,
@@ -23,10 +23,10 @@ from simulator.calibration.accelerator_fits import (
     sustained_factors,
     sustained_of,
 )
-from simulator.calibration.kernel_rows import SIXTEEN_BITS, Row, Skipped
-from simulator.calibration.kernels import FusedAttention, Product, Stream
-from simulator.calibration.noise import ITSELF, Compared, Floor, Sizes, Times, floor, repeats
-from simulator.machine.accelerator import Accelerator
+from meshwise.simulator.calibration.kernel_rows import SIXTEEN_BITS, Row, Skipped
+from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
+from meshwise.simulator.calibration.noise import ITSELF, Compared, Floor, Sizes, Times, floor, repeats
+from meshwise.simulator.machine.accelerator import Accelerator
 
 
 def kernel_floors(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
-from simulator.files import JsonError, parse_json
-from simulator.machine.compute import Pass
-from simulator.machine.kernels import AttentionShape, Matmul
-from simulator.operator_graph import ITEMSIZE
+from meshwise.simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
+from meshwise.simulator.files import JsonError, parse_json
+from meshwise.simulator.machine.compute import Pass
+from meshwise.simulator.machine.kernels import AttentionShape, Matmul
+from meshwise.simulator.operator_graph import ITEMSIZE
 
 MAX_ROWS = 1_000_000
 MAX_ROW_BYTES = 2**16

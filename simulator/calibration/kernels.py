@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, attention_time, matmul_time
-from simulator.machine.kernels import AttentionShape, Matmul, streaming_time
-from simulator.operator_graph import ITEMSIZE
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, attention_time, matmul_time
+from meshwise.simulator.machine.kernels import AttentionShape, Matmul, streaming_time
+from meshwise.simulator.operator_graph import ITEMSIZE
 
 CACHE = "cache"
 """Kind of the copies of keys and values into a serving backend's cache: no kind of training's."""

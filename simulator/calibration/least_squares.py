@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.calibration.parameters import Parameter
-from simulator.interconnect.routes import FloatArray
+from meshwise.simulator.calibration.parameters import Parameter
+from meshwise.simulator.interconnect.routes import FloatArray
 
 _STEP = 1e-4
 

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.calibration.collective_rows import CollectiveRow, Timing
-from simulator.calibration.least_squares import least_squares
-from simulator.catalog import cluster
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import algorithms, candidates, phases
-from simulator.collectives.traffic import Phase
-from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.routes import FloatArray
-from simulator.machine.cluster import LOSSLESS, Cluster, Library, Protocol
-from simulator.machine.topology import Link
+from meshwise.simulator.brief import brief
+from meshwise.simulator.calibration.collective_rows import CollectiveRow, Timing
+from meshwise.simulator.calibration.least_squares import least_squares
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import algorithms, candidates, phases
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.interconnect.routes import FloatArray
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, Library, Protocol
+from meshwise.simulator.machine.topology import Link
 
 _NONE, _UNIT = Link(0.0, inf), Link(1.0, 1.0)
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from simulator.calibration.kernels import CACHE
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.kernels import BACKWARD_PRODUCTS, MatmulModel
+from meshwise.simulator.calibration.kernels import CACHE
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.kernels import BACKWARD_PRODUCTS, MatmulModel
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Typical tiles of cuBLAS (NVIDIA, "Matrix multiplication background user's guide", section 3.2)."""

@@ -4,13 +4,13 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from simulator.catalog.records import STATUSES, Record, is_calibrated, names, record
-from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Library, Node, Protocol
-from simulator.machine.host import Host, Pcie
-from simulator.machine.kernels import AttentionModel, MatmulModel
-from simulator.machine.topology import (
+from meshwise.simulator.catalog.records import STATUSES, Record, is_calibrated, names, record
+from meshwise.simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Library, Node, Protocol
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
@@ -23,7 +23,7 @@ from simulator.machine.topology import (
     Switch,
     Torus,
 )
-from simulator.units import Dimension, parse
+from meshwise.simulator.units import Dimension, parse
 
 __all__ = [
     "STATUSES",

@@ -1,13 +1,12 @@
 """The catalog's data files: records by name, and for every figure where it comes from.
 
 A record may say ``like``: it then has what it does not state from the record of that name. A file
-``calibration/NAME.json``, as `simulator.calibration` writes it, states figures of an accelerator's kernels, which hold
-before the record's own.
-``sources`` gives a figure, or a group of figures, by its path a status and a text; ``assumed``
-lists those that no document read states. The entry of the longest path holds.
+``calibration/NAME.json``, as `meshwise.simulator.calibration` writes it, states figures of an accelerator's kernels,
+which hold before the record's own. ``sources`` gives a figure, or a group of figures, by its path a status and a text;
+``assumed`` lists those that no document read states. The entry of the longest path holds.
 
 A link of a cluster may be named instead: it then has the figures fitted to published collectives
-(`simulator.calibration`), ``links`` times its bandwidth, and inside a node their library too.
+(`meshwise.simulator.calibration`), ``links`` times its bandwidth, and inside a node their library too.
 """
 
 import json
@@ -16,8 +15,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from simulator.machine.topology import Link
-from simulator.units import Dimension, parse
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.units import Dimension, parse
 
 STATUSES = ("read", "secondary", "derived", "chosen", "assumed")
 """How far a figure can be trusted.

@@ -10,10 +10,10 @@ from functools import lru_cache
 from statistics import median, median_low, mode
 from typing import NamedTuple, TypeVar
 
-from simulator.catalog.records import fitted_links, is_calibrated, names
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.kernels import AttentionModel, MatmulModel
-from simulator.machine.topology import Link
+from meshwise.simulator.catalog.records import fitted_links, is_calibrated, names
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.machine.topology import Link
 
 M = TypeVar("M", MatmulModel, AttentionModel)
 Shares = tuple[tuple[str, float], ...]
@@ -50,7 +50,7 @@ def typical_efficiency() -> Efficiency:
 
     Attention is stated relative to products; its median is that of the part of the peak that it reaches.
     """
-    from simulator.catalog import accelerator
+    from meshwise.simulator.catalog import accelerator
 
     timed = [efficiency_of(accelerator(name)) for name in timed_accelerators()]
     matmul = replace(

@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.hierarchical import hierarchical
-from simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
-from simulator.collectives.placement import Placement, place
-from simulator.collectives.point_to_point import direct, pairwise, parameter_server, shift
-from simulator.collectives.ring import ring
-from simulator.collectives.torus import torus_ring
-from simulator.collectives.traffic import Phase
-from simulator.collectives.tree import tree
-from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.routes import BoolArray, IntArray
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Mesh, Torus
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.hierarchical import hierarchical
+from meshwise.simulator.collectives.in_switch import fabric_reduces, in_switch, switches_reduce
+from meshwise.simulator.collectives.placement import Placement, place
+from meshwise.simulator.collectives.point_to_point import direct, pairwise, parameter_server, shift
+from meshwise.simulator.collectives.ring import ring
+from meshwise.simulator.collectives.torus import torus_ring
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.collectives.tree import tree
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.interconnect.routes import BoolArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Mesh, Torus
 
 _SHARDED = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
 _KNOWN = {
@@ -60,7 +60,7 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
     --------
     A ring all-reduce of 8 GB over 4 nodes moves 2 * 3/4 * 8 GB = 12 GB over every NIC and its slot.
 
-    >>> from simulator.catalog import cluster
+    >>> from meshwise.simulator.catalog import cluster
     >>> group = np.array([[0, 1, 2, 3]])
     >>> [phase] = phases(cluster("dgx-a100-80gb", 4, 1), Collective.ALL_REDUCE, Algorithm.RING, group)
     >>> sorted(set((8e9 * phase.load).tolist()))

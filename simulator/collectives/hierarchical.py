@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from simulator.collective import Collective
-from simulator.collectives.placement import Placement
-from simulator.collectives.ring import channels, inside
-from simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, traffic
-from simulator.interconnect.routes import IntArray
-from simulator.machine.cluster import Cluster
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.collectives.placement import Placement
+from meshwise.simulator.collectives.ring import channels, inside
+from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, traffic
+from meshwise.simulator.interconnect.routes import IntArray
+from meshwise.simulator.machine.cluster import Cluster
 
 
 def hierarchical(cluster: Cluster, placement: Placement, collective: Collective) -> tuple[Phase, ...]:

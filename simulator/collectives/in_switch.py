@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from simulator.collective import Collective
-from simulator.collectives.hierarchical import equal_ranks, inside_phase
-from simulator.collectives.placement import Placement, place
-from simulator.collectives.ring import inside
-from simulator.collectives.traffic import Phase, Traffic, launched, merged, phase, together, traffic
-from simulator.collectives.tree import between
-from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.routes import BoolArray, IntArray
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import FatTree, Graph, LeafSpine, Switch, Torus
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.collectives.hierarchical import equal_ranks, inside_phase
+from meshwise.simulator.collectives.placement import Placement, place
+from meshwise.simulator.collectives.ring import inside
+from meshwise.simulator.collectives.traffic import Phase, Traffic, launched, merged, phase, together, traffic
+from meshwise.simulator.collectives.tree import between
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.interconnect.routes import BoolArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import FatTree, Graph, LeafSpine, Switch, Torus
 
 
 def in_switch(cluster: Cluster, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:

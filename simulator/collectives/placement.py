@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collectives.traffic import Phase
-from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.routes import IntArray
-from simulator.machine.cluster import Cluster
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.interconnect.routes import IntArray
+from meshwise.simulator.machine.cluster import Cluster
 
 
 class Placement(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
-from simulator.interconnect.routes import IntArray
-from simulator.machine.cluster import Cluster
+from meshwise.simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
+from meshwise.simulator.interconnect.routes import IntArray
+from meshwise.simulator.machine.cluster import Cluster
 
 _PAIRS = 1 << 18
 """Messages whose routes are held at once."""

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from simulator.collectives.placement import Placement
-from simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
-from simulator.interconnect.routes import FloatArray, IntArray
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Graph, Mesh, NodeNetwork, Ring, Torus
+from meshwise.simulator.collectives.placement import Placement
+from meshwise.simulator.collectives.traffic import Edges, Phase, launched, phase, traffic
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Graph, Mesh, NodeNetwork, Ring, Torus
 
 _SEARCH = 20_000
 """Steps after which the search for one more ring through a mesh gives up."""

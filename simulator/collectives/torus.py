@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from simulator.collective import Collective
-from simulator.collectives.traffic import Edges, Phase, Traffic, launched, merged, phase, together, traffic
-from simulator.interconnect.routes import FloatArray, IntArray
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Torus
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, merged, phase, together, traffic
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Torus
 
 
 def torus_ring(cluster: Cluster, fabric: Torus, groups: IntArray, collective: Collective) -> tuple[Phase, ...]:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.deadline import check_deadline
-from simulator.interconnect.interconnect import interconnect
-from simulator.interconnect.routes import FloatArray, IntArray
-from simulator.machine.cluster import Cluster
+from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster
 
 
 class Phase(NamedTuple):

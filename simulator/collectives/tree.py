@@ -4,12 +4,12 @@ from math import ceil, log2
 
 import numpy as np
 
-from simulator.collectives.placement import Placement
-from simulator.collectives.ring import channels, inside
-from simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, together, traffic
-from simulator.interconnect.routes import FloatArray
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar
+from meshwise.simulator.collectives.placement import Placement
+from meshwise.simulator.collectives.ring import channels, inside
+from meshwise.simulator.collectives.traffic import Edges, Phase, Traffic, launched, phase, together, traffic
+from meshwise.simulator.interconnect.routes import FloatArray
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Crossbar
 
 
 def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ...]:

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from simulator.engine import longest_path
-from simulator.engine.bound import step_bound
-from simulator.engine.steady_state import window
-from simulator.engine.step_graph import Deadlock
-from simulator.program import IntArray, Program
-from simulator.timeline import Timeline, simulated
+from meshwise.simulator.engine import longest_path
+from meshwise.simulator.engine.bound import step_bound
+from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.engine.step_graph import Deadlock
+from meshwise.simulator.program import IntArray, Program
+from meshwise.simulator.timeline import Timeline, simulated
 
 
 def _by_events(program: Program) -> tuple[IntArray, IntArray]:
     """Return starts and ends by SimPy's events; it is imported when it runs, for ranks that train need no SimPy."""
-    from simulator.engine.discrete_event import finish_times
+    from meshwise.simulator.engine.discrete_event import finish_times
 
     return finish_times(program)
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine.step_graph import durations_of, stream_rows
-from simulator.program import IntArray, Program
+from meshwise.simulator.engine.step_graph import durations_of, stream_rows
+from meshwise.simulator.program import IntArray, Program
 
 HOPS = 3
 """Predecessors of predecessors that are followed back from the first task of a stream."""
@@ -18,7 +18,7 @@ def step_bound(program: Program) -> int:
     from the end of its last task to the end of the step; both times are those of a path
     that runs along streams and over predecessors, found by relaxation (Bellman 1958).
 
-    >>> from simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
+    >>> from meshwise.simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
     >>> streams = [Stream(0, StreamKind.COMPUTE), Stream(0, StreamKind.DATA)]
     >>> tasks = [((0,), 3, ()), ((1,), 5, (0,)), ((1,), 5, ()), ((0,), 2, (2,))]
     >>> tasks = [Task(TaskKind.FORWARD, *task) for task in tasks]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.engine.compiled import compiled, pays
-from simulator.engine.longest_path import Walk, walk
-from simulator.engine.step_graph import StepGraph
-from simulator.program import IntArray
+from meshwise.simulator.brief import brief
+from meshwise.simulator.engine.compiled import compiled, pays
+from meshwise.simulator.engine.longest_path import Walk, walk
+from meshwise.simulator.engine.step_graph import StepGraph
+from meshwise.simulator.program import IntArray
 
 Ints = MutableSequence[int]
 

@@ -25,14 +25,14 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
-from simulator.deadline import check_deadline
-from simulator.engine.compiled import pays
-from simulator.engine.contraction import contract, expand_times
-from simulator.engine.flows import Bundle
-from simulator.engine.longest_path import Walk, walk
-from simulator.engine.network import Clock, Network
-from simulator.engine.step_graph import StepGraph, compile_program, deadlock, start_times
-from simulator.program import Background, IntArray, Program, TaskKind, expand, no_collection, ragged
+from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.engine.compiled import pays
+from meshwise.simulator.engine.contraction import contract, expand_times
+from meshwise.simulator.engine.flows import Bundle
+from meshwise.simulator.engine.longest_path import Walk, walk
+from meshwise.simulator.engine.network import Clock, Network
+from meshwise.simulator.engine.step_graph import StepGraph, compile_program, deadlock, start_times
+from meshwise.simulator.program import Background, IntArray, Program, TaskKind, expand, no_collection, ragged
 
 LAST = EventPriority(NORMAL + 1)
 """SimPy's priority of events after all others of one instant."""

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import IntArray, Program, TaskKind
+from meshwise.simulator.program import IntArray, Program, TaskKind
 
 OWN = -1
 """In the place of a link: a flow is held up by its own limit."""
@@ -296,7 +296,7 @@ def narrow_rows(moved: Shapes, watched: NDArray[np.bool_], capacity: Sequence[fl
 
     Of links that the same flows use with the same shares, only the narrowest can.
 
-    >>> from simulator.engine.flows import shapes
+    >>> from meshwise.simulator.engine.flows import shapes
     >>> moved = shapes([((0, 8.0), (1, 8.0), (2, 8.0)), ((0, 4.0), (1, 4.0))], [0.0] * 2, [4.0, 3.0, 8.0], 1)
     >>> narrow_rows(moved, np.array([True] * 3), [4.0, 3.0, 8.0]).tolist()
     [False, True, True, False, True]

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine.compiled import compiled, installed, pays
-from simulator.engine.step_graph import StepGraph, compile_program, deadlock
-from simulator.program import IntArray, Program, expand
+from meshwise.simulator.engine.compiled import compiled, installed, pays
+from meshwise.simulator.engine.step_graph import StepGraph, compile_program, deadlock
+from meshwise.simulator.program import IntArray, Program, expand
 
 Ints = MutableSequence[int]
 

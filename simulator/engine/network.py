@@ -8,9 +8,10 @@ Flows that one link holds up all run at one rate. They share a clock of bytes, a
 generalised processor sharing: a flow is done when that clock has advanced by its bytes,
 so a new rate costs the same for any number of flows, and only the next end is an event.
 
-Rates are rounded to 32 bits, and all progress is then counted in whole units, exactly (`simulator.engine.flows`):
-flows that share links again and again amplify even the last bit of a float. So a result does not hang on the
-order of sums, and a bundle of equal transfers takes the very ticks that they take one by one.
+Rates are rounded to 32 bits, and all progress is then counted in whole units, exactly
+(`meshwise.simulator.engine.flows`): flows that share links again and again amplify even the last bit of a float. So a
+result does not hang on the order of sums, and a bundle of equal transfers takes the very ticks that they take one by
+one.
 
 References
 ----------
@@ -26,7 +27,7 @@ from itertools import count
 from math import fsum, inf
 from typing import Protocol, TypeVar
 
-from simulator.engine.flows import OWN, Bundle, fair_groups, pace, units
+from meshwise.simulator.engine.flows import OWN, Bundle, fair_groups, pace, units
 
 _FEW = 32
 """Flows that are solved again without a look at which of them a change can reach."""

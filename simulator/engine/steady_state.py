@@ -9,8 +9,8 @@ the step time.
 
 from typing import NamedTuple
 
-from simulator.program import IntArray, Program
-from simulator.timeline import Window
+from meshwise.simulator.program import IntArray, Program
+from meshwise.simulator.timeline import Window
 
 
 class Recurrence(NamedTuple):

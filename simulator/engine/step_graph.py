@@ -12,10 +12,19 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.engine.flows import LONGEST, Bundle, Shapes, disturbing, narrow_rows, shapes, shared_flows, watched_links
-from simulator.program import Background, IntArray, Program, no_collection
-from simulator.units import TICKS_PER_SECOND
+from meshwise.simulator.brief import brief
+from meshwise.simulator.engine.flows import (
+    LONGEST,
+    Bundle,
+    Shapes,
+    disturbing,
+    narrow_rows,
+    shapes,
+    shared_flows,
+    watched_links,
+)
+from meshwise.simulator.program import Background, IntArray, Program, no_collection
+from meshwise.simulator.units import TICKS_PER_SECOND
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +133,7 @@ def durations_of(program: Program) -> IntArray:
 def stream_rows(program: Program) -> tuple[IntArray, IntArray]:
     """Return every (stream, task) that holds it, by stream and in the order in which it runs them.
 
-    >>> from simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
+    >>> from meshwise.simulator.program import RankClass, Stream, StreamKind, Task, TaskKind, program_of
     >>> tasks = [Task(TaskKind.FORWARD, streams, 1) for streams in ((1,), (0, 1), (1,))]
     >>> streams = [Stream(0, StreamKind.COMPUTE), Stream(0, StreamKind.DATA)]
     >>> [rows.tolist() for rows in stream_rows(program_of([RankClass("all", (0,), (0,))], streams, tasks))]

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.interconnect.host_wiring import HostWiring
-from simulator.interconnect.links import Edge, Links, Numbering, owners, starts
-from simulator.interconnect.node_wiring import Axis, axis
-from simulator.interconnect.routes import (
+from meshwise.simulator.interconnect.host_wiring import HostWiring
+from meshwise.simulator.interconnect.links import Edge, Links, Numbering, owners, starts
+from meshwise.simulator.interconnect.node_wiring import Axis, axis
+from meshwise.simulator.interconnect.routes import (
     FloatArray,
     IntArray,
     Routes,
@@ -27,7 +27,7 @@ from simulator.interconnect.routes import (
     table_of,
     where,
 )
-from simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Torus
+from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Torus
 
 
 class Tier:

@@ -10,10 +10,10 @@ from math import ceil, inf
 
 import numpy as np
 
-from simulator.interconnect.links import Edge, Links, Numbering, owners, starts
-from simulator.interconnect.routes import FloatArray, IntArray, Routes, along
-from simulator.machine.cluster import Node
-from simulator.machine.topology import Link, PcieTree
+from meshwise.simulator.interconnect.links import Edge, Links, Numbering, owners, starts
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray, Routes, along
+from meshwise.simulator.machine.cluster import Node
+from meshwise.simulator.machine.topology import Link, PcieTree
 
 
 class HostWiring:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.interconnect.fabric_wiring import GraphWiring, NicWiring, TorusWiring
-from simulator.interconnect.host_wiring import HostWiring
-from simulator.interconnect.links import Links, Parts, numbering
-from simulator.interconnect.node_wiring import NodeWiring, node_wiring
-from simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Graph, Torus
+from meshwise.simulator.interconnect.fabric_wiring import GraphWiring, NicWiring, TorusWiring
+from meshwise.simulator.interconnect.host_wiring import HostWiring
+from meshwise.simulator.interconnect.links import Links, Parts, numbering
+from meshwise.simulator.interconnect.node_wiring import NodeWiring, node_wiring
+from meshwise.simulator.interconnect.routes import BoolArray, FloatArray, IntArray, Routes, joined
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Graph, Torus
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.interconnect.routes import FloatArray, IntArray
-from simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray
+from meshwise.simulator.machine.cluster import Cluster, Node
 
 
 class Parts:

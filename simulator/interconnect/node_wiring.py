@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from simulator.interconnect.host_wiring import HostWiring
-from simulator.interconnect.links import Edge, Links, Numbering
-from simulator.interconnect.routes import (
+from meshwise.simulator.interconnect.host_wiring import HostWiring
+from meshwise.simulator.interconnect.links import Edge, Links, Numbering
+from meshwise.simulator.interconnect.routes import (
     FloatArray,
     IntArray,
     Routes,
@@ -23,7 +23,7 @@ from simulator.interconnect.routes import (
     table_of,
     where,
 )
-from simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
+from meshwise.simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
 
 
 class Ports:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from simulator.brief import brief
-from simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 
 NARROW = ("fp8",)
 """Dtypes of products that are not slowed under sustained power: no publisher times them both ways, and they draw
@@ -20,7 +20,8 @@ RMS_NORM = "rms_norm"
 """Kind of norms that take one statistic."""
 REFINED = (ACTIVATION, GATED_ACTIVATION, ROTARY, RMS_NORM)
 """Kinds of memory-bound kernels besides those of operators: a framework without fused kernels composes each of several,
-and reaches a bandwidth of its own (`simulator.machine.compute.streaming_kind` says which operators they are)."""
+and reaches a bandwidth of its own (`meshwise.simulator.machine.compute.streaming_kind` says which operators they are).
+"""
 
 _RELATIVES = {
     ACTIVATION: ("elementwise",),

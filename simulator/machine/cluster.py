@@ -1,8 +1,7 @@
 """The machine: nodes of accelerators, what joins them, and what is not as it should be.
 
-A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data;
-`simulator.interconnect` turns it into links and routes. Its communication `Library` says how it drives the links
-that it is given.
+A `Cluster` is a list of nodes, equal or not, on a `Fabric`. It is plain data; `meshwise.simulator.interconnect` turns
+it into links and routes. Its communication `Library` says how it drives the links that it is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
-from simulator.collective import Algorithm, Collective, CollectiveCurve
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.host import Host
-from simulator.machine.topology import Crossbar, Fabric, Graph, Link, NodeNetwork, Switch, Torus
+from meshwise.simulator.brief import brief
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, Link, NodeNetwork, Switch, Torus
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +257,7 @@ class Cluster:
     def with_accelerators(self, change: Callable[[Accelerator], Accelerator]) -> "Cluster":
         """Return the same machine with ``change`` made to every kind of accelerator.
 
-        >>> from simulator.catalog import cluster
+        >>> from meshwise.simulator.catalog import cluster
         >>> half = cluster("dgx-h100").with_accelerators(lambda each: each.at_speed(0.5))
         >>> cluster("dgx-h100").accelerator.memory_bandwidth / half.accelerator.memory_bandwidth
         2.0

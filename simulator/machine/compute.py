@@ -12,8 +12,8 @@ from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
-from simulator.machine.accelerator import ACTIVATION, GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
-from simulator.machine.kernels import (
+from meshwise.simulator.machine.accelerator import ACTIVATION, GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from meshwise.simulator.machine.kernels import (
     AttentionShape,
     Matmul,
     attention_compute_time,
@@ -21,7 +21,7 @@ from simulator.machine.kernels import (
     soft_roofline,
     streaming_time,
 )
-from simulator.operator_graph import GATES, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from meshwise.simulator.operator_graph import GATES, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 
 PRODUCTS = frozenset(
     {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
@@ -66,7 +66,7 @@ def matmul_time(
     grouped
         Whether the products are those of experts.
 
-    >>> from simulator.machine.accelerator import Accelerator
+    >>> from meshwise.simulator.machine.accelerator import Accelerator
     >>> ideal = Accelerator("ideal", (("fp32", 1e12),), memory=1e9, memory_bandwidth=1e15)
     >>> matmul_time(ideal, "fp32", Matmul(count=1, m=1000, n=1000, k=1000))
     0.002

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from simulator.machine.topology import Link
+from meshwise.simulator.machine.topology import Link
 
 
 @dataclass(frozen=True, slots=True)

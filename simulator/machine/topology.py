@@ -1,12 +1,12 @@
 """The shapes that machines are wired in, as plain values: links, inside a node, and between nodes.
 
-`simulator.interconnect.interconnect` turns them into links and routes.
+`meshwise.simulator.interconnect.interconnect` turns them into links and routes.
 """
 
 from dataclasses import dataclass
 from math import prod
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 
 @dataclass(frozen=True, slots=True)

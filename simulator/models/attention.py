@@ -11,10 +11,10 @@ References
 
 from dataclasses import dataclass, replace
 
-from simulator.machine.kernels import SECOND
-from simulator.models.layers import TOKENS, linear, norm
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import OperatorKind
+from meshwise.simulator.machine.kernels import SECOND
+from meshwise.simulator.models.layers import TOKENS, linear, norm
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import OperatorKind
 
 QUERY = "batch sequence heads group head_dim"
 UNFUSED = "unfused"

@@ -9,9 +9,9 @@ recommendation systems" (dot products); Wang et al. 2021, "DCN V2" (low-rank cro
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simulator.models.layers import linear
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from meshwise.simulator.models.layers import linear
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 INTERACTIONS = ("dot", "cross")
 

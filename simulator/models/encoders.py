@@ -13,8 +13,15 @@ References
 
 from dataclasses import dataclass
 
-from simulator.models.attention import ATTENTION, UNFUSED, Attention, cross_attention, head_sizes, self_attention
-from simulator.models.layers import (
+from meshwise.simulator.models.attention import (
+    ATTENTION,
+    UNFUSED,
+    Attention,
+    cross_attention,
+    head_sizes,
+    self_attention,
+)
+from meshwise.simulator.models.layers import (
     GATED,
     TOKENS,
     dropout,
@@ -25,8 +32,8 @@ from simulator.models.layers import (
     token_embedding,
     vocabulary_loss,
 )
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021,
 from dataclasses import dataclass
 from math import ceil
 
-from simulator.models.layers import TOKENS, feed_forward, linear
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import OperatorKind
+from meshwise.simulator.models.layers import TOKENS, feed_forward, linear
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 @dataclass(frozen=True, slots=True)

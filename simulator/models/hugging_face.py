@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
-from simulator.models.attention import LatentAttention
-from simulator.models.encoders import T5, Bert
-from simulator.models.experts import Experts
-from simulator.models.model import Model
-from simulator.models.transformer import Transformer
-from simulator.models.unet import UNet
-from simulator.models.vision import EXPANSION, ResNet, VisionTransformer
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.unet import UNet
+from meshwise.simulator.models.vision import EXPANSION, ResNet, VisionTransformer
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ height times width points; a pointwise convolution has none. Where a stride make
 dims ``input_height input_width``.
 """
 
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import OperatorKind
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import OperatorKind
 
 TOKENS = "batch sequence hidden"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
-from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
 
 
 class Model(Protocol):

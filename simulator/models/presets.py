@@ -1,13 +1,13 @@
 """Published models by name."""
 
-from simulator.models.attention import LatentAttention
-from simulator.models.dlrm import Dlrm
-from simulator.models.encoders import T5, Bert
-from simulator.models.experts import Experts
-from simulator.models.model import Model
-from simulator.models.transformer import Transformer
-from simulator.models.unet import UNet
-from simulator.models.vision import ResNet, VisionTransformer
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.dlrm import Dlrm
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.unet import UNet
+from meshwise.simulator.models.vision import ResNet, VisionTransformer
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> Transformer:

@@ -12,7 +12,7 @@ References
 
 from dataclasses import dataclass
 
-from simulator.models.attention import (
+from meshwise.simulator.models.attention import (
     ATTENTION,
     Attention,
     LatentAttention,
@@ -20,8 +20,8 @@ from simulator.models.attention import (
     latent_attention,
     self_attention,
 )
-from simulator.models.experts import Experts, mixture
-from simulator.models.layers import (
+from meshwise.simulator.models.experts import Experts, mixture
+from meshwise.simulator.models.layers import (
     GATED,
     TOKENS,
     dropout,
@@ -31,8 +31,8 @@ from simulator.models.layers import (
     token_embedding,
     vocabulary_loss,
 )
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph
 
 
 @dataclass(frozen=True, slots=True)

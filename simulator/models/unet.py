@@ -12,10 +12,19 @@ section 3.3; diffusers, ``UNet2DConditionModel``.
 
 from dataclasses import dataclass
 
-from simulator.models.attention import Attention, cross_attention, head_sizes, self_attention
-from simulator.models.layers import IMAGE, INPUT_IMAGE, TOKENS, convolution, feed_forward, linear, norm, residual
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph
+from meshwise.simulator.models.attention import Attention, cross_attention, head_sizes, self_attention
+from meshwise.simulator.models.layers import (
+    IMAGE,
+    INPUT_IMAGE,
+    TOKENS,
+    convolution,
+    feed_forward,
+    linear,
+    norm,
+    residual,
+)
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph
 
 TIME = 4
 """Width of the embedding of the time step over the width of the first level."""

@@ -11,8 +11,8 @@ References
 
 from dataclasses import dataclass
 
-from simulator.models.attention import ATTENTION, Attention, head_sizes, self_attention
-from simulator.models.layers import (
+from meshwise.simulator.models.attention import ATTENTION, Attention, head_sizes, self_attention
+from meshwise.simulator.models.layers import (
     IMAGE,
     INPUT_IMAGE,
     TOKENS,
@@ -23,8 +23,8 @@ from simulator.models.layers import (
     norm,
     residual,
 )
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph, OperatorKind
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph, OperatorKind
 
 EXPANSION = 4
 """Channels out of a bottleneck over those within."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.units import Dimension, parse
+from meshwise.simulator.brief import brief
+from meshwise.simulator.units import Dimension, parse
 
 _BLOCK = 256  # failures drawn at once
 
@@ -145,7 +145,7 @@ class Figure(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _catalog() -> dict[str, dict[str, Any]]:
-    path = files("simulator").joinpath("catalog", "failures.json")
+    path = files("meshwise.simulator").joinpath("catalog", "failures.json")
     table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return table
 

@@ -9,10 +9,10 @@ from math import ceil, exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from simulator.brief import brief
-from simulator.reliability.failures import FailureKind
-from simulator.reliability.job import simulate_run
-from simulator.reliability.long_run import LongRun, Outcome
+from meshwise.simulator.brief import brief
+from meshwise.simulator.reliability.failures import FailureKind
+from meshwise.simulator.reliability.job import simulate_run
+from meshwise.simulator.reliability.long_run import LongRun, Outcome
 
 NUM_RUNS = 8
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import simpy
 
-from simulator.reliability.failures import Failure, Restart
-from simulator.reliability.long_run import HostPool, Interruption, LongRun, Outcome
-from simulator.units import to_seconds, to_ticks
+from meshwise.simulator.reliability.failures import Failure, Restart
+from meshwise.simulator.reliability.long_run import HostPool, Interruption, LongRun, Outcome
+from meshwise.simulator.units import to_seconds, to_ticks
 
 MAX_INTERRUPTIONS = 100_000
 """A run with more makes hardly any progress, and is taken for a mistake."""

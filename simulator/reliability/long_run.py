@@ -8,9 +8,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from simulator.brief import brief
-from simulator.reliability.failures import FailureKind, FailureModel
-from simulator.units import to_ticks
+from meshwise.simulator.brief import brief
+from meshwise.simulator.reliability.failures import FailureKind, FailureModel
+from meshwise.simulator.units import to_ticks
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,23 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from strategies.lowering.costs.kinds import Division
-from strategies.lowering.costs.optimizer import SQUARES, Parameters, norm_ticks, optimizer_ticks
-from strategies.lowering.costs.stage import BlockCost, Machine, Rank, StageCosts
-from strategies.lowering.costs.weights import summed_share
-from strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM
-from strategies.lowering.tasks.data_parallel import bucket_limit, buckets, reduced_bytes, reduces_in_buckets, reduction
-from strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.strategies.lowering.costs.kinds import Division
+from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters, norm_ticks, optimizer_ticks
+from meshwise.strategies.lowering.costs.stage import BlockCost, Machine, Rank, StageCosts
+from meshwise.strategies.lowering.costs.weights import summed_share
+from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM
+from meshwise.strategies.lowering.tasks.data_parallel import (
+    bucket_limit,
+    buckets,
+    reduced_bytes,
+    reduces_in_buckets,
+    reduction,
+)
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 OfRank = Callable[[Accelerator, Training, Plan, Parameters], int]
 """Ticks that something takes on a device with the parameters that a rank holds."""

@@ -1,10 +1,10 @@
 """Lower bounds of whole families and groups of layouts: no member of one has to be completed.
 
 The bound of a family is what its devices compute, spread evenly. The bounds of a group's members are outer sums: the
-path of `strategies.bounds.step_time` through the passes of a row, and what follows it of a column. Memory is bounded
-too: states of a column, and of a row what a rank holds when most microbatches are in flight on it. All are at most
-what `strategies.bounds.step_time` and `strategies.bounds.memory` say of the member alone, and need a plan for every
-kind of row and column.
+path of `meshwise.strategies.bounds.step_time` through the passes of a row, and what follows it of a column. Memory is
+bounded too: states of a column, and of a row what a rank holds when most microbatches are in flight on it. All are at
+most what `meshwise.strategies.bounds.step_time` and `meshwise.strategies.bounds.memory` say of the member alone, and
+need a plan for every kind of row and column.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -17,28 +17,28 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import IntArray
-from simulator.units import TICKS_PER_SECOND, to_seconds
-from strategies.bounds.durations import Durations
-from strategies.bounds.memory import Needs
-from strategies.bounds.step_time import Bounds
-from strategies.lowering.costs.block import BlockCost
-from strategies.lowering.costs.kinds import Runs
-from strategies.lowering.costs.memory import Boundary, StageMemory, stage_memory
-from strategies.lowering.costs.operator import BlockSteps
-from strategies.lowering.costs.optimizer import state_bytes
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.lowering.costs.stage import Rank, StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import NOTHING, fraction_of
-from strategies.plan.partition import num_layers
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import OfStage, Recompute
-from strategies.schedules.orders import actions
-from strategies.schedules.rule import Placement
-from strategies.schedules.schedule import KINDS, ActionKind, rule_of
+from meshwise.simulator.program import IntArray
+from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
+from meshwise.strategies.bounds.durations import Durations
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.strategies.lowering.costs.block import BlockCost
+from meshwise.strategies.lowering.costs.kinds import Runs
+from meshwise.strategies.lowering.costs.memory import Boundary, StageMemory, stage_memory
+from meshwise.strategies.lowering.costs.operator import BlockSteps
+from meshwise.strategies.lowering.costs.optimizer import state_bytes
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.stage import Rank, StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NOTHING, fraction_of
+from meshwise.strategies.plan.partition import num_layers
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import OfStage, Recompute
+from meshwise.strategies.schedules.orders import actions
+from meshwise.strategies.schedules.rule import Placement
+from meshwise.strategies.schedules.schedule import KINDS, ActionKind, rule_of
 
 FloatArray = NDArray[np.float64]
 T = TypeVar("T", bound=Hashable)

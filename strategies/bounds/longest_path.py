@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.compiled import compiled, pays
-from simulator.engine.longest_path import Ints
-from simulator.program import IntArray
-from strategies.schedules.orders import Orders, in_order, orders
-from strategies.schedules.schedule import schedule
+from meshwise.simulator.engine.compiled import compiled, pays
+from meshwise.simulator.engine.longest_path import Ints
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.schedules.orders import Orders, in_order, orders
+from meshwise.strategies.schedules.schedule import schedule
 
 Column = NDArray[np.int32]
 
@@ -239,7 +239,7 @@ class Endings(NamedTuple):
     leaving
         The reduction of every bucket.
     late, replicated, optimizer, gather, squares
-        For every pipeline position, as in `strategies.bounds.durations.Ending`.
+        For every pipeline position, as in `meshwise.strategies.bounds.durations.Ending`.
     norm
         The sum of the norm of gradients; empty where they are not clipped.
     tied

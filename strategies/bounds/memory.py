@@ -5,21 +5,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine import simulate
-from simulator.program import IntArray
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.memory import Boundary, flat_gradients, peak_activations, resident
-from strategies.lowering.costs.offload import OnHost
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.lowering.tasks.data_parallel import at_once, bucket_limit, fillings
-from strategies.lowering.tasks.fully_sharded import PassMemory, Sharing, changes, pass_memory, peak_of_passes, sharing
-from strategies.lowering.tasks.residents import copies, host_residents
-from strategies.lowering.tasks.variants import FIRST, JOINED, SPLIT, WHOLE, kind_of
-from strategies.plan.mesh import PIPELINE, data_ranks
-from strategies.plan.offloading import StepPlace
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import OfLayer
-from strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.memory import Boundary, flat_gradients, peak_activations, resident
+from meshwise.strategies.lowering.costs.offload import OnHost
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.tasks.data_parallel import at_once, bucket_limit, fillings
+from meshwise.strategies.lowering.tasks.fully_sharded import (
+    PassMemory,
+    Sharing,
+    changes,
+    pass_memory,
+    peak_of_passes,
+    sharing,
+)
+from meshwise.strategies.lowering.tasks.residents import copies, host_residents
+from meshwise.strategies.lowering.tasks.variants import FIRST, JOINED, SPLIT, WHOLE, kind_of
+from meshwise.strategies.plan.mesh import PIPELINE, data_ranks
+from meshwise.strategies.plan.offloading import StepPlace
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import OfLayer
+from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from itertools import accumulate, chain, repeat
 
 import numpy as np
 
-from simulator.collective import Collective
-from simulator.engine import step_ticks
-from simulator.engine.flows import LONGEST
-from simulator.program import IntArray
-from strategies.bounds.durations import Durations, Sends
-from strategies.bounds.longest_path import Endings, Steps, arrangement, finish, walk
-from strategies.lowering import lower
-from strategies.lowering.costs.stage import Machine, StageCosts
-from strategies.lowering.rank_classes.placement import tied_kind
-from strategies.plan.mesh import TENSOR
-from strategies.plan.plan import Plan
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import step_ticks
+from meshwise.simulator.engine.flows import LONGEST
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.bounds.durations import Durations, Sends
+from meshwise.strategies.bounds.longest_path import Endings, Steps, arrangement, finish, walk
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
+from meshwise.strategies.lowering.rank_classes.placement import tied_kind
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.plan import Plan
 
 
 class PathRows:

@@ -6,8 +6,8 @@ their peak.
 A lower bound of an update whose optimizer states are on hosts: what a rank's own copies take, alone on their links.
 
 The stages of an update are pipelined over equal chunks, each on a stream of its own
-(`strategies.lowering.costs.offload`). With c chunks and stages that take t ticks a chunk, the last chunk leaves after
-at least ``sum(t) + (c - 1) max(t)``.
+(`meshwise.strategies.lowering.costs.offload`). With c chunks and stages that take t ticks a chunk, the last chunk
+leaves after at least ``sum(t) + (c - 1) max(t)``.
 """
 
 from dataclasses import replace
@@ -16,23 +16,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.operator_graph import BATCH, Operator
-from simulator.units import to_ticks
-from strategies.bounds.durations import Durations
-from strategies.lowering.costs.kinds import Division
-from strategies.lowering.costs.offload import OnHost, host_elements, host_ticks, update, update_bytes
-from strategies.lowering.costs.optimizer import Parameters
-from strategies.lowering.costs.stage import Machine, Rank, StageCosts
-from strategies.lowering.rank_classes.placement import HOST_KINDS, host_phases
-from strategies.lowering.tasks.data_parallel import overlaps
-from strategies.lowering.tasks.residents import updates
-from strategies.plan.offloading import CHUNKS, HOST, STEPS, Offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.schedules.rule import Placement, WrittenRule
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import BATCH, Operator
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.bounds.durations import Durations
+from meshwise.strategies.lowering.costs.kinds import Division
+from meshwise.strategies.lowering.costs.offload import OnHost, host_elements, host_ticks, update, update_bytes
+from meshwise.strategies.lowering.costs.optimizer import Parameters
+from meshwise.strategies.lowering.costs.stage import Machine, Rank, StageCosts
+from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS, host_phases
+from meshwise.strategies.lowering.tasks.data_parallel import overlaps
+from meshwise.strategies.lowering.tasks.residents import updates
+from meshwise.strategies.plan.offloading import CHUNKS, HOST, STEPS, Offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.schedules.rule import Placement, WrittenRule
 
 
 def seconds_per_byte(cluster: Cluster) -> dict[str, float]:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from strategies.evaluation import Trial
-from strategies.explanation.ranking import Allowed, Among, Candidate, Ranking, fits, ranking
-from strategies.explanation.uncertainty import Uncertainty
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.space import Space
+from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.explanation.ranking import Allowed, Among, Candidate, Ranking, fits, ranking
+from meshwise.strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.space import Space
 
 DECISIONS: dict[str, tuple[str, ...]] = {
     "mesh degrees": ("data", "tensor", "tensor_rows", "pipeline", "context", "expert"),

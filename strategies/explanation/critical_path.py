@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.engine import ENGINES
-from simulator.engine.steady_state import window
-from simulator.engine.step_graph import StepGraph, compile_program
-from simulator.program import IntArray, Program, StreamKind, TaskKind, Work
-from simulator.spans import launch_times
-from simulator.timeline import Timeline
-from simulator.units import TICKS_PER_SECOND
+from meshwise.simulator.brief import brief
+from meshwise.simulator.engine import ENGINES
+from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.engine.step_graph import StepGraph, compile_program
+from meshwise.simulator.program import IntArray, Program, StreamKind, TaskKind, Work
+from meshwise.simulator.spans import launch_times
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import TICKS_PER_SECOND
 
 ELSEWHERE = "passes of other pipeline ranks"
 """What the path runs at other pipeline positions than the one that holds most of it."""

@@ -14,12 +14,12 @@ References
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from simulator.program import TaskKind
-from simulator.timeline import Timeline
-from simulator.units import format_bandwidth, format_size, format_time
-from strategies.explanation.alternatives import Alternative
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import format_bandwidth, format_size, format_time
+from meshwise.strategies.explanation.alternatives import Alternative
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 SC21 = "Narayanan et al., SC 2021"
 ZERO = "Rajbhandari et al., ZeRO, SC 2020"

@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.machine.cluster import Cluster
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.ranking import fits, ranking, search_best
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search.driver import OutOfTime
-from strategies.search.space import Space
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.explanation.ranking import fits, ranking, search_best
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.space import Space
 
 Part = tuple[float, float]
 """The fractions of a block's states between which something lies."""

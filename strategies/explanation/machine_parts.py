@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from simulator.machine.cluster import Cluster
-from simulator.machine.host import Host
-from simulator.machine.topology import Crossbar, Graph, Link, Torus
-from simulator.units import format_bandwidth, format_compute_rate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Crossbar, Graph, Link, Torus
+from meshwise.simulator.units import format_bandwidth, format_compute_rate
 
 
 class MachinePart(NamedTuple):

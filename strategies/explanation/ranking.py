@@ -17,19 +17,19 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from time import process_time
 
-from simulator.machine.cluster import Cluster
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.machine_parts import with_memory
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.algorithms.best_first import BestFirst
-from strategies.search.choices import family_of
-from strategies.search.descent import known_layouts
-from strategies.search.driver import OutOfTime, search
-from strategies.search.space import EVERYTHING, Space, by_habit, count, groups, neighbours
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.explanation.machine_parts import with_memory
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.driver import OutOfTime, search
+from meshwise.strategies.search.space import EVERYTHING, Space, by_habit, count, groups, neighbours
 
 Seen = Callable[[int], None]
 """Called now and then with how many layouts have been looked at."""

@@ -6,22 +6,22 @@ from functools import partial
 from itertools import combinations
 from math import ceil
 
-from simulator.engine import simulate
-from simulator.units import format_size
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.machine_parts import with_host_memory, with_memory
-from strategies.explanation.ranking import Ranking, fits, unlimited
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout, Violation
-from strategies.plan.offloading import OFFLOADS, Offloading, StepPlace
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.plan.rules import violations
-from strategies.search.acceptance import Accepts
-from strategies.search.driver import OutOfTime
-from strategies.search.space import EVERYTHING, choices_of
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.units import format_size
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.machine_parts import with_host_memory, with_memory
+from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, StepPlace
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.acceptance import Accepts
+from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.space import EVERYTHING, choices_of
 
 GIB = 2.0**30
 

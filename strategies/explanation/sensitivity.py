@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from simulator.brief import brief
-from simulator.machine.cluster import Cluster
-from simulator.units import format_size
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.machine_parts import MachinePart, with_memory
-from strategies.explanation.ranking import Allowed, Ranking, fits, fits_with
-from strategies.plan.plan import Plan
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.units import format_size
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.explanation.machine_parts import MachinePart, with_memory
+from meshwise.strategies.explanation.ranking import Allowed, Ranking, fits, fits_with
+from meshwise.strategies.plan.plan import Plan
 
 PERCENT = 0.01
 """By how much parts are made faster."""

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from simulator.engine import simulate
-from simulator.memory import CATEGORIES, MemoryProfile
-from strategies.lowering import lower
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp, inf
 from statistics import NormalDist
 
-from simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.cluster import Cluster
 
 NORMAL = NormalDist()
 

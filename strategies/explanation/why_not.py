@@ -6,18 +6,18 @@ from itertools import product
 from math import inf, log2
 from typing import Any
 
-from simulator.brief import brief
-from simulator.engine import simulate
-from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.critical_path import device_time, difference
-from strategies.explanation.ranking import Candidate, Ranking, fits, ranking
-from strategies.explanation.shortfall import Shortfall, shortfall
-from strategies.lowering import lower
-from strategies.plan.layout import Layout, Violation
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search.space import EVERYTHING, Space
+from meshwise.simulator.brief import brief
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.explanation.critical_path import device_time, difference
+from meshwise.strategies.explanation.ranking import Candidate, Ranking, fits, ranking
+from meshwise.strategies.explanation.shortfall import Shortfall, shortfall
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.space import EVERYTHING, Space
 
 Asked = Mapping[str, Any]
 """What a plan is to have, by field of a layout."""

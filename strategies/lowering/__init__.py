@@ -1,7 +1,7 @@
 """From a problem and a plan to the program that the simulator runs."""
 
-from strategies.lowering.costs.stage import StageCosts
-from strategies.lowering.lower import lower
-from strategies.lowering.tasks.cuts import Granularity
+from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.tasks.cuts import Granularity
 
 __all__ = ["Granularity", "StageCosts", "lower"]

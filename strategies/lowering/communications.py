@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collective import Collective
-from strategies.lowering.costs.optimizer import norm_axes
-from strategies.lowering.costs.stage import StageCosts
-from strategies.lowering.rank_classes.placement import NORM
-from strategies.lowering.tasks.contents import passes_of
-from strategies.lowering.tasks.cuts import Cuts, Granularity
-from strategies.lowering.tasks.data_parallel import reduced_bytes
-from strategies.lowering.tasks.shape import Volumes, step_shape
-from strategies.lowering.tasks.skeleton import Skeleton, Slot
-from strategies.lowering.tasks.step import one_step
-from strategies.lowering.tasks.variants import kind_of
-from strategies.plan.mesh import GROUPS, PIPELINE
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.lowering.costs.optimizer import norm_axes
+from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.rank_classes.placement import NORM
+from meshwise.strategies.lowering.tasks.contents import passes_of
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.tasks.data_parallel import reduced_bytes
+from meshwise.strategies.lowering.tasks.shape import Volumes, step_shape
+from meshwise.strategies.lowering.tasks.skeleton import Skeleton, Slot
+from meshwise.strategies.lowering.tasks.step import one_step
+from meshwise.strategies.lowering.tasks.variants import kind_of
+from meshwise.strategies.plan.mesh import GROUPS, PIPELINE
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 PUSHED, PULLED = "reduce", "broadcast"
 

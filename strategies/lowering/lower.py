@@ -5,24 +5,24 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from simulator.brief import in_brief
-from simulator.engine.longest_path import finish_times
-from simulator.engine.steady_state import window
-from simulator.interconnect.interconnect import interconnect
-from simulator.program import IntArray, LinkClass, Program, no_collection
-from strategies.lowering.costs.stage import StageCosts
-from strategies.lowering.rank_classes.classes import ClassTable
-from strategies.lowering.rank_classes.machine import background
-from strategies.lowering.tasks.contents import Contents, traffic
-from strategies.lowering.tasks.cuts import Cuts, Granularity
-from strategies.lowering.tasks.program import assemble, frame
-from strategies.lowering.tasks.residents import hosts, residents, updates
-from strategies.lowering.tasks.shape import Volumes, step_shape
-from strategies.lowering.tasks.skeleton import Slot
-from strategies.lowering.tasks.step import one_step
-from strategies.lowering.tasks.unflushed import steps, unflushed
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.brief import in_brief
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.program import IntArray, LinkClass, Program, no_collection
+from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.rank_classes.classes import ClassTable
+from meshwise.strategies.lowering.rank_classes.machine import background
+from meshwise.strategies.lowering.tasks.contents import Contents, traffic
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.tasks.program import assemble, frame
+from meshwise.strategies.lowering.tasks.residents import hosts, residents, updates
+from meshwise.strategies.lowering.tasks.shape import Volumes, step_shape
+from meshwise.strategies.lowering.tasks.skeleton import Slot
+from meshwise.strategies.lowering.tasks.step import one_step
+from meshwise.strategies.lowering.tasks.unflushed import steps, unflushed
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 MANY_TASKS = 100_000
 """Tasks of a program beyond which no more steps are added to see them repeat."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, shortfall
+from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, shortfall
 
 MOST_CHOICES = 2**27
 BLOCK = 2**18

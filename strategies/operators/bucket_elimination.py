@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.operators.cost_graph import MOST, CostGraph, Edge, IntArray
+from meshwise.strategies.operators.cost_graph import MOST, CostGraph, Edge, IntArray
 
 MOST_TABLE_ENTRIES = 2**25
 MANY_ENTRIES = 2**16

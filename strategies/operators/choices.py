@@ -19,11 +19,11 @@ from itertools import combinations, product
 from math import prod
 from typing import NamedTuple
 
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.plan.mesh import DATA, OPERATOR_AXES, TENSOR_ROWS, nearest_divisor
-from strategies.plan.parallelism import CAPACITY
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, TENSOR_ROWS, nearest_divisor
+from meshwise.strategies.plan.parallelism import CAPACITY
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
 """Per cut dim its axes, outermost first."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 IntArray = NDArray[np.int64]
 MOST = 2**62

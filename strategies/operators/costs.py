@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.collective import Collective
-from simulator.deadline import check_deadline
-from simulator.machine.accelerator import Accelerator
-from simulator.operator_graph import Block, Operator, Tensor
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.memory import resident
-from strategies.lowering.costs.operator import (
+from meshwise.simulator.brief import brief
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.operator_graph import Block, Operator, Tensor
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.memory import resident
+from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
     BlockSteps,
     OperatorSteps,
@@ -40,21 +40,21 @@ from strategies.lowering.costs.operator import (
     operator_steps,
     returning_steps,
 )
-from strategies.lowering.costs.optimizer import SQUARES, Parameters, begin_in_step, norm_ticks, optimizer_ticks
-from strategies.lowering.costs.recompute import moments
-from strategies.lowering.costs.rewrites import is_cut_product, sums, weight_gradient_ticks, with_accumulation
-from strategies.lowering.costs.stage import StageCosts
-from strategies.lowering.costs.steps import Step, chain_ticks
-from strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
-from strategies.lowering.rank_classes.machine import Machine, Rank
-from strategies.lowering.rank_classes.placement import NORM
-from strategies.operators.choices import choices
-from strategies.operators.cost_graph import CostGraph, Edge, IntArray
-from strategies.operators.operator_plan import Degrees, operator_plan, shared
-from strategies.plan.mesh import OPERATOR_AXES
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.problem import Problem, Training
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters, begin_in_step, norm_ticks, optimizer_ticks
+from meshwise.strategies.lowering.costs.recompute import moments
+from meshwise.strategies.lowering.costs.rewrites import is_cut_product, sums, weight_gradient_ticks, with_accumulation
+from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
+from meshwise.strategies.lowering.rank_classes.machine import Machine, Rank
+from meshwise.strategies.lowering.rank_classes.placement import NORM
+from meshwise.strategies.operators.choices import choices
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
+from meshwise.strategies.operators.operator_plan import Degrees, operator_plan, shared
+from meshwise.strategies.plan.mesh import OPERATOR_AXES
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.deadline import check_deadline
-from strategies.operators.bucket_elimination import undominated
-from strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, least_time, shortfall
-from strategies.operators.frontier import frontier
+from meshwise.simulator.deadline import check_deadline
+from meshwise.strategies.operators.bucket_elimination import undominated
+from meshwise.strategies.operators.cost_graph import CostGraph, IntArray, Shortfall, Solution, least_time, shortfall
+from meshwise.strategies.operators.frontier import frontier
 
 Simplify = Callable[[IntArray, IntArray], IntArray]
 
@@ -78,7 +78,7 @@ def eliminate(
     Notes
     -----
     What fits anyway needs no lists of memory. What no elimination reduces, and what needs longer lists, is
-    solved by `strategies.operators.frontier.frontier`.
+    solved by `meshwise.strategies.operators.frontier.frontier`.
 
     Raises
     ------

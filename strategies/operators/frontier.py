@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.deadline import check_deadline
-from strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES as MOST_ENTRIES
-from strategies.operators.bucket_elimination import Buckets, Price, Sweep, buckets
-from strategies.operators.cost_graph import (
+from meshwise.simulator.deadline import check_deadline
+from meshwise.strategies.operators.bucket_elimination import MOST_SWEEP_ENTRIES as MOST_ENTRIES
+from meshwise.strategies.operators.bucket_elimination import Buckets, Price, Sweep, buckets
+from meshwise.strategies.operators.cost_graph import (
     MOST,
     CostGraph,
     IntArray,
@@ -27,7 +27,7 @@ from strategies.operators.cost_graph import (
     restrict,
     shortfall,
 )
-from strategies.operators.neighbourhood import Neighbourhood
+from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 ROUNDS = 40
 """Most prices tried for one range; each halves what is between two choices, so more are not needed."""

@@ -16,7 +16,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.operators.cost_graph import (
+from meshwise.strategies.operators.cost_graph import (
     CostGraph,
     Shortfall,
     Solution,
@@ -28,7 +28,7 @@ from strategies.operators.cost_graph import (
     shortfall,
     tied,
 )
-from strategies.operators.neighbourhood import Neighbourhood
+from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 FloatArray = NDArray[np.float64]
 LARGEST = 1e6

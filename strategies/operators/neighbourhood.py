@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from strategies.operators.cost_graph import CostGraph, Edge, IntArray
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray
 
 
 @dataclass(frozen=True, eq=False)

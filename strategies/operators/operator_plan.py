@@ -6,16 +6,16 @@ from difflib import get_close_matches
 from itertools import groupby, zip_longest
 from math import prod
 
-from simulator.operator_graph import BATCH, Block, Operator
-from strategies.operators.choices import Cuts, choices, cuttable, followers, refused, ways_to_keep
-from strategies.plan.layout import Violation
-from strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
-from strategies.plan.parallelism import Parallelism, shardings
-from strategies.plan.partition import partition
-from strategies.plan.plan import Plan, Recompute, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.simulator.operator_graph import BATCH, Block, Operator
+from meshwise.strategies.operators.choices import Cuts, choices, cuttable, followers, refused, ways_to_keep
+from meshwise.strategies.plan.layout import Violation
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.parallelism import Parallelism, shardings
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 Degrees = Mapping[str, int]
 """Ranks along each operator axis."""

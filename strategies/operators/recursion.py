@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind
-from strategies.operators.choices import cuttable, followers
-from strategies.operators.cost_graph import CostGraph, Edge, IntArray, merge_parallel_edges
-from strategies.operators.frontier import frontier
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, Block, Operator, OperatorGraph, OperatorKind
+from meshwise.strategies.operators.choices import cuttable, followers
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, merge_parallel_edges
+from meshwise.strategies.operators.frontier import frontier
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 WEIGHT_GRADIENT = 0.25
 """What moving an element of a weight's gradient costs, next to one of an activation [1]_ (``MATMUL_MEM_COEF``)."""

@@ -4,15 +4,15 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, microbatch
-from strategies.plan.parallelism import Attention, Parallelism, shardings
-from strategies.plan.partition import partition
-from strategies.plan.pipeline_rules import chunks_of
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import rule_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, microbatch
+from meshwise.strategies.plan.parallelism import Attention, Parallelism, shardings
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.pipeline_rules import chunks_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import rule_of
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:

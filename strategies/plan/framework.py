@@ -11,7 +11,7 @@ against its own ``MemTracker``.
 
 from dataclasses import dataclass, replace
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 MIB = 2**20
 
@@ -62,16 +62,16 @@ class Framework:
         all that are summed after the last backward.
     drops_gradients
         Whether memory of gradients is given back when the optimizer has read them
-        (`strategies.lowering.costs.optimizer`).
+        (`meshwise.strategies.lowering.costs.optimizer`).
     keeps_graph
         Whether a backward in two keeps all that forward kept, but what a loss did, until gradients of weights are made,
         and a first stage, whose input has no gradient, does all of it then.
     adds_gradients
         Whether kernels of their own add the gradients of a microbatch to those of the step's others
-        (`strategies.lowering.costs.rewrites`).
+        (`meshwise.strategies.lowering.costs.rewrites`).
     hides_input_gradients
         Whether tensor ranks sum the gradient of what a column-parallel product read beside the product for the
-        gradient of its weight (`strategies.lowering.costs.rewrites`).
+        gradient of its weight (`meshwise.strategies.lowering.costs.rewrites`).
     waits_for_exchanges
         Whether the host of a pipeline stage launches nothing of a pass before what it receives is there and all
         before it has ended.

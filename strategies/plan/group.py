@@ -2,7 +2,7 @@
 
 A group is a table of two kinds of choices: how passes run, one a row, and where states are, one a column. What passes
 take hangs on the row, what follows them on the column, and memory on the sum of both, so that bounds of all members
-are outer sums (`strategies.bounds.group_bounds`).
+are outer sums (`meshwise.strategies.bounds.group_bounds`).
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.recomputation import OfStage
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.recomputation import OfStage
 
 
 class PassChoice(NamedTuple):

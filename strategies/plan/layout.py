@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulator.brief import brief
-from strategies.plan.mesh import AXES, Microbatch
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import Recomputation, Recompute
+from meshwise.simulator.brief import brief
+from meshwise.strategies.plan.mesh import AXES, Microbatch
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import Recomputation, Recompute
 
 ZERO_STAGES = (0, 1, 2, 3)
 """What ZeRO shares over data ranks: nothing, the optimizer's states, gradients too, parameters too."""
@@ -29,7 +29,8 @@ class Layout:
     stages
         ``"even"``, ``"balanced"`` or the number of layers of every stage.
     tensor_rows
-        Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns (`strategies.plan.parallelism`).
+        Rows of a grid of tensor-parallel ranks, of which ``tensor`` is the columns
+        (`meshwise.strategies.plan.parallelism`).
     context
         Ranks that share the tokens of each sequence.
     attention
@@ -55,7 +56,7 @@ class Layout:
         How gradients are summed over the data axis: one of `GRADIENT_REDUCTIONS`.
     overlap_tensor
         Whether the gathers and scatters of sequence parallelism run beside the products that need or make what they
-        move, chunk by chunk (`strategies.lowering.costs.rewrites`).
+        move, chunk by chunk (`meshwise.strategies.lowering.costs.rewrites`).
     """
 
     data: int = 1

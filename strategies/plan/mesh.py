@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import IntArray, TaskKind
+from meshwise.simulator.program import IntArray, TaskKind
 
 PIPELINE, DATA, EXPERT, CONTEXT, TENSOR = "pipeline", "data", "expert", "context", "tensor"
 TENSOR_ROWS = "tensor_rows"
@@ -162,7 +162,7 @@ def microbatch(sizes: int | Sequence[int]) -> Microbatch:
 def data_ranks(mesh: Mesh) -> IntArray:
     """Return the data rank of every rank: those of a replica are neighbours, and so are those that share experts.
 
-    >>> from strategies.plan.mesh import Axis
+    >>> from meshwise.strategies.plan.mesh import Axis
     >>> data_ranks(Mesh((Axis("data", 2), Axis("expert", 2), Axis("tensor", 2)))).tolist()
     [0, 0, 1, 1, 2, 2, 3, 3]
     """

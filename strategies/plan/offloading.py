@@ -23,7 +23,7 @@ from math import ceil
 from reprlib import Repr
 from typing import Any, NamedTuple
 
-from simulator.program import StreamKind, TaskKind
+from meshwise.simulator.program import StreamKind, TaskKind
 
 OFFLOADS = ("optimizer", "parameters", "activations")
 """What may be kept in host memory."""

@@ -39,10 +39,10 @@ from functools import lru_cache
 from itertools import chain
 from math import gcd
 
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, nearest_divisor
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, nearest_divisor
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 HIDDEN = "hidden"
 """The dim of what a token has between layers."""

@@ -3,8 +3,8 @@
 from functools import lru_cache
 from math import inf
 
-from simulator.operator_graph import OperatorGraph
-from strategies.plan.plan import Stage
+from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.plan.plan import Stage
 
 
 @lru_cache(maxsize=1024)

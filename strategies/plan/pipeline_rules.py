@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from strategies.plan.layout import Layout, Violation, listed
-from strategies.plan.mesh import nearest_divisor as _nearest
-from strategies.plan.partition import most_stages, num_layers
-from strategies.plan.problem import Problem
-from strategies.schedules.orders import in_order
-from strategies.schedules.rule import ScheduleRule, WrittenRule
-from strategies.schedules.schedule import OrderError, rule_of, schedule
+from meshwise.strategies.plan.layout import Layout, Violation, listed
+from meshwise.strategies.plan.mesh import nearest_divisor as _nearest
+from meshwise.strategies.plan.partition import most_stages, num_layers
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule
+from meshwise.strategies.schedules.schedule import OrderError, rule_of, schedule
 
 
 def pipeline_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:

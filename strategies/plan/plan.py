@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from simulator.brief import brief
-from strategies.plan.mesh import (
+from meshwise.simulator.brief import brief
+from meshwise.strategies.plan.mesh import (
     CONTEXT,
     DATA,
     EXPERT,
@@ -22,12 +22,12 @@ from strategies.plan.mesh import (
     Microbatch,
     microbatch,
 )
-from strategies.plan.offloading import NOTHING, Offloading, fraction_of, offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import Recomputation, Recompute, recomputation
-from strategies.plan.sharding import OperatorSharding
-from strategies.schedules.rule import Placement, ScheduleRule, no_pairs
-from strategies.schedules.schedule import Schedule, rule_of, schedule
+from meshwise.strategies.plan.offloading import NOTHING, Offloading, fraction_of, offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
+from meshwise.strategies.plan.sharding import OperatorSharding
+from meshwise.strategies.schedules.rule import Placement, ScheduleRule, no_pairs
+from meshwise.strategies.schedules.schedule import Schedule, rule_of, schedule
 
 __all__ = ["PLAN_VERSION", "Plan", "Recompute", "Stage"]
 

@@ -6,11 +6,11 @@ What is trained and how: batch, precision and optimizer, and the bytes they keep
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from simulator.brief import brief
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.operator_graph import ITEMSIZE, OperatorGraph
-from strategies.plan.framework import FRAMEWORKS, Framework
+from meshwise.simulator.brief import brief
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
+from meshwise.strategies.plan.framework import FRAMEWORKS, Framework
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
@@ -50,7 +50,8 @@ class Training:
         Whether norms of root mean squares are composed of torch's operators, as eager code writes them, and not one
         kernel: each keeps its input in fp32 and the scaled input beside it.
     gathers_logits
-        Whether tensor ranks gather the logits and each computes the whole loss (`strategies.plan.parallelism`).
+        Whether tensor ranks gather the logits and each computes the whole loss
+        (`meshwise.strategies.plan.parallelism`).
     expandable_segments
         Whether torch's allocator grows a segment and gives its pages back, so that it keeps next to nothing beside
         tensors (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; c10/cuda/CUDACachingAllocator.cpp).
@@ -193,7 +194,7 @@ class Problem:
 
         What the framework takes before the first tensor is exact and has no margin.
 
-        >>> from simulator.machine.accelerator import Accelerator
+        >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
         >>> Problem(None, None, None, memory_margin=1.2).usable(device)
         67.0
@@ -203,7 +204,7 @@ class Problem:
     def needed(self, device: Accelerator, peak: float) -> float:
         """Return the least memory of a device, in bytes, for which a predicted peak is usable: `usable` backwards.
 
-        >>> from simulator.machine.accelerator import Accelerator
+        >>> from meshwise.simulator.machine.accelerator import Accelerator
         >>> device = Accelerator("any", (("bf16", 1e12),), memory=80.0, memory_bandwidth=1.0, reserved=2.0)
         >>> Problem(None, None, None, memory_margin=1.2).needed(device, 67.0)
         80.0

@@ -6,19 +6,19 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
-from simulator.machine.cluster import Cluster
-from simulator.operator_graph import OperatorGraph, OperatorKind
-from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout, Violation, listed
-from strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, divisors
-from strategies.plan.mesh import nearest_divisor as _nearest
-from strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace
-from strategies.plan.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, broken_rules, shardings
-from strategies.plan.partition import partition
-from strategies.plan.pipeline_rules import known_rule, pipeline_violations
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
-from strategies.schedules.rule import no_pairs
-from strategies.schedules.schedule import rule_of
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout, Violation, listed
+from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, divisors
+from meshwise.strategies.plan.mesh import nearest_divisor as _nearest
+from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace
+from meshwise.strategies.plan.parallelism import EXPERTS, TENSOR_DIMS, Attention, Parallelism, broken_rules, shardings
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.pipeline_rules import known_rule, pipeline_violations
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
+from meshwise.strategies.schedules.rule import no_pairs
+from meshwise.strategies.schedules.schedule import rule_of
 
 
 class Around(NamedTuple):

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simulator.brief import brief
-from simulator.collective import Collective
-from simulator.operator_graph import Operator, Tensor
+from meshwise.simulator.brief import brief
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.operator_graph import Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)

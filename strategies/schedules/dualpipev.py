@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from strategies.schedules.rule import (
+from meshwise.strategies.schedules.rule import (
     AS_MANY_AS_STAGES,
     BACKWARD,
     FORWARD,

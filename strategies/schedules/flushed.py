@@ -22,7 +22,7 @@ References
 
 import numpy as np
 
-from strategies.schedules.rule import (
+from meshwise.strategies.schedules.rule import (
     AS_MANY_AS_RANKS,
     BACKWARD,
     FORWARD,

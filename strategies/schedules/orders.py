@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.schedules.schedule import Action, ActionKind, Order, OrderError, Schedule, rank_order, rule_of
+from meshwise.strategies.schedules.schedule import Action, ActionKind, Order, OrderError, Schedule, rank_order, rule_of
 
 
 class Orders(NamedTuple):

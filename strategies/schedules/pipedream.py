@@ -11,8 +11,8 @@ References
 .. [2] Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 3.1 (2BW).
 """
 
-from strategies.schedules.flushed import one_f_one_b_order
-from strategies.schedules.rule import AS_MANY_AS_RANKS, Order, PassTimes, ScheduleRule
+from meshwise.strategies.schedules.flushed import one_f_one_b_order
+from meshwise.strategies.schedules.rule import AS_MANY_AS_RANKS, Order, PassTimes, ScheduleRule
 
 
 def pipedream_order(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.brief import brief
+from meshwise.simulator.brief import brief
 
 Order = NDArray[np.int64]
 """The actions of one pipeline rank as rows: stage, number of the kind, microbatch."""

@@ -6,7 +6,7 @@ microbatch 0), the form torch.distributed.pipelining prints and reads too. A bac
 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024). ``(0F3;7B0)OVERLAP_F_B`` is a forward and a backward that
 run as one.
 
-The published schedules are in `strategies.schedules`, by name in `SCHEDULES`.
+The published schedules are in `meshwise.strategies.schedules`, by name in `SCHEDULES`.
 
 Schedules as torch.distributed.pipelining's CSV: a row a pipeline rank, a cell an action.
 
@@ -27,13 +27,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.brief import brief
-from strategies.schedules.dualpipev import DUALPIPEV
-from strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
-from strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
-from strategies.schedules.rule import NAME, ScheduleRule, written
-from strategies.schedules.rule import Order as Order
-from strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
+from meshwise.simulator.brief import brief
+from meshwise.strategies.schedules.dualpipev import DUALPIPEV
+from meshwise.strategies.schedules.flushed import GPIPE, INTERLEAVED, LOOPED_BFS, NAIVE, ONE_F_ONE_B
+from meshwise.strategies.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
+from meshwise.strategies.schedules.rule import NAME, ScheduleRule, written
+from meshwise.strategies.schedules.rule import Order as Order
+from meshwise.strategies.schedules.zero_bubble import INTERLEAVED_ZERO_BUBBLE, ZB1P, ZB2P, ZBV
 
 
 class ActionKind(StrEnum):
@@ -394,7 +394,7 @@ def schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
 def to_csv(schedule: Schedule) -> str:
     """Return the orders of a schedule.
 
-    >>> from strategies.schedules.schedule import schedule
+    >>> from meshwise.strategies.schedules.schedule import schedule
     >>> print(to_csv(schedule("gpipe", 1, 2)), end="")
     0F0,0F1,0B0,0B1
     """

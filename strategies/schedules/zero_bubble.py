@@ -17,7 +17,7 @@ from collections import Counter
 
 import numpy as np
 
-from strategies.schedules.rule import (
+from meshwise.strategies.schedules.rule import (
     FORWARD,
     INPUT,
     WEIGHT,

@@ -6,7 +6,7 @@ What is named here is imported when it is asked for: names of algorithms alone n
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from strategies.search.algorithms import (
+from meshwise.strategies.search.algorithms import (
     ALGORITHMS,
     LAYOUT_ALGORITHMS,
     OPERATOR_ALGORITHMS,
@@ -16,25 +16,25 @@ from strategies.search.algorithms import (
 )
 
 if TYPE_CHECKING:
-    from strategies.search.algorithms.auto import Auto
-    from strategies.search.algorithms.beam import Beam
-    from strategies.search.algorithms.best_first import BestFirst
-    from strategies.search.algorithms.bottleneck import Bottleneck
-    from strategies.search.algorithms.exhaustive import BreadthFirst, Exhaustive
-    from strategies.search.algorithms.expert import Expert
-    from strategies.search.algorithms.mcmc import MCMC
-    from strategies.search.algorithms.mcts import MCTS
-    from strategies.search.algorithms.operators import (
+    from meshwise.strategies.search.algorithms.auto import Auto
+    from meshwise.strategies.search.algorithms.beam import Beam
+    from meshwise.strategies.search.algorithms.best_first import BestFirst
+    from meshwise.strategies.search.algorithms.bottleneck import Bottleneck
+    from meshwise.strategies.search.algorithms.exhaustive import BreadthFirst, Exhaustive
+    from meshwise.strategies.search.algorithms.expert import Expert
+    from meshwise.strategies.search.algorithms.mcmc import MCMC
+    from meshwise.strategies.search.algorithms.mcts import MCTS
+    from meshwise.strategies.search.algorithms.operators import (
         DynamicProgramming,
         Frontier,
         IntegerProgramming,
         RecursiveProgramming,
         ShardingPropagation,
     )
-    from strategies.search.algorithms.random import RandomSearch
-    from strategies.search.algorithms.reinforcement import Reinforcement
-    from strategies.search.algorithms.stages import InterStageMILP, LayerDP, PipelineDP
-    from strategies.search.driver import (
+    from meshwise.strategies.search.algorithms.random import RandomSearch
+    from meshwise.strategies.search.algorithms.reinforcement import Reinforcement
+    from meshwise.strategies.search.algorithms.stages import InterStageMILP, LayerDP, PipelineDP
+    from meshwise.strategies.search.driver import (
         Certificate,
         Journal,
         OutOfTime,
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
         Upcoming,
         search,
     )
-    from strategies.search.fan_out import processes
-    from strategies.search.space import Space, layouts, neighbours
+    from meshwise.strategies.search.fan_out import processes
+    from meshwise.strategies.search.space import Space, layouts, neighbours
 
 _HOMES = {
     **{kind: module for module, _, kind in (ALGORITHMS.place(name).rpartition(".") for name in ALGORITHMS)},
-    "Certificate": "strategies.search.driver",
-    "processes": "strategies.search.fan_out",
-    **dict.fromkeys(("Space", "layouts", "neighbours"), "strategies.search.space"),
-    **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals"), "strategies.search.driver"),
-    **dict.fromkeys(("SearchAlgorithm", "SearchResult", "Upcoming", "search"), "strategies.search.driver"),
+    "Certificate": "meshwise.strategies.search.driver",
+    "processes": "meshwise.strategies.search.fan_out",
+    **dict.fromkeys(("Space", "layouts", "neighbours"), "meshwise.strategies.search.space"),
+    **dict.fromkeys(("Journal", "OutOfTime", "Progress", "Proof", "Proposals"), "meshwise.strategies.search.driver"),
+    **dict.fromkeys(("SearchAlgorithm", "SearchResult", "Upcoming", "search"), "meshwise.strategies.search.driver"),
 }
 """The module of every name that is imported when it is asked for."""
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.plan.group import Group, StateChoice
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.strategies.plan.group import Group, StateChoice
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 Rule = Callable[[Layout], Iterable[str]]
 """Returns every reason against a layout; it looks at nothing of it but its fields, and answers alike each time."""

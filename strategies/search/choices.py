@@ -1,6 +1,6 @@
 """The families and groups of a space, worked out from the rules of a layout.
 
-What a rule depends on is asked of `strategies.plan.rules` once and kept, so that families are cheap.
+What a rule depends on is asked of `meshwise.strategies.plan.rules` once and kept, so that families are cheap.
 
 Layers of pipeline stages on devices of different speed.
 
@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, operator_time
-from simulator.operator_graph import BATCH, Block, OperatorGraph
-from strategies.plan.completion import mesh_of
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import ZERO_STAGES, Layout
-from strategies.plan.mesh import AXES, PIPELINE, REPLICA
-from strategies.plan.offloading import NOTHING, Offloading, fraction_of
-from strategies.plan.parallelism import EXPERTS, Attention
-from strategies.plan.partition import most_stages, num_layers, partition, share_ends
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
-from strategies.plan.rules import Around, offload_rules, violations
-from strategies.schedules.rule import ScheduleRule, no_pairs
-from strategies.schedules.schedule import SCHEDULES, rule_of
-from strategies.search.acceptance import FIELDS, OF_FAMILIES, Answers
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, operator_time
+from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
+from meshwise.strategies.plan.completion import mesh_of
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
+from meshwise.strategies.plan.mesh import AXES, PIPELINE, REPLICA
+from meshwise.strategies.plan.offloading import NOTHING, Offloading, fraction_of
+from meshwise.strategies.plan.parallelism import EXPERTS, Attention
+from meshwise.strategies.plan.partition import most_stages, num_layers, partition, share_ends
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recompute, SomeOperators
+from meshwise.strategies.plan.rules import Around, offload_rules, violations
+from meshwise.strategies.schedules.rule import ScheduleRule, no_pairs
+from meshwise.strategies.schedules.schedule import SCHEDULES, rule_of
+from meshwise.strategies.search.acceptance import FIELDS, OF_FAMILIES, Answers
 
 if TYPE_CHECKING:
-    from strategies.search.space import Space
+    from meshwise.strategies.search.space import Space
 
 
 class Paces(NamedTuple):

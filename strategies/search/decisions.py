@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import NamedTuple
 
-from simulator.brief import brief, in_brief
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.space import Space, listed
+from meshwise.simulator.brief import brief, in_brief
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.space import Space, listed
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert", "tensor_rows")
 """Decided first, in any order."""
@@ -90,7 +90,7 @@ class Decisions:
         self.root = self._partial(tuple(self._members), families=True)
 
     def by_habit(self) -> Iterator[Layout]:
-        """Yield all layouts, roughly in the order of `strategies.search.space.by_habit`."""
+        """Yield all layouts, roughly in the order of `meshwise.strategies.search.space.by_habit`."""
 
         def key(family: Layout) -> tuple[bool, bool, int, int]:
             across = family.tensor * family.tensor_rows > self.node

@@ -13,21 +13,21 @@ from math import inf
 
 import numpy as np
 
-from simulator.program import IntArray
-from strategies.bounds.group_bounds import FloatArray
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.group import Group
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.schedules.rule import no_pairs
-from strategies.schedules.schedule import rule_of
-from strategies.search.choices import family_of
-from strategies.search.space import Space, choices_of, groups_near
-from strategies.search.starts import engineer_layouts
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.bounds.group_bounds import FloatArray
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.rule import no_pairs
+from meshwise.strategies.schedules.schedule import rule_of
+from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.space import Space, choices_of, groups_near
+from meshwise.strategies.search.starts import engineer_layouts
 
 
 class GroupMembers:

@@ -21,21 +21,21 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from simulator.brief import brief
-from simulator.deadline import watched_by
-from strategies.bounds.group_bounds import FloatArray
-from strategies.cost_model import CostModel, SimulatedCost
-from strategies.evaluation import Evaluation, Resource, Trial
-from strategies.plan.completion import complete
-from strategies.plan.group import Group
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search.descent import known_layouts, soonest_known
-from strategies.search.fan_out import FanOut
-from strategies.search.scope import Scope, scope_of
-from strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
+from meshwise.simulator.brief import brief
+from meshwise.simulator.deadline import watched_by
+from meshwise.strategies.bounds.group_bounds import FloatArray
+from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.evaluation import Evaluation, Resource, Trial
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search.descent import known_layouts, soonest_known
+from meshwise.strategies.search.fan_out import FanOut
+from meshwise.strategies.search.scope import Scope, scope_of
+from meshwise.strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from threading import Thread, local
 from time import monotonic
 from typing import Any
 
-from simulator.deadline import check_deadline
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.plan import Plan
+from meshwise.simulator.deadline import check_deadline
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024
 """Processes that one machine is asked for."""

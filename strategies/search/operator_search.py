@@ -5,20 +5,20 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from simulator.units import TICKS_PER_SECOND
-from strategies.bounds.step_time import least_step_time
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.lowering import StageCosts
-from strategies.operators.choices import admitted, broken, resolved
-from strategies.operators.cost_graph import Shortfall, Solution
-from strategies.operators.costs import OperatorCosts, operator_costs
-from strategies.operators.operator_plan import nearly_data, with_data
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS, divisors
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.driver import Certificate, Proof, Proposals
-from strategies.search.space import Space
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.bounds.step_time import least_step_time
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.operators.choices import admitted, broken, resolved
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.costs import OperatorCosts, operator_costs
+from meshwise.strategies.operators.operator_plan import nearly_data, with_data
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS, divisors
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Certificate, Proof, Proposals
+from meshwise.strategies.search.space import Space
 
 Solve = Callable[[OperatorCosts, int], Solution | Shortfall]
 """Returns a choice for every operator that takes no more than so many bytes."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, OfStage
-from strategies.schedules.schedule import SCHEDULES
-from strategies.search.choices import Choices, offloadings
-from strategies.search.space import Space, choices_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage
+from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.search.choices import Choices, offloadings
+from meshwise.strategies.search.space import Space, choices_of
 
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "tensor_rows")
 

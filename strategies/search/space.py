@@ -2,12 +2,12 @@
 
 What a search may choose from: every legal layout of a problem, and which are one decision apart.
 
-A layout is legal where `strategies.plan.rules.violations` finds nothing. Of layouts that mean the same step only one is
-in the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a single
-pipeline rank, the ZeRO level of a single data rank or how a whole sequence computes attention.
+A layout is legal where `meshwise.strategies.plan.rules.violations` finds nothing. Of layouts that mean the same step
+only one is in the space: a choice that changes nothing has the first value that the limits allow, as the schedule of a
+single pipeline rank, the ZeRO level of a single data rank or how a whole sequence computes attention.
 
 Layouts come in families, which share degrees, ranks and microbatch, and those in groups, which share the schedule too
-(`strategies.plan.group`), so that a large space is counted, and most of it dropped, without listing it.
+(`meshwise.strategies.plan.group`), so that a large space is counted, and most of it dropped, without listing it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,21 +17,21 @@ from itertools import permutations, product
 from math import prod
 from typing import Literal
 
-from simulator.brief import brief
-from simulator.operator_graph import OperatorGraph
-from strategies.operators.choices import Pin
-from strategies.plan.group import Group
-from strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
-from strategies.plan.mesh import AXES, divisors
-from strategies.plan.offloading import Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.partition import num_layers, partition
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
-from strategies.schedules.schedule import SCHEDULES
-from strategies.search.acceptance import Accepts
-from strategies.search.choices import DEGREES, Choices, family_of
+from meshwise.simulator.brief import brief
+from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.operators.choices import Pin
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, ZERO_STAGES, Layout
+from meshwise.strategies.plan.mesh import AXES, divisors
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.partition import num_layers, partition
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, Recompute, SomeOperators, of_stage
+from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.search.acceptance import Accepts
+from meshwise.strategies.search.choices import DEGREES, Choices, family_of
 
 SYNCHRONOUS = tuple(name for name, rule in SCHEDULES.items() if not rule.asynchronous)
 """Schedules that end a step on all ranks before the next begins: others train on older weights."""
@@ -83,7 +83,7 @@ class Space:
     tensor_depth
         Ranks along a third axis, outside the rows; by default 1. Only searches that choose for every operator read it.
     order
-        Axes from the outermost to the innermost; `strategies.plan.mesh.AXES` unless a limit names others.
+        Axes from the outermost to the innermost; `meshwise.strategies.plan.mesh.AXES` unless a limit names others.
     microbatch
         Sequences a microbatch; usually the powers of two that divide the batch of a data rank, and that batch itself
         (no gradient accumulation), of 131,072 tokens at most where they are several. Core: of any number of tokens.
@@ -96,9 +96,9 @@ class Space:
         Core: only where ranks have as many layers. A limit may name other counts.
     stages
         ``even`` where stages divide the layers and ``balanced`` where not; also one layer less at both ends
-        (`strategies.plan.partition.share_ends`) where no stage has more then; and on devices of different speed also
-        ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the words, and counts
-        a stage.
+        (`meshwise.strategies.plan.partition.share_ends`) where no stage has more then; and on devices of different
+        speed also ``paced``: layers in proportion to it. Core: without that of the ends. A limit may name the words,
+        and counts a stage.
     sequence_parallel
         Both.
     attention

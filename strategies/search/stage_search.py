@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.program import IntArray
-from strategies.bounds.path_times import WALKED
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute
-from strategies.search.space import Space, core_of, listed
-from strategies.stages.division import DivisionProblem, FloatArray
-from strategies.stages.tables import WAYS
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.bounds.path_times import WALKED
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute
+from meshwise.strategies.search.space import Space, core_of, listed
+from meshwise.strategies.stages.division import DivisionProblem, FloatArray
+from meshwise.strategies.stages.tables import WAYS
 
 Found = tuple[float, Layout]
 """Seconds that a formula gives a step, and the layout of which."""

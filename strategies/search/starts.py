@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
-from simulator.operator_graph import OperatorKind
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import divisors
-from strategies.plan.offloading import Offloading
-from strategies.plan.parallelism import EXPERTS, Attention
-from strategies.plan.partition import num_layers
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.plan.rules import violations
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import divisors
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.parallelism import EXPERTS, Attention
+from meshwise.strategies.plan.partition import num_layers
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.rules import violations
 
 MOST_PIPELINE = 16
 """Pipeline ranks that an engineer tries at most beside expert parallelism."""

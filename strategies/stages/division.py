@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.compiled import compiled, pays
-from simulator.engine.longest_path import Ints
-from simulator.program import IntArray
-from strategies.bounds.longest_path import Arrangement
+from meshwise.simulator.engine.compiled import compiled, pays
+from meshwise.simulator.engine.longest_path import Ints
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.bounds.longest_path import Arrangement
 
 FloatArray = NDArray[np.float64]
 
@@ -41,10 +41,10 @@ class CriticalPaths(NamedTuple):
 def critical_paths(arranged: Arrangement, ticks: FloatArray, sends: FloatArray) -> CriticalPaths:
     """Return the longest paths of a step whose passes, and transfers of what they make, take so many ticks.
 
-    As in `strategies.bounds.longest_path`: a pass starts when the one before it on its rank has ended and what it
-    needs has arrived; transfers of a rank in one direction follow one another.
+    As in `meshwise.strategies.bounds.longest_path`: a pass starts when the one before it on its rank has ended and what
+    it needs has arrived; transfers of a rank in one direction follow one another.
 
-    >>> from strategies.bounds.longest_path import arrangement
+    >>> from meshwise.strategies.bounds.longest_path import arrangement
     >>> found = critical_paths(arrangement("1f1b", 2, 2), np.array([1.0, 2.0, 1.0, 2.0]), np.zeros(4))
     >>> found.ends.tolist(), found.passes.tolist()
     ([9.0, 7.0], [[1, 1, 2, 2], [1, 0, 2, 2]])

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.stages.division import FloatArray
+from meshwise.strategies.stages.division import FloatArray
 
 
 class Partition(NamedTuple):

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
-from simulator.program import IntArray
-from strategies.stages.division import DivisionProblem, FloatArray
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.stages.division import DivisionProblem, FloatArray
 
 LARGEST_STEP = 100.0
 """Steps are scaled to about this, for the solver's tolerances are absolute."""

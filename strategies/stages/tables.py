@@ -5,17 +5,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from simulator.program import IntArray
-from strategies.bounds.durations import Durations
-from strategies.bounds.longest_path import arrangement
-from strategies.bounds.memory import Needs
-from strategies.bounds.step_time import Bounds
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.stage import Machine, Rank
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.recomputation import OfLayer, Recompute
-from strategies.schedules.orders import orders
-from strategies.stages.division import DivisionProblem, FloatArray, Moments
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.bounds.durations import Durations
+from meshwise.strategies.bounds.longest_path import arrangement
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.stage import Machine, Rank
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.recomputation import OfLayer, Recompute
+from meshwise.strategies.schedules.orders import orders
+from meshwise.strategies.stages.division import DivisionProblem, FloatArray, Moments
 
 WAYS = (Recompute.SELECTIVE, Recompute.FULL)
 """How a layer may be recomputed."""
@@ -33,7 +33,7 @@ def division_problem(costs: StageCosts, plan: Plan, ways: tuple[Recompute, ...],
     Parameters
     ----------
     plan
-        Any division of the layers, on a schedule of `strategies.bounds.path_times.WALKED`.
+        Any division of the layers, on a schedule of `meshwise.strategies.bounds.path_times.WALKED`.
     ways
         Those of `WAYS` that a layer may be recomputed in.
     spread

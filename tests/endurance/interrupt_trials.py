@@ -19,10 +19,10 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from scenarios.loader import load
-from scenarios.scenario import Scenario
-from simulator.brief import in_full
-from strategies.plan.plan import Plan
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.brief import in_full
+from meshwise.strategies.plan.plan import Plan
 
 from .interruption import Interruption, interrupt, whole_run
 

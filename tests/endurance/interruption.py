@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from executor.launch.processes import children, is_alive
+from meshwise.executor.launch.processes import children, is_alive
 
 INTERRUPTED = frozenset({130, -signal.SIGINT})
 """What a process that was interrupted ends with: a shell shows both as 130."""
@@ -127,20 +127,20 @@ def _met_program(errors: str) -> bool:
     """Return whether an interrupt met the program, by what was written to stderr.
 
     An environment may lie in the program's own folder, and an editable install has a module there that Python loads as
-    it begins. ``scenarios/__main__.py`` only imports the first module.
+    it begins. ``scenarios/api/__main__.py`` only imports the first module.
 
     >>> _met_program("Fatal Python error: init_import_site: Failed to import the site module")
     False
     """
     begins = "init_import_site" in errors
-    own = [line for line in errors.splitlines() if str(_ROOT) in line and "scenarios/__main__.py" not in line]
+    own = [line for line in errors.splitlines() if str(_ROOT) in line and "scenarios/api/__main__.py" not in line]
     return not begins and (bool(own) or "Traceback" not in errors or "ignored" in errors)
 
 
 def _start(arguments: Sequence[str], folder: Path, mark: str) -> "subprocess.Popen[str]":
     environment = os.environ | {"PYTHONPATH": str(_ROOT), _MARK: mark}
     return subprocess.Popen(
-        [sys.executable, "-m", "scenarios", *arguments],
+        [sys.executable, "-m", "meshwise", *arguments],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from scenarios.commands.main import run
-from scenarios.console import BAD_INPUT
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.console import BAD_INPUT
 
 WARM_UP = 30
 """Rounds that are not counted."""

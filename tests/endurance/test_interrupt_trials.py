@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
+from meshwise.scenarios.commands.main import run
 
 from . import interrupt_trials
 from .interrupt_trials import Command, is_whole, left, main, searched

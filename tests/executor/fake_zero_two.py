@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor.check.oracle import FakeTrainer, RankMemory, rank_oracle
-from executor.job import Job
-from executor.model.network import Network, cross_entropy
-from executor.training import optimizer
-from strategies.lowering.tasks.data_parallel import BUCKET_BYTES
-from strategies.plan.mesh import DATA
+from meshwise.executor.check.oracle import FakeTrainer, RankMemory, rank_oracle
+from meshwise.executor.job import Job
+from meshwise.executor.model.network import Network, cross_entropy
+from meshwise.executor.training import optimizer
+from meshwise.strategies.lowering.tasks.data_parallel import BUCKET_BYTES
+from meshwise.strategies.plan.mesh import DATA
 
 
 class Bucket:

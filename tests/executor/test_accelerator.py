@@ -12,14 +12,14 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job  # noqa: E402
 
-from executor.device import require_device  # noqa: E402
-from executor.launch.process_group import joined  # noqa: E402
-from executor.parallel.offload import HostMemory  # noqa: E402
-from executor.recording.accelerator import CORE, Core, Gpu, Held, accelerator_of  # noqa: E402
-from executor.recording.rank_files import Heartbeat  # noqa: E402
-from executor.recording.recorder import Recorder  # noqa: E402
-from executor.training.trainer import Trainer  # noqa: E402
-from strategies.plan.offloading import offloading  # noqa: E402
+from meshwise.executor.device import require_device  # noqa: E402
+from meshwise.executor.launch.process_group import joined  # noqa: E402
+from meshwise.executor.parallel.offload import HostMemory  # noqa: E402
+from meshwise.executor.recording.accelerator import CORE, Core, Gpu, Held, accelerator_of  # noqa: E402
+from meshwise.executor.recording.rank_files import Heartbeat  # noqa: E402
+from meshwise.executor.recording.recorder import Recorder  # noqa: E402
+from meshwise.executor.training.trainer import Trainer  # noqa: E402
+from meshwise.strategies.plan.offloading import offloading  # noqa: E402
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from executor.model.mixture import activation, width  # noqa: E402
+from meshwise.executor.model.mixture import activation, width  # noqa: E402
 
 
 @pytest.mark.parametrize(("kind", "function"), [("swiglu", functional.silu), ("geglu", functional.gelu)])

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from executor.recording.private_torch import (  # noqa: E402
+from meshwise.executor.recording.private_torch import (  # noqa: E402
     attention_by_products,
     attention_gradients,
     attention_gradients_by_products,

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.calibration.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
-from executor.calibration.figures import ATTENTIONS, MATMULS, TINY
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, matmul_time, operator_time
-from simulator.machine.kernels import AttentionModel, Matmul, MatmulModel
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import Block
+from meshwise.executor.calibration.calibrate import best_rate, calibrate, fit_attention, fit_matmul, launches, traffic
+from meshwise.executor.calibration.figures import ATTENTIONS, MATMULS, TINY
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, matmul_time, operator_time
+from meshwise.simulator.machine.kernels import AttentionModel, Matmul, MatmulModel
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import Block
 
 PEAK = 1e11
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.training.checkpoint import (
+from meshwise.executor.training.checkpoint import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     SEAL,
@@ -36,7 +36,7 @@ from executor.training.checkpoint import (
 
 WRITE = """
     from pathlib import Path
-    from executor.training.checkpoint import begin, commit, write_file
+    from meshwise.executor.training.checkpoint import begin, commit, write_file
 
     def write(place, step, keep=2):
         partial = begin(Path(place), step)

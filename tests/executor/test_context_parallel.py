@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from executor.model.network import flash_attention  # noqa: E402
-from executor.parallel.context_parallel import merge, natural_order, positions, rank_order, seen  # noqa: E402
-from executor.recording.private_torch import attention_gradients  # noqa: E402
+from meshwise.executor.model.network import flash_attention  # noqa: E402
+from meshwise.executor.parallel.context_parallel import merge, natural_order, positions, rank_order, seen  # noqa: E402
+from meshwise.executor.recording.private_torch import attention_gradients  # noqa: E402
 
 SEQUENCE, RANKS = 12, 3
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.recording.accelerator import AtOnce, Streams  # noqa: E402
+from meshwise.executor.recording.accelerator import AtOnce, Streams  # noqa: E402
 
 
 class _Stream:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from executor.training.data import batch, corpus, share
+from meshwise.executor.training.data import batch, corpus, share
 
 
 def test_targets_are_the_next_byte() -> None:

@@ -12,16 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.calibration import device_calibration, device_measures  # noqa: E402
-from executor.calibration.device_calibration import chosen_device, chosen_ranks, main, measure  # noqa: E402
-from executor.calibration.device_machine import known_name, this_machine  # noqa: E402
-from executor.calibration.device_measures import SMALL, in_a_row, kernel_rows, reason  # noqa: E402
-from executor.calibration.device_measures import kernels as timed_kernels  # noqa: E402
-from executor.calibration.device_transfers import group_sizes  # noqa: E402
-from executor.calibration.figures import append, count  # noqa: E402
-from executor.recording.timer import HostTimer  # noqa: E402
-from scenarios.commands.main import run  # noqa: E402
-from simulator.calibration.kernel_rows import DEVICES, read_rows  # noqa: E402
+from meshwise.executor.calibration import device_calibration, device_measures  # noqa: E402
+from meshwise.executor.calibration.device_calibration import chosen_device, chosen_ranks, main, measure  # noqa: E402
+from meshwise.executor.calibration.device_machine import known_name, this_machine  # noqa: E402
+from meshwise.executor.calibration.device_measures import SMALL, in_a_row, kernel_rows, reason  # noqa: E402
+from meshwise.executor.calibration.device_measures import kernels as timed_kernels  # noqa: E402
+from meshwise.executor.calibration.device_transfers import group_sizes  # noqa: E402
+from meshwise.executor.calibration.figures import append, count  # noqa: E402
+from meshwise.executor.recording.timer import HostTimer  # noqa: E402
+from meshwise.scenarios.commands.main import run  # noqa: E402
+from meshwise.simulator.calibration.kernel_rows import DEVICES, read_rows  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -182,11 +182,11 @@ def test_a_gpus_machine_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> N
 def test_workers_need_torch_and_nothing_that_simulates() -> None:
     absent = ("simpy", "pandas", "numba", "pydantic", "yaml", "typer", "rich", "highspy", "matplotlib")
     modules = (
-        "executor.calibration.device_calibration",
-        "executor.calibration.device_worker",
-        "executor.calibration.device_measures",
-        "executor.calibration.device_training",
-        "executor.calibration.device_transfers",
+        "meshwise.executor.calibration.device_calibration",
+        "meshwise.executor.calibration.device_worker",
+        "meshwise.executor.calibration.device_measures",
+        "meshwise.executor.calibration.device_training",
+        "meshwise.executor.calibration.device_transfers",
     )
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

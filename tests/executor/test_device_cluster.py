@@ -10,21 +10,21 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.calibration import device_calibration
-from executor.calibration.calibrate import curves
-from executor.calibration.device_cluster import cluster_of, fitted, is_measured
-from executor.calibration.device_kernels import TinyLayer
-from executor.calibration.device_machine import Machine
-from executor.calibration.device_measures import FULL, in_a_row, kernels
-from executor.calibration.device_transfers import TOOL
-from scenarios.commands.main import run
-from scenarios.inputs.cluster_file import load_cluster
-from simulator.calibration.collective_rows import Timing
-from simulator.calibration.collective_rows import read_rows as read_collectives
-from simulator.calibration.kernel_rows import UNTIL_CLOCKS_SINK, read_rows
-from simulator.catalog import accelerator, data_sheet
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
+from meshwise.executor.calibration import device_calibration
+from meshwise.executor.calibration.calibrate import curves
+from meshwise.executor.calibration.device_cluster import cluster_of, fitted, is_measured
+from meshwise.executor.calibration.device_kernels import TinyLayer
+from meshwise.executor.calibration.device_machine import Machine
+from meshwise.executor.calibration.device_measures import FULL, in_a_row, kernels
+from meshwise.executor.calibration.device_transfers import TOOL
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.inputs.cluster_file import load_cluster
+from meshwise.simulator.calibration.collective_rows import Timing
+from meshwise.simulator.calibration.collective_rows import read_rows as read_collectives
+from meshwise.simulator.calibration.kernel_rows import UNTIL_CLOCKS_SINK, read_rows
+from meshwise.simulator.catalog import accelerator, data_sheet
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
 
 BOX = Machine("H200 SXM", "NVLink4/NVSwitch", 8, 1.5e11, "box", 2.0**40, 64, "torch 2.13", "2026-01-02")
 TRUTH = accelerator("h200-141gb")

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from executor.calibration import device_measures  # noqa: E402
-from executor.calibration.device_kernels import (  # noqa: E402
+from meshwise.executor.calibration import device_measures  # noqa: E402
+from meshwise.executor.calibration.device_kernels import (  # noqa: E402
     Attention,
     BatchedProduct,
     CrossEntropy,
@@ -22,11 +22,11 @@ from executor.calibration.device_kernels import (  # noqa: E402
     has_fp8,
     one_direction,
 )
-from executor.calibration.device_measures import FULL, SMALL, in_a_row, kernels  # noqa: E402
-from executor.calibration.device_transfers import DeviceCopy, HostCopy  # noqa: E402
-from simulator.calibration.kernel_rows import Row, read_rows  # noqa: E402
-from simulator.calibration.kernels import FusedAttention, Product  # noqa: E402
-from simulator.calibration.kernels import Stream as Streamed  # noqa: E402
+from meshwise.executor.calibration.device_measures import FULL, SMALL, in_a_row, kernels  # noqa: E402
+from meshwise.executor.calibration.device_transfers import DeviceCopy, HostCopy  # noqa: E402
+from meshwise.simulator.calibration.kernel_rows import Row, read_rows  # noqa: E402
+from meshwise.simulator.calibration.kernels import FusedAttention, Product  # noqa: E402
+from meshwise.simulator.calibration.kernels import Stream as Streamed  # noqa: E402
 
 MACHINE = {"source_id": "s", "source_repo": "meshwise calibrate", "accelerator": "H200 SXM"}
 

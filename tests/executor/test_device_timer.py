@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.recording import timer as device_timer  # noqa: E402
-from executor.recording.timer import LEAST, MOST, CudaTimer, HostTimer  # noqa: E402
+from meshwise.executor.recording import timer as device_timer  # noqa: E402
+from meshwise.executor.recording.timer import LEAST, MOST, CudaTimer, HostTimer  # noqa: E402
 
 
 @pytest.mark.parametrize(("share", "timed"), [(0.0, LEAST), (1e9, MOST)])

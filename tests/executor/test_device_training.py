@@ -6,12 +6,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.calibration.device_machine import Machine  # noqa: E402
-from executor.calibration.device_training import MainWeights, buckets, candidates, states, training_rows, trial, whole  # noqa: E402
-from executor.model.network import initialize, rotated, rotation  # noqa: E402
-from executor.recording.timer import HostTimer  # noqa: E402
-from scenarios.published.runs import run_of  # noqa: E402
-from simulator.models.presets import PRESETS  # noqa: E402
+from meshwise.executor.calibration.device_machine import Machine  # noqa: E402
+from meshwise.executor.calibration.device_training import (  # noqa: E402
+    MainWeights,
+    buckets,
+    candidates,
+    states,
+    training_rows,
+    trial,
+    whole,
+)
+from meshwise.executor.model.network import initialize, rotated, rotation  # noqa: E402
+from meshwise.executor.recording.timer import HostTimer  # noqa: E402
+from meshwise.scenarios.published.runs import run_of  # noqa: E402
+from meshwise.simulator.models.presets import PRESETS  # noqa: E402
 
 SPECS = [run.spec for run in trial()]
 H200 = Machine("H200 SXM", "NVLink4/NVSwitch", 8, 1.5e11, "box", 1e12, 64, "torch 2.13", "2026-01-02")
@@ -103,7 +111,7 @@ def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("executor.calibration.device_training.MainWeights", full)
+    monkeypatch.setattr("meshwise.executor.calibration.device_training.MainWeights", full)
     (row,) = training_rows(trial()[:1], H200, HostTimer(), lambda _: None, lambda *_: None)
     assert run_of(row, "here").status == "oom" and "step_time_s" not in row
 

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.job import Job  # noqa: E402
-from executor.studies import device_trials  # noqa: E402
-from executor.studies.device_trials import Trial, main, trials  # noqa: E402
-from simulator.models.model import build  # noqa: E402
-from strategies.plan.recomputation import Recompute  # noqa: E402
+from meshwise.executor.job import Job  # noqa: E402
+from meshwise.executor.studies import device_trials  # noqa: E402
+from meshwise.executor.studies.device_trials import Trial, main, trials  # noqa: E402
+from meshwise.simulator.models.model import build  # noqa: E402
+from meshwise.strategies.plan.recomputation import Recompute  # noqa: E402
 
 
 def few(device: str) -> list[Trial]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch.launcher import Ending, diagnose
-from executor.recording.rank_files import Heartbeat, RankError
+from meshwise.executor.launch.launcher import Ending, diagnose
+from meshwise.executor.recording.rank_files import Heartbeat, RankError
 
 TIMEOUT = 10.0
 RUNNING, FAILED = Ending(None, False, 0.0), Ending(1, False, 0.0)

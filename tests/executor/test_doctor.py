@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from executor.launch import doctor
+from meshwise.executor.launch import doctor
 
 
 def test_report_is_plain_data() -> None:

@@ -13,21 +13,21 @@ pytest.importorskip("torch")
 from tiny_jobs import TINY, cluster, verify_all
 from tiny_jobs import job as any_job
 
-from executor.check.reference import train
-from executor.job import Job, tensors_file
-from executor.launch.run import compare, losses
-from executor.recording.timeline import read_timeline
-from simulator.engine import simulate
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.program import TaskKind
-from strategies.lowering import lower
-from strategies.plan.offloading import OFFLOADS, offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, PerStage, SomeOperators
-from strategies.schedules.schedule import ActionKind
+from meshwise.executor.check.reference import train
+from meshwise.executor.job import Job, tensors_file
+from meshwise.executor.launch.run import compare, losses
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.offloading import OFFLOADS, offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, SomeOperators
+from meshwise.strategies.schedules.schedule import ActionKind
 
 job = partial(any_job, steps=2)
 """The second step shows what the first left, and its own parameters and states what the second does with that."""

@@ -1,4 +1,4 @@
-"""Ranks that are killed at drawn moments: the whole of what `executor.studies.fault_trials` looks at, in few trials."""
+"""Ranks that are killed at drawn moments: what `meshwise.executor.studies.fault_trials` looks at, in few trials."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.studies.fault_trials import LIMIT, PHASES, Fault, Outcome, main, small_job, suffer
+from meshwise.executor.studies.fault_trials import LIMIT, PHASES, Fault, Outcome, main, small_job, suffer
 
 pytestmark = pytest.mark.fresh_ranks
 
@@ -34,14 +34,14 @@ def test_an_interrupt_ends_trials_with_those_that_are_done(
         yield Outcome(Fault(0, SIGKILL, "build", -1, 0.0), "build", 0.1, True, True, (), (), (), "")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("executor.studies.fault_trials.trials", interrupted)
+    monkeypatch.setattr("meshwise.executor.studies.fault_trials.trials", interrupted)
     assert main(["--out", str(tmp_path / "faults.json")]) == 130
     assert "1 of 1 hold" in capsys.readouterr().out
     assert json.loads((tmp_path / "faults.json").read_text())["held"] == 1
 
 
 def test_fault_that_never_came_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.studies.fault_trials.launch", lambda *arguments, **options: None)
+    monkeypatch.setattr("meshwise.executor.studies.fault_trials.launch", lambda *arguments, **options: None)
     outcome = suffer(Fault(1, SIGKILL, "forward", 5, 0.0), small_job(2, 60.0), tmp_path)
     assert not outcome.holds() and outcome.message == "all ranks ended well"
 

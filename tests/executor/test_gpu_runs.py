@@ -13,14 +13,14 @@ from dataclasses import replace  # noqa: E402
 
 from tiny_jobs import TINY, job, plan, verify_all  # noqa: E402
 
-from executor.device import CUDA  # noqa: E402
-from executor.job import Job  # noqa: E402
-from executor.launch.run import execute, held, run_jobs  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from simulator.program import StreamKind, TaskKind  # noqa: E402
-from strategies.plan.offloading import offloading  # noqa: E402
-from strategies.plan.problem import Training  # noqa: E402
-from strategies.plan.recomputation import Recompute, SomeOperators  # noqa: E402
+from meshwise.executor.device import CUDA  # noqa: E402
+from meshwise.executor.job import Job  # noqa: E402
+from meshwise.executor.launch.run import execute, held, run_jobs  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.simulator.program import StreamKind, TaskKind  # noqa: E402
+from meshwise.strategies.plan.offloading import offloading  # noqa: E402
+from meshwise.strategies.plan.problem import Training  # noqa: E402
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators  # noqa: E402
 
 LLAMA = replace(TINY, kv_heads=2, ffn_kind="swiglu", positions="rotary")
 ALONE = {
@@ -95,10 +95,10 @@ def test_a_run_in_bf16_has_spans_and_the_peak_of_its_profile(offload: tuple[str,
 def test_the_peak_is_as_simulated(tmp_path: Path) -> None:
     from tiny_jobs import cluster
 
-    from simulator.engine import simulate
-    from simulator.models.model import build
-    from strategies.lowering import lower
-    from strategies.plan.problem import Problem
+    from meshwise.simulator.engine import simulate
+    from meshwise.simulator.models.model import build
+    from meshwise.strategies.lowering import lower
+    from meshwise.strategies.plan.problem import Problem
 
     chosen = plan(SPEC, TRAINING, microbatch=4)
     each = Job(SPEC, TRAINING, chosen, steps=3, device=CUDA)

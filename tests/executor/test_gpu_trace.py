@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.recording.gpu_trace import events, rows
-from executor.recording.recorder import Record
-from executor.recording.trace import HOST, Row, TraceEvent
-from simulator.program import StreamKind, TaskKind
+from meshwise.executor.recording.gpu_trace import events, rows
+from meshwise.executor.recording.recorder import Record
+from meshwise.executor.recording.trace import HOST, Row, TraceEvent
+from meshwise.simulator.program import StreamKind, TaskKind
 
 FIXTURE = Path(__file__).parent / "fixtures" / "gpu_trace.json"
 RECORDS = [

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.check.verification import SINGLE, TOLERANCE, Verification, distance
-from executor.job import tensors_file
+from meshwise.executor.check.verification import SINGLE, TOLERANCE, Verification, distance
+from meshwise.executor.job import tensors_file
 
 
 def found(folder: Path, expected: dict[str, float], met: dict[str, float], tolerance: float) -> Verification:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from executor.recording.rank_files import Heartbeat, teller
+from meshwise.executor.recording.rank_files import Heartbeat, teller
 
 
 def test_an_operation_is_told_once_however_often_one_looks(tmp_path: Path) -> None:

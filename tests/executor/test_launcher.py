@@ -10,8 +10,8 @@ from textwrap import dedent
 
 import pytest
 
-from executor.launch.launcher import ExecutionError, launch, require_torch
-from executor.launch.processes import is_alive, is_stopped
+from meshwise.executor.launch.launcher import ExecutionError, launch, require_torch
+from meshwise.executor.launch.processes import is_alive, is_stopped
 
 pytestmark = pytest.mark.fresh_ranks
 RANKS = 2
@@ -23,8 +23,8 @@ def rank_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     source = """
         import os, sys, time
         from pathlib import Path
-        from executor.launch import worker
-        from executor.recording.rank_files import Heartbeat
+        from meshwise.executor.launch import worker
+        from meshwise.executor.recording.rank_files import Heartbeat
 
         def run(paths, rank):
             heart = Heartbeat(paths[0].parent, rank)
@@ -142,7 +142,7 @@ def test_stopped_rank_is_told_from_those_that_wait_for_it(rank_module: str, tmp_
 def test_killed_parent_leaves_no_ranks(stopped: bool, rank_module: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = (
-        f"from pathlib import Path; from executor.launch.launcher import launch; "
+        f"from pathlib import Path; from meshwise.executor.launch.launcher import launch; "
         f"launch({rank_module!r}, [{str(folder / 'job.json')!r}, 'sleep'], Path({str(folder)!r}), {RANKS})"
     )
     root = Path(__file__).parent.parent.parent

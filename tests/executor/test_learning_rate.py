@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.job import CONSTANT, PEAKS, LearningRate
+from meshwise.executor.job import CONSTANT, PEAKS, LearningRate
 
 
 @pytest.mark.parametrize("optimizer", PEAKS)

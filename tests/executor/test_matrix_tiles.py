@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from executor import device
-from executor.device import avoid_broken_tiles
+from meshwise.executor import device
+from meshwise.executor.device import avoid_broken_tiles
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.recording.profiled import _offset  # noqa: E402
-from executor.recording.trace import TraceEvent  # noqa: E402
-from executor.training.measure import nbytes  # noqa: E402
+from meshwise.executor.recording.profiled import _offset  # noqa: E402
+from meshwise.executor.recording.trace import TraceEvent  # noqa: E402
+from meshwise.executor.training.measure import nbytes  # noqa: E402
 
 
 def test_views_of_one_bucket_count_once() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.recording.profiled import categories, turning_points
-from executor.recording.recorder import Record
-from executor.recording.trace import Allocation, TraceEvent
-from simulator.memory import CATEGORIES
-from simulator.program import Category, TaskKind
+from meshwise.executor.recording.profiled import categories, turning_points
+from meshwise.executor.recording.recorder import Record
+from meshwise.executor.recording.trace import Allocation, TraceEvent
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, TaskKind
 
 RECORDS = (
     Record(TaskKind.FORWARD, 0, 0, "", 100, 200),

@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY  # noqa: E402
 
-from executor.model.mixture import Mixture, choice  # noqa: E402
-from executor.model.network import Network, initialize  # noqa: E402
-from executor.parallel.expert_parallel import by_expert  # noqa: E402
-from simulator.models.experts import Experts  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.executor.model.mixture import Mixture, choice  # noqa: E402
+from meshwise.executor.model.network import Network, initialize  # noqa: E402
+from meshwise.executor.parallel.expert_parallel import by_expert  # noqa: E402
+from meshwise.simulator.models.experts import Experts  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 
 
 def spec(kind: str = "swiglu", **experts: int) -> Transformer:

@@ -8,20 +8,20 @@ pytest.importorskip("torch")
 
 from tiny_jobs import cluster
 
-from executor.job import Job
-from executor.launch.run import host_memory, run_jobs
-from executor.recording.timeline import read_timeline
-from simulator.engine import simulate
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.program import Category, StreamKind, TaskKind
-from simulator.timeline import Timeline
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import OFFLOADS, offloading
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.job import Job
+from meshwise.executor.launch.run import host_memory, run_jobs
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.program import Category, StreamKind, TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import OFFLOADS, offloading
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem, Training
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

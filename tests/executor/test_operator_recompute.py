@@ -9,24 +9,24 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, cluster  # noqa: E402
 
-from executor.job import Job  # noqa: E402
-from executor.launch.run import run_jobs  # noqa: E402
-from executor.model.network import Network, initialize  # noqa: E402
-from executor.model.recompute import NORMS, READERS  # noqa: E402
-from executor.recording.timeline import read_timeline  # noqa: E402
-from executor.supported import recomputable  # noqa: E402
-from simulator.engine import simulate  # noqa: E402
-from simulator.machine.compute import PRODUCTS  # noqa: E402
-from simulator.models.model import build  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from simulator.operator_graph import OperatorKind  # noqa: E402
-from simulator.program import TaskKind  # noqa: E402
-from simulator.timeline import Timeline  # noqa: E402
-from strategies.lowering import lower  # noqa: E402
-from strategies.plan.completion import complete  # noqa: E402
-from strategies.plan.layout import Layout  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
-from strategies.plan.recomputation import SomeOperators  # noqa: E402
+from meshwise.executor.job import Job  # noqa: E402
+from meshwise.executor.launch.run import run_jobs  # noqa: E402
+from meshwise.executor.model.network import Network, initialize  # noqa: E402
+from meshwise.executor.model.recompute import NORMS, READERS  # noqa: E402
+from meshwise.executor.recording.timeline import read_timeline  # noqa: E402
+from meshwise.executor.supported import recomputable  # noqa: E402
+from meshwise.simulator.engine import simulate  # noqa: E402
+from meshwise.simulator.machine.compute import PRODUCTS  # noqa: E402
+from meshwise.simulator.models.model import build  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.simulator.operator_graph import OperatorKind  # noqa: E402
+from meshwise.simulator.program import TaskKind  # noqa: E402
+from meshwise.simulator.timeline import Timeline  # noqa: E402
+from meshwise.strategies.lowering import lower  # noqa: E402
+from meshwise.strategies.plan.completion import complete  # noqa: E402
+from meshwise.strategies.plan.layout import Layout  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.strategies.plan.recomputation import SomeOperators  # noqa: E402
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

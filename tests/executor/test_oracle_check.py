@@ -9,20 +9,20 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import cluster  # noqa: E402
 
-from executor.check import oracle_check  # noqa: E402
-from executor.check.oracle import RankOracle, rank_oracle  # noqa: E402
-from executor.check.oracle_check import Check, along, check, roles  # noqa: E402
-from executor.job import Job  # noqa: E402
-from simulator.models.experts import Experts  # noqa: E402
-from simulator.models.model import build  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from strategies.plan.completion import complete  # noqa: E402
-from strategies.plan.layout import Layout  # noqa: E402
-from strategies.plan.offloading import offloading  # noqa: E402
-from strategies.plan.parallelism import Attention  # noqa: E402
-from strategies.plan.plan import Plan, Recompute  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
-from strategies.plan.recomputation import SomeOperators  # noqa: E402
+from meshwise.executor.check import oracle_check  # noqa: E402
+from meshwise.executor.check.oracle import RankOracle, rank_oracle  # noqa: E402
+from meshwise.executor.check.oracle_check import Check, along, check, roles  # noqa: E402
+from meshwise.executor.job import Job  # noqa: E402
+from meshwise.simulator.models.experts import Experts  # noqa: E402
+from meshwise.simulator.models.model import build  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.strategies.plan.completion import complete  # noqa: E402
+from meshwise.strategies.plan.layout import Layout  # noqa: E402
+from meshwise.strategies.plan.offloading import offloading  # noqa: E402
+from meshwise.strategies.plan.parallelism import Attention  # noqa: E402
+from meshwise.strategies.plan.plan import Plan, Recompute  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.strategies.plan.recomputation import SomeOperators  # noqa: E402
 
 LAYERS, HIDDEN, FFN, VOCAB, SEQUENCE = 2, 256, 1024, 1024, 256
 SPEC = Transformer(LAYERS, HIDDEN, 4, 4, FFN, VOCAB, tied_embeddings=False)
@@ -197,7 +197,7 @@ def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(job: Job, rank: int) -> RankOracle:
         return rank_oracle(replace(job, plan=case(tensor=2, microbatch=8)[1]), rank)
 
-    monkeypatch.setattr("executor.check.oracle.rank_oracle", wrong)
+    monkeypatch.setattr("meshwise.executor.check.oracle.rank_oracle", wrong)
     found = check(SPEC, *case(data=2, microbatch=4))
     assert not found.equal
     different = {line.category for line in found.ranks[0].memory if not line.equal}

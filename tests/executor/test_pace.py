@@ -9,16 +9,16 @@ pytest.importorskip("torch")
 
 from tiny_jobs import cluster
 
-from executor.calibration import pace as module
-from executor.calibration.pace import Pace, at_pace, drift, pace, slower
-from executor.job import Job
-from simulator.collective import Collective, CollectiveCurve
-from simulator.engine import simulate
-from simulator.machine.cluster import Cluster
-from simulator.machine.kernels import AttentionModel
-from simulator.models.model import build
-from strategies.lowering import lower
-from strategies.plan.problem import Problem
+from meshwise.executor.calibration import pace as module
+from meshwise.executor.calibration.pace import Pace, at_pace, drift, pace, slower
+from meshwise.executor.job import Job
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.kernels import AttentionModel
+from meshwise.simulator.models.model import build
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.problem import Problem
 
 
 def machine() -> Cluster:

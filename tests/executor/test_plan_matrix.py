@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.studies import plan_matrix
-from executor.studies.plan_matrix import PAGE, ROWS, key_of, known_rows, main, page, table, trials, write
-from executor.studies.techniques import Combination, combine, techniques
+from meshwise.executor.studies import plan_matrix
+from meshwise.executor.studies.plan_matrix import PAGE, ROWS, key_of, known_rows, main, page, table, trials, write
+from meshwise.executor.studies.techniques import Combination, combine, techniques
 
 ALL = {technique.name: technique for technique in techniques()}
 
@@ -86,6 +86,6 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("executor.studies.plan_matrix.write", interrupted)
+    monkeypatch.setattr("meshwise.executor.studies.plan_matrix.write", interrupted)
     assert main([]) == 130
     assert capsys.readouterr().err == "interrupted; run again to go on\n"

@@ -10,23 +10,23 @@ pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, job
 
-from executor.job import Job
-from executor.launch.run import losses, run_jobs, verification_job
-from executor.recording.timeline import read_timeline
-from executor.supported import unsupported
-from simulator.engine import simulate
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import offloading
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.job import Job
+from meshwise.executor.launch.run import losses, run_jobs, verification_job
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem, Training
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

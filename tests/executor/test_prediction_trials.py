@@ -9,11 +9,11 @@ pytest.importorskip("torch")
 
 from tiny_jobs import SEQUENCE, TINY, cluster
 
-from executor.studies import prediction_trials
-from executor.studies.prediction_trials import Trial, layouts, main, plans, read, summary, trial
-from executor.supported import unsupported
-from simulator.models.model import build
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.studies import prediction_trials
+from meshwise.executor.studies.prediction_trials import Trial, layouts, main, plans, read, summary, trial
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.models.model import build
+from meshwise.strategies.plan.problem import Problem, Training
 
 TRAINING = Training(16, SEQUENCE, "fp32", framework="torch")
 

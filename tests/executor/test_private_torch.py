@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.recording.private_torch import torch_order
-from strategies.schedules.schedule import schedule
+from meshwise.executor.recording.private_torch import torch_order
+from meshwise.strategies.schedules.schedule import schedule
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

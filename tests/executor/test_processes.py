@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from executor.launch.processes import address_of, children, is_alive, is_stopped, listening
+from meshwise.executor.launch.processes import address_of, children, is_alive, is_stopped, listening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, cluster
 
-from executor.calibration.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
-from executor.studies.prediction_trials import plans
-from simulator.collective import Collective, CollectiveCurve
-from simulator.engine import simulate
-from simulator.machine.cluster import Cluster
-from simulator.models.model import build
-from simulator.timeline import Timeline
-from strategies.lowering import lower
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.calibration.recalibration import FIGURES, PlanRun, predicted_step, refitted, slowed
+from meshwise.executor.studies.prediction_trials import plans
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.model import build
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.problem import Problem, Training
 
 ALL_REDUCE = CollectiveCurve(Collective.ALL_REDUCE, 2, ((1024.0, 1e-4), (2.0**20, 1e-3)))
 SPEC = replace(TINY, hidden=256, ffn=1024)

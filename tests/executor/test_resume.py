@@ -13,16 +13,16 @@ pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job
 
-from executor.check.reference import train
-from executor.check.verification import distance
-from executor.job import Job, LearningRate, checkpoints_folder, tensors_file
-from executor.launch.process_group import joined
-from executor.launch.run import losses, run_jobs
-from executor.recording.rank_files import Heartbeat
-from executor.recording.recorder import Recorder
-from executor.training import shards
-from executor.training.checkpoint import CheckpointError, folder_name, last_good
-from executor.training.trainer import Trainer
+from meshwise.executor.check.reference import train
+from meshwise.executor.check.verification import distance
+from meshwise.executor.job import Job, LearningRate, checkpoints_folder, tensors_file
+from meshwise.executor.launch.process_group import joined
+from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.training import shards
+from meshwise.executor.training.checkpoint import CheckpointError, folder_name, last_good
+from meshwise.executor.training.trainer import Trainer
 
 STEPS, SAVED = 4, 2
 TIED = replace(TINY, tied_embeddings=True)

@@ -10,18 +10,18 @@ pytest.importorskip("torch")
 
 from test_resume import SAVED, STEPS, resumed, trained
 
-from executor.check.reference import train
-from executor.check.verification import distance
-from executor.job import checkpoints_folder
-from executor.launch.process_group import joined
-from executor.launch.run import losses, run_jobs
-from executor.recording.rank_files import Heartbeat
-from executor.recording.recorder import Recorder
-from executor.training import shards
-from executor.training.checkpoint import Box, Checkpoint, boxes, folder_name
-from executor.training.continuation import RunOptions, prepared
-from executor.training.trainer import Trainer
-from strategies.plan.offloading import offloading
+from meshwise.executor.check.reference import train
+from meshwise.executor.check.verification import distance
+from meshwise.executor.job import checkpoints_folder
+from meshwise.executor.launch.process_group import joined
+from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.executor.training import shards
+from meshwise.executor.training.checkpoint import Box, Checkpoint, boxes, folder_name
+from meshwise.executor.training.continuation import RunOptions, prepared
+from meshwise.executor.training.trainer import Trainer
+from meshwise.strategies.plan.offloading import offloading
 
 RUNS = {
     "host": trained(data=2, zero=1, offload=offloading({"optimizer": 0.3})),

@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 from test_resume import LLAMA, SAVED, STEPS, TIED, resumed, trained
 
-from executor.check.reference import train
-from executor.check.verification import distance
-from executor.launch.run import losses, run_jobs
-from simulator.models.experts import Experts
+from meshwise.executor.check.reference import train
+from meshwise.executor.check.verification import distance
+from meshwise.executor.launch.run import losses, run_jobs
+from meshwise.simulator.models.experts import Experts
 
 MIXED = replace(LLAMA, experts=Experts(count=4, top_k=2, ffn=16))
 RUNS = {

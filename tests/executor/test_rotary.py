@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.model.network import rotated, rotation  # noqa: E402
+from meshwise.executor.model.network import rotated, rotation  # noqa: E402
 
 
 @pytest.mark.parametrize("dims", [(2, 5, 3, 1, 8), (2, 5, 3, 8)])

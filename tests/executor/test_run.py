@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job
 
-from executor.check.verification import Verification, VerificationError
-from executor.launch.launcher import ExecutionError
-from executor.launch.run import Run, compare, execute, losses, run_jobs, verification_job
-from executor.supported import unsupported
-from simulator.memory import CATEGORIES
-from simulator.models.experts import Experts
-from simulator.program import Category, StreamKind, TaskKind
+from meshwise.executor.check.verification import Verification, VerificationError
+from meshwise.executor.launch.launcher import ExecutionError
+from meshwise.executor.launch.run import Run, compare, execute, losses, run_jobs, verification_job
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.program import Category, StreamKind, TaskKind
 
 pytestmark = pytest.mark.fresh_ranks
 
@@ -124,7 +124,7 @@ def test_failure_inside_torch_reaches_the_user(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_its_verification_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.launch.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
+    monkeypatch.setattr("meshwise.executor.launch.run.compare", lambda job, folder: Verification(0.0, 3e-5, 0.0))
     asked = job(data=2)
     with pytest.raises(VerificationError, match=r"not started: .* gradients 3\.0e-05, .* equal is at most 1e-12"):
         execute(asked.spec, asked.training, asked.plan, steps=1, verify=True, folder=tmp_path)
@@ -167,7 +167,11 @@ def test_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [*command, "-m", "executor.launch.worker", str(path)], cwd=root, capture_output=True, text=True, timeout=120
+        [*command, "-m", "meshwise.executor.launch.worker", str(path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == ""

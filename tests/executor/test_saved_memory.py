@@ -4,17 +4,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.model.network import Layer  # noqa: E402
-from simulator.machine.accelerator import Accelerator  # noqa: E402
-from simulator.machine.cluster import homogeneous  # noqa: E402
-from simulator.machine.host import Host  # noqa: E402
-from simulator.machine.topology import Link  # noqa: E402
-from simulator.models.model import build  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from strategies.lowering import StageCosts  # noqa: E402
-from strategies.plan.completion import complete  # noqa: E402
-from strategies.plan.layout import Layout  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.executor.model.network import Layer  # noqa: E402
+from meshwise.simulator.machine.accelerator import Accelerator  # noqa: E402
+from meshwise.simulator.machine.cluster import homogeneous  # noqa: E402
+from meshwise.simulator.machine.host import Host  # noqa: E402
+from meshwise.simulator.machine.topology import Link  # noqa: E402
+from meshwise.simulator.models.model import build  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.strategies.lowering import StageCosts  # noqa: E402
+from meshwise.strategies.plan.completion import complete  # noqa: E402
+from meshwise.strategies.plan.layout import Layout  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 
 BATCH, SEQUENCE = 4, 64
 TOKENS = BATCH * SEQUENCE

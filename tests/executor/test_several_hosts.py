@@ -15,12 +15,12 @@ pytest.importorskip("torch")
 
 from tiny_jobs import job
 
-from executor.launch.launcher import ExecutionError
-from executor.launch.process_group import address_towards, interface_towards, loopback
-from executor.launch.processes import is_loopback
-from executor.launch.run import VERIFY, verification_job
-from executor.launch.several_hosts import Hosts, Rendezvous, prepare, read_run, require_processes
-from executor.recording.rank_files import Place, heartbeat_file, lost
+from meshwise.executor.launch.launcher import ExecutionError
+from meshwise.executor.launch.process_group import address_towards, interface_towards, loopback
+from meshwise.executor.launch.processes import is_loopback
+from meshwise.executor.launch.run import VERIFY, verification_job
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare, read_run, require_processes
+from meshwise.executor.recording.rank_files import Place, heartbeat_file, lost
 
 ROOT = Path(__file__).parent.parent.parent
 TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
@@ -85,7 +85,7 @@ def test_run_that_is_not_finished(tmp_path: Path) -> None:
 
 
 def test_folder_that_hosts_do_not_share_is_said() -> None:
-    command = [sys.executable, "-m", "executor.launch.worker", "/no/job.json"]
+    command = [sys.executable, "-m", "meshwise.executor.launch.worker", "/no/job.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "/no is not here; hosts of a run share it" in done.stderr
@@ -133,7 +133,7 @@ def test_no_rendezvous(text: str) -> None:
 def test_interface_is_the_one_that_reaches_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interface_towards("127.0.0.1") == interface_towards("localhost") == loopback()
     assert is_loopback(address_towards("localhost"))
-    monkeypatch.setattr("executor.launch.process_group.address_towards", lambda master: "127.0.1.1")
+    monkeypatch.setattr("meshwise.executor.launch.process_group.address_towards", lambda master: "127.0.1.1")
     with pytest.raises(ValueError, match=r"MASTER_ADDR is an address that all hosts reach, met node0, which is 127\.0"):
         interface_towards("node0")
 

@@ -10,20 +10,20 @@ pytest.importorskip("torch")
 
 from tiny_jobs import cluster
 
-from executor.job import Job
-from executor.launch.run import run_jobs
-from executor.recording.timeline import read_timeline
-from simulator.engine import simulate
-from simulator.machine.cluster import Cluster
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.program import Category
-from simulator.timeline import Timeline
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
+from meshwise.executor.job import Job
+from meshwise.executor.launch.run import run_jobs
+from meshwise.executor.recording.timeline import read_timeline
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.program import Category
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 pytestmark = pytest.mark.fresh_ranks  # what is measured here is compared to some bytes
 

@@ -10,18 +10,18 @@ torch = pytest.importorskip("torch")
 from fake_zero_two import zero_two_memory  # noqa: E402
 from tiny_jobs import cluster  # noqa: E402
 
-from executor.check.oracle import RankMemory, rank_oracle  # noqa: E402
-from executor.job import Job  # noqa: E402
-from simulator.engine import simulate  # noqa: E402
-from simulator.memory import CATEGORIES  # noqa: E402
-from simulator.models.model import build  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from simulator.program import Category  # noqa: E402
-from strategies.lowering import lower  # noqa: E402
-from strategies.plan.completion import complete  # noqa: E402
-from strategies.plan.layout import Layout  # noqa: E402
-from strategies.plan.plan import Recompute  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.executor.check.oracle import RankMemory, rank_oracle  # noqa: E402
+from meshwise.executor.job import Job  # noqa: E402
+from meshwise.simulator.engine import simulate  # noqa: E402
+from meshwise.simulator.memory import CATEGORIES  # noqa: E402
+from meshwise.simulator.models.model import build  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.simulator.program import Category  # noqa: E402
+from meshwise.strategies.lowering import lower  # noqa: E402
+from meshwise.strategies.plan.completion import complete  # noqa: E402
+from meshwise.strategies.plan.layout import Layout  # noqa: E402
+from meshwise.strategies.plan.plan import Recompute  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 
 SEQUENCE = 512
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from tiny_jobs import TINY, job
 
-from executor.supported import unsupported
-from simulator.models.experts import Experts
-from strategies.plan.mesh import Mesh
-from strategies.plan.offloading import offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Stage
-from strategies.plan.recomputation import PerStage, Recompute, SomeOperators
+from meshwise.executor.supported import unsupported
+from meshwise.simulator.models.experts import Experts
+from meshwise.strategies.plan.mesh import Mesh
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.recomputation import PerStage, Recompute, SomeOperators
 
 
 def test_a_plan_that_runs_has_no_reason_against_it() -> None:

@@ -6,14 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.studies import techniques as module
-from executor.studies.techniques import LAYERS, TRIPLES, Combination, Technique, combine, plans, techniques, uneven
-from executor.supported import unsupported
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import OPTIMIZERS, Training
-from strategies.plan.recomputation import Recompute
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.executor.studies import techniques as module
+from meshwise.executor.studies.techniques import (
+    LAYERS,
+    TRIPLES,
+    Combination,
+    Technique,
+    combine,
+    plans,
+    techniques,
+    uneven,
+)
+from meshwise.executor.supported import unsupported
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import OPTIMIZERS, Training
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 ALL = {technique.name: technique for technique in techniques()}
 any_technique = st.sampled_from(sorted(ALL)).map(ALL.__getitem__)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.training.data import TOPICS, TextFiles, batch, permuted, share, text_of
+from meshwise.executor.training.data import TOPICS, TextFiles, batch, permuted, share, text_of
 
 WORDS = "".join(f"line {number} äöü\n" for number in range(200)).encode()
 

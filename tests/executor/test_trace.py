@@ -1,8 +1,8 @@
 """Records and profiler events become spans that add up."""
 
-from executor.recording.recorder import Record
-from executor.recording.trace import Row, TraceEvent, rows
-from simulator.program import StreamKind, TaskKind
+from meshwise.executor.recording.recorder import Record
+from meshwise.executor.recording.trace import Row, TraceEvent, rows
+from meshwise.simulator.program import StreamKind, TaskKind
 
 FORWARD, BACKWARD, RECOMPUTE = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.RECOMPUTE
 COMPUTE = StreamKind.COMPUTE

@@ -7,10 +7,10 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import TINY, job  # noqa: E402
 
-from executor.check import reference  # noqa: E402
-from executor.check.reference import train, version_of  # noqa: E402
-from executor.model.network import Network  # noqa: E402
-from executor.training.unflushed import Weights  # noqa: E402
+from meshwise.executor.check import reference  # noqa: E402
+from meshwise.executor.check.reference import train, version_of  # noqa: E402
+from meshwise.executor.model.network import Network  # noqa: E402
+from meshwise.executor.training.unflushed import Weights  # noqa: E402
 
 PIPEDREAM = job(pipeline=4, schedule="pipedream", steps=2)
 TWO_VERSIONS = job(pipeline=4, schedule="pipedream_2bw", steps=2)

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from executor.check.verification import Verification
-from executor.job import Job
-from executor.launch.run import compare, run_jobs
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
+from meshwise.executor.check.verification import Verification
+from meshwise.executor.job import Job
+from meshwise.executor.launch.run import compare, run_jobs
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
 
 TINY = Transformer(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, tied_embeddings=False)
 SEQUENCE = 16

@@ -25,7 +25,7 @@ if [ "$2" ]; then
     until [ -s "$2" ]; do sleep 0.05; done
     for process in /proc/[0-9]*; do
         [ "$(readlink $process/ns/net)" = "$(readlink /proc/$b/ns/net)" ] || continue
-        case "$(tr '\0' ' ' <$process/cmdline)" in *torch.distributed.run* | *torchrun* | *executor.launch.worker*) kill -9 "${process#/proc/}" ;; esac
+        case "$(tr '\0' ' ' <$process/cmdline)" in *torch.distributed.run* | *torchrun* | *meshwise.executor.launch.worker*) kill -9 "${process#/proc/}" ;; esac
     done
 fi
 wait $first || code=$?

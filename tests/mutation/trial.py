@@ -12,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_COPIED = ("simulator", "strategies", "executor", "reports", "scenarios", "tests", "pyproject.toml")
+_ROOMS = ("simulator", "strategies", "executor", "reports", "scenarios")
+_COPIED = (*_ROOMS, "tests", "pyproject.toml")
 _SHARED = ("_pytest.assertion.rewrite", "hypothesis.internal.conjecture.engine", "numpy", "simpy", "networkx")
 """What tests of all files import besides: it is loaded once."""
 _EXAMPLES = 30
@@ -39,7 +40,18 @@ def copied(root: Path) -> Iterator[Path]:
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
             elif source.exists():
                 shutil.copy(source, target)
+        _link(Path(folder))
         yield Path(folder)
+
+
+def _link(tree: Path) -> None:
+    """Make the package `meshwise` of a tree: what is installed elsewhere must not be found."""
+    package = tree / "meshwise"
+    package.mkdir()
+    for room in _ROOMS:
+        (package / room).symlink_to(tree / room)
+    for path in (tree / "scenarios" / "api").glob("*"):
+        (package / path.name).symlink_to(path)
 
 
 class Bench:
@@ -110,7 +122,7 @@ def _pytest(tree: Path, tests: Sequence[str], write: bool) -> int:
     )
     settings.load_profile("mutants")
     sys.dont_write_bytecode = not write
-    for name in [name for name in sys.modules if name.split(".")[0] in _COPIED]:
+    for name in [name for name in sys.modules if name.split(".")[0] in (*_COPIED, "meshwise")]:
         del sys.modules[name]
     here = Path(__file__).parents[2]
     sys.path[:] = [str(tree), *(each for each in sys.path if each and Path(each).resolve() != here)]

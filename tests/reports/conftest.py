@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import pytest
 
-from simulator.memory import MemoryProfile, sweep
-from simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
-from strategies.schedules.schedule import Action, ActionKind, Schedule, schedule
+from meshwise.simulator.memory import MemoryProfile, sweep
+from meshwise.simulator.program import Category, HostClass, MemoryChange, RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule, schedule
 
 GIB = 2**30
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.accuracy import AccuracyRow, draw_accuracy, facts, style_of
+from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, facts, style_of
 
 ROWS = [
     AccuracyRow("a-1", "paper a", "GPT-175B", 10.9, 10.0),

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from matplotlib.testing.compare import compare_images
 
-from reports.pictures.accuracy import draw_errors_by_class
+from meshwise.reports.pictures.accuracy import draw_errors_by_class
 
 CLASSES = {"8-63 devices": [0.1, -0.2, 3.0], "b $^{</x>": [0.0], "empty": [], "not a number": [float("nan")]}
 

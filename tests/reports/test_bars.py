@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.lanes import Row, bars, shares
-from simulator.program import StreamKind, TaskKind
-from simulator.spans import Span
+from meshwise.reports.lanes import Row, bars, shares
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.simulator.spans import Span
 
 
 def span(kind: TaskKind, microbatch: int, start: float, end: float, stream=StreamKind.COMPUTE, rank_class=0, stage=0):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.difference import WAITING, Difference, DifferenceRow, difference, operation, owners
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.difference import WAITING, Difference, DifferenceRow, difference, operation, owners
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 F, B, D, UPDATE = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.DATA_COMMUNICATION, TaskKind.OPTIMIZER
 KINDS = (F, B, D, UPDATE, TaskKind.TENSOR_COMMUNICATION, TaskKind.PIPELINE_COMMUNICATION, TaskKind.HOST_COPY)

@@ -1,6 +1,6 @@
 import pytest
 
-from reports.document import Section, to_markdown
+from meshwise.reports.document import Section, to_markdown
 
 HOSTILE = '<script>alert(1)</script> [x](javascript:y) | `*_ & "quoted"'
 SECTIONS = [

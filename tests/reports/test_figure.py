@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from reports.document import plain
-from reports.pictures.figure import size_unit, time_unit
+from meshwise.reports.document import plain
+from meshwise.reports.pictures.figure import size_unit, time_unit
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ def test_text_is_cut_to_one_printable_line():
     assert plain("abcdef", 4) == "abc…"
 
 
-@pytest.mark.parametrize("module", ["reports.tables", "reports.traces.chrome", "reports.document"])
+@pytest.mark.parametrize(
+    "module", ["meshwise.reports.tables", "meshwise.reports.traces.chrome", "meshwise.reports.document"]
+)
 def test_what_draws_nothing_starts_without_plot_and_table_libraries(module: str):
     code = f"import sys, {module}; print(sorted({{'matplotlib', 'pandas'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_drawing_never_touches_pyplot():
-    modules = (
-        "sys, reports.pictures.timeline, reports.pictures.memory, reports.pictures.search, reports.pictures.accuracy"
-    )
-    code = f"import {modules}; print('matplotlib.pyplot' in sys.modules)"
+    modules = ", ".join(f"meshwise.reports.pictures.{name}" for name in ("timeline", "memory", "search", "accuracy"))
+    code = f"import sys, {modules}; print('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.goodput import draw_goodput, facts, stretches
-from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import BestInterval, best_interval, goodput
-from simulator.reliability.job import replay
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.reports.pictures.goodput import draw_goodput, facts, stretches
+from meshwise.simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.goodput import BestInterval, best_interval, goodput
+from meshwise.simulator.reliability.job import replay
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 DAY = 86400.0
 RATES = (

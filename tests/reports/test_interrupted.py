@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reports.pictures.figure import sheet
-from reports.traces.chrome import write_trace
-from reports.traces.perfetto import write_perfetto
-from scenarios import load
+from meshwise.reports.pictures.figure import sheet
+from meshwise.reports.traces.chrome import write_trace
+from meshwise.reports.traces.perfetto import write_perfetto
+from meshwise.scenarios import load
 
 
 def _draw(timeline: Any, path: Path) -> None:
@@ -29,8 +29,8 @@ def _cut(self: Any, path: Path, **_: Any) -> None:
 @pytest.mark.parametrize(
     ("write", "name", "place", "stop"),
     [
-        (write_trace, "step.json", "reports.traces.chrome._texts", _stop),
-        (write_perfetto, "step.pftrace", "reports.traces.perfetto._Layout.events", _stop),
+        (write_trace, "step.json", "meshwise.reports.traces.chrome._texts", _stop),
+        (write_perfetto, "step.pftrace", "meshwise.reports.traces.perfetto._Layout.events", _stop),
         (_draw, "step.png", "matplotlib.figure.Figure.savefig", _cut),
     ],
 )

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.lanes import Row, labels, lanes
-from simulator.program import RankClass
+from meshwise.reports.lanes import Row, labels, lanes
+from meshwise.simulator.program import RankClass
 
 CLASSES = tuple(RankClass(f"p{i}", (i, i + 8), tuple(range(4 * i, 4 * i + 4))) for i in range(8))
 

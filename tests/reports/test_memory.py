@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.lanes import used_hosts
-from reports.pictures.memory import draw_memory, facts, steps
-from simulator.memory import MemoryProfile
+from meshwise.reports.lanes import used_hosts
+from meshwise.reports.pictures.memory import draw_memory, facts, steps
+from meshwise.simulator.memory import MemoryProfile
 
 GIB = 2**30
 
@@ -51,7 +51,7 @@ def test_hosts_that_hold_anything_go_by_name_and_number_of_ranks(step):
 def test_the_fullest_class_is_the_one_nearest_to_its_own_capacity(step, tmp_path: Path, monkeypatch):
     """9 of 20 GiB are 45 %, 7 of 8 GiB are 88 %."""
     said: list[str] = []
-    monkeypatch.setattr("reports.pictures.memory.header", lambda figure, title, line: said.append(line))
+    monkeypatch.setattr("meshwise.reports.pictures.memory.header", lambda figure, title, line: said.append(line))
     small = MemoryProfile(1, 8 * GIB, (0.0,), ((7 * GIB, 0, 0, 0, 0),))
     draw_memory(dataclasses.replace(step(), memory=(profile(20 * GIB), small)), tmp_path / "x.svg")
     assert said == ["peak 7 GiB on stage 1 (rank 1) at 0 ns: 88% of 8 GiB usable, fits"]

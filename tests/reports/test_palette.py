@@ -1,7 +1,7 @@
 from itertools import pairwise
 
-from reports.palette import CATEGORY_COLOUR, DARK_COLOUR, IDLE, KIND_COLOUR, lightness, shade, text_on
-from simulator.program import Category, TaskKind
+from meshwise.reports.palette import CATEGORY_COLOUR, DARK_COLOUR, IDLE, KIND_COLOUR, lightness, shade, text_on
+from meshwise.simulator.program import Category, TaskKind
 
 
 def test_every_kind_and_idle_differ_in_lightness_so_that_grey_print_tells_them_apart():

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.pareto import draw_fronts
+from meshwise.reports.pictures.pareto import draw_fronts
 
 GIB = 2.0**30
 MEMORY = [

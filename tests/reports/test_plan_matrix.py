@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from reports.palette import lightness
-from reports.pictures.plan_matrix import colour_of, draw_plan_matrix, read_rows
+from meshwise.reports.palette import lightness
+from meshwise.reports.pictures.plan_matrix import colour_of, draw_plan_matrix, read_rows
 
 HEAD = {"steps": 3, "precision": "fp64", "torch": "2", "date": "2026-11-21"}
 ROWS: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reports.pictures.predictions import draw_predictions, page, read_files, split_of, summary
+from meshwise.reports.pictures.predictions import draw_predictions, page, read_files, split_of, summary
 
 HEAD = {"ranks": 2, "machine": "Linux, 2 cores", "torch": "2", "python": "3", "date": "2026-11-21", "steps": 20}
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.search import draw_search, trials_table
-from strategies.evaluation import Evaluation, Trial
-from strategies.plan.mesh import Axis, Mesh
-from strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.reports.pictures.search import draw_search, trials_table
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.plan.plan import Plan, Recompute, Stage
 
 INFINITE = float("inf")
 HISTORIES = {

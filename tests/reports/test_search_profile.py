@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.search import MOST, _at, _quartiles, _shares, draw_cases, draw_gaps, draw_solved
+from meshwise.reports.pictures.search import MOST, _at, _quartiles, _shares, draw_cases, draw_gaps, draw_solved
 
 INFINITE = float("inf")
 NEAR = [(1.0, 0.5), (10.0, 0.02), (50.0, 0.0)]

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.sharded_graph import INPUT, draw_sharded_graph, edges
-from scenarios import load
-from simulator.collective import Collective
-from simulator.operator_graph import BATCH
-from strategies.lowering.costs.kinds import kinds
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.operators.operator_plan import operator_plan
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.reports.pictures.sharded_graph import INPUT, draw_sharded_graph, edges
+from meshwise.scenarios import load
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.operator_graph import BATCH
+from meshwise.strategies.lowering.costs.kinds import kinds
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 
 def test_edges_of_a_layer_are_megatrons(tmp_path: Path) -> None:

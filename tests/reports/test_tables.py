@@ -3,7 +3,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from reports.tables import print_accuracy, print_memory, print_result, print_rows, print_search
+from meshwise.reports.tables import print_accuracy, print_memory, print_result, print_rows, print_search
 
 GIB = 2**30
 

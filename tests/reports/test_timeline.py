@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reports.lanes import Bar, Row
-from reports.pictures.panel import Window, numbers, staircase
-from reports.pictures.timeline import close_ups, draw_comparison, draw_timeline, facts
-from simulator.program import RankClass, TaskKind
-from simulator.timeline import LinkUse, Timeline
+from meshwise.reports.lanes import Bar, Row
+from meshwise.reports.pictures.panel import Window, numbers, staircase
+from meshwise.reports.pictures.timeline import close_ups, draw_comparison, draw_timeline, facts
+from meshwise.simulator.program import RankClass, TaskKind
+from meshwise.simulator.timeline import LinkUse, Timeline
 
 HOSTILE = '</text><script>alert("$x^{")</script> & \x00\x1b[31m \n]]> --> \u202e名'
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from reports.difference import difference
-from reports.pictures.timeline import MOST_WATERFALL_BARS as MOST
-from reports.pictures.timeline import draw_comparison, waterfall_bars
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.difference import difference
+from meshwise.reports.pictures.timeline import MOST_WATERFALL_BARS as MOST
+from meshwise.reports.pictures.timeline import draw_comparison, waterfall_bars
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 
 def stages(seconds: int) -> Timeline:

@@ -4,13 +4,13 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective, CollectiveCurve
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Library, Node, Protocol, Tenant
-from simulator.machine.host import Host, Pcie
-from simulator.machine.kernels import AttentionModel, MatmulModel
-from simulator.machine.topology import (
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,

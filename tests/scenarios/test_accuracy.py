@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from scenarios.files.library import root
-from scenarios.published.runs import read_runs, run_of
-from scenarios.published.scenario import seconds_of
-from scenarios.studies.accuracy import errors, predict, predict_all, regret, runs_at, summary, to_csv
-from simulator.engine import step_time
-from simulator.rank_correlation import kendall_tau
-from strategies.lowering import lower
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.library import root
+from meshwise.scenarios.published.runs import read_runs, run_of
+from meshwise.scenarios.published.scenario import seconds_of
+from meshwise.scenarios.studies.accuracy import errors, predict, predict_all, regret, runs_at, summary, to_csv
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.strategies.lowering import lower
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 4, "hidden": 1024,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.studies.accuracy import predict_all, runs_at, summary
-from scenarios.studies.accuracy_page import RIVALS, main, page
+from meshwise.scenarios.studies.accuracy import predict_all, runs_at, summary
+from meshwise.scenarios.studies.accuracy_page import RIVALS, main, page
 
 RUNS = Path(__file__).parent / "fixtures/published_runs.jsonl"
 """A sample of runs that ten publishers measured."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.published.runs import Run
-from scenarios.studies.accuracy import Prediction
-from scenarios.studies.accuracy_publishers import PARTS, PUBLISHERS, Part, Standing, by_publisher, main, page
+from meshwise.scenarios.published.runs import Run
+from meshwise.scenarios.studies.accuracy import Prediction
+from meshwise.scenarios.studies.accuracy_publishers import PARTS, PUBLISHERS, Part, Standing, by_publisher, main, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_the_page_says_who_had_a_part_and_what_was_told_rightly() -> None:
 
 
 def test_every_source_that_figures_were_fitted_to_is_named_as_such() -> None:
-    """Figures of `scenarios.published.frameworks` and of memory under unknown conventions were fitted to their rows."""
+    """Figures of frameworks and of memory under unknown conventions were fitted to their rows."""
     fitted = {source for source, part in PARTS.items() if part is Part.FIGURES}
     assert fitted == {"alephalpha_layouts", "llmfoundry", "vtrain_single"}
     assert PARTS.keys() <= PUBLISHERS.keys()

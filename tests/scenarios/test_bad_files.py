@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
-from simulator.files import is_plain
+from meshwise.scenarios.commands.main import run
+from meshwise.simulator.files import is_plain
 
 FOLDER = Path(__file__).parent / "bad_files"
 TABLE = FOLDER / "catalogue.tsv"

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
-from scenarios import load
-from simulator.engine import simulate
-from strategies.lowering import lower
+from meshwise.scenarios import load
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.lowering import lower
 
 from ..pace import measure_cpu
 

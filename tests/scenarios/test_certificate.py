@@ -2,8 +2,8 @@
 
 import pytest
 
-from scenarios.commands.search import _proven
-from strategies.search import Certificate
+from meshwise.scenarios.commands.search import _proven
+from meshwise.strategies.search import Certificate
 
 
 @pytest.mark.parametrize(

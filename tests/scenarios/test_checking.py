@@ -2,11 +2,11 @@
 
 import pytest
 
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import parse
-from scenarios.loader import scenario_in
-from simulator.catalog import cluster_names
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.loader import scenario_in
+from meshwise.simulator.catalog import cluster_names
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 GOOD = """\
 name: small

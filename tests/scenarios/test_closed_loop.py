@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from executor.calibration.recalibration import slowed
-from executor.launch.run import Run
-from scenarios.closed_loop import ClosedLoop, best_plans, close_loop
-from scenarios.commands.main import run
-from scenarios.inputs.cluster_file import load_cluster
-from scenarios.loader import load
-from scenarios.scenario import Scenario
-from strategies.plan.plan import Plan
+from meshwise.executor.calibration.recalibration import slowed
+from meshwise.executor.launch.run import Run
+from meshwise.scenarios.closed_loop import ClosedLoop, best_plans, close_loop
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.inputs.cluster_file import load_cluster
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.plan.plan import Plan
 
 pytest.importorskip("torch")
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import parse
-from scenarios.inputs.cluster_file import write_cluster
-from scenarios.loader import scenario_in
-from simulator.catalog import cluster
-from simulator.collective import Algorithm, Collective
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import LeafSpine, Torus
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.inputs.cluster_file import write_cluster
+from meshwise.scenarios.loader import scenario_in
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import LeafSpine, Torus
 
 SCENARIO = """\
 model: {preset: gpt3-1.3b}

@@ -7,13 +7,13 @@ from statistics import median
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.inputs.cluster_file import load_cluster, write_cluster
-from scenarios.loader import move_to_cluster_file
-from simulator.catalog import accelerator, accelerator_names, cluster, estimated
-from simulator.catalog.typical import timed_accelerators, typical_efficiency
-from simulator.machine.cluster import Cluster
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.inputs.cluster_file import load_cluster, write_cluster
+from meshwise.scenarios.loader import move_to_cluster_file
+from meshwise.simulator.catalog import accelerator, accelerator_names, cluster, estimated
+from meshwise.simulator.catalog.typical import timed_accelerators, typical_efficiency
+from meshwise.simulator.machine.cluster import Cluster
 
 SCENARIO = """\
 model: {preset: llama2-7b}
@@ -49,7 +49,7 @@ def cluster_of(file: Path) -> Cluster:
 
 def fits() -> list[dict[str, dict[str, float]]]:
     """The figures of the catalogue's calibration files, read as they lie there."""
-    folder = files("simulator.catalog").joinpath("calibration")
+    folder = files("meshwise.simulator.catalog").joinpath("calibration")
     found = [json.loads(file.read_text("utf-8")) for file in folder.iterdir() if file.name != "links.json"]
     return [document["figures"] for document in found]
 
@@ -97,7 +97,7 @@ def test_what_is_stated_holds_and_the_rest_is_named(tmp_path: Path) -> None:
 
 def test_links_have_the_delays_of_timed_ones_where_none_are_stated(tmp_path: Path) -> None:
     node = cluster_of(written(tmp_path)).first
-    links = json.loads(files("simulator.catalog").joinpath("calibration/links.json").read_text("utf-8"))
+    links = json.loads(files("meshwise.simulator.catalog").joinpath("calibration/links.json").read_text("utf-8"))
     inside = sorted(float(links[f"nvlink{number}"]["latency"].removesuffix(" us")) for number in (2, 3, 4, 5))
     assert node.network.link.latency == pytest.approx((inside[1] + inside[2]) / 2 * 1e-6)
     assert node.nic.latency == pytest.approx(5e-6) and node.nic.launch > 0

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import dump, parse
-from scenarios.inputs.cluster_file import cluster_document, cluster_in
-from simulator.catalog import cluster
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import dump, parse
+from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_in
+from meshwise.simulator.catalog import cluster
 
 LINK = {"latency": "1 us", "bandwidth": "1 GB/s"}
 BASE = cluster_document(cluster("local-cpu", 2))

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from scenarios.files.library import find
-from scenarios.files.reader import dump, parse
-from scenarios.inputs.cluster_file import cluster_document, cluster_in, exact, load_cluster, write_cluster
-from scenarios.loader import load
-from scenarios.schema.cluster import WrittenCluster
-from simulator import units
-from simulator.catalog import assumed, cluster, cluster_names
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar
-from simulator.units import Dimension
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.library import find
+from meshwise.scenarios.files.reader import dump, parse
+from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_in, exact, load_cluster, write_cluster
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.schema.cluster import WrittenCluster
+from meshwise.simulator import units
+from meshwise.simulator.catalog import assumed, cluster, cluster_names
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Crossbar
+from meshwise.simulator.units import Dimension
 
 from .clusters import POSITIVE, clusters
 
@@ -148,7 +148,7 @@ def test_the_list_of_clusters_marks_what_is_assumed(capsys) -> None:
 def test_what_calibrate_says_of_its_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "elsewhere").mkdir()
     out = str(tmp_path / "elsewhere" / "this machine.yaml")
-    monkeypatch.setattr("executor.calibration.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
+    monkeypatch.setattr("meshwise.executor.calibration.calibrate.calibrate", lambda **_: cluster("local-cpu", 1, 2))
     assert run(["calibrate", "--device", "cpu", "--out", out]) == 0
     first, second = capsys.readouterr().out.splitlines()
     words = shlex.split(first.partition("meshwise ")[2])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
+from meshwise.scenarios.commands.main import run
 
 CRAMPED = """\
 name: too large
@@ -216,7 +216,7 @@ def test_search_writes_a_plan_that_simulate_reads(folder: Path, capsys) -> None:
 
 
 def test_ctrl_c_keeps_the_best_plan_and_is_code_130(folder: Path, capsys, monkeypatch) -> None:
-    from strategies.cost_model import SimulatedCost
+    from meshwise.strategies.cost_model import SimulatedCost
 
     real, calls = SimulatedCost.evaluate, []
 
@@ -238,7 +238,7 @@ def test_ctrl_c_elsewhere_is_code_130_and_one_word(capsys, monkeypatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scenarios.scenario.Scenario.simulate", interrupt)
+    monkeypatch.setattr("meshwise.scenarios.scenario.Scenario.simulate", interrupt)
     assert run(["simulate", "starter"]) == 130
     assert lines(capsys.readouterr().err) == ["interrupted"]
 
@@ -247,7 +247,7 @@ def test_an_unexpected_failure_is_one_line_with_code_1(capsys, monkeypatch) -> N
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of\nluck")
 
-    monkeypatch.setattr("scenarios.scenario.Scenario.simulate", fail)
+    monkeypatch.setattr("meshwise.scenarios.scenario.Scenario.simulate", fail)
     assert run(["simulate", "starter"]) == 1
     assert lines(capsys.readouterr().err) == ["failed: RuntimeError: out of luck (MESHWISE_DEBUG=1 shows where)"]
     monkeypatch.setenv("MESHWISE_DEBUG", "1")
@@ -329,7 +329,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "scipy")
 )
 def test_quick_commands_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom scenarios.commands.main import run\n"
+        "import sys\nfrom meshwise.scenarios.commands.main import run\n"
         f"code = run({arguments!r})\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], code)"
     )
@@ -348,7 +348,7 @@ def test_load_imports_nothing_heavy() -> None:
 
 def test_a_closed_pipe_is_quiet() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = f"{sys.executable} -m scenarios schema scenario | head -n 1"
+    command = f"{sys.executable} -m meshwise schema scenario | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, timeout=60)
     assert done.stdout.strip() == "{"
     assert done.stderr == ""
@@ -377,7 +377,7 @@ def test_help_of_simulate_names_the_page(capsys) -> None:
     assert ".html" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["typer", "scenarios.commands.simulate", "strategies.plan.plan"])
+@pytest.mark.parametrize("module", ["typer", "meshwise.scenarios.commands.simulate", "meshwise.strategies.plan.plan"])
 def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
     code = (
         "import sys\n"
@@ -385,7 +385,7 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
         f"    def find_spec(self, name, *_):\n        if name == {module!r}: raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Stop())\n"
         "sys.argv = ['meshwise', 'simulate', 'local/dp2']\n"
-        "from scenarios.__main__ import main\n"
+        "from meshwise.scenarios.__main__ import main\n"
         "main()"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -403,7 +403,7 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
 def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: str, code: int, told: str) -> None:
     program = (
         "import os, signal\n"
-        "import scenarios.commands.main as command_line\n"
+        "import meshwise.scenarios.commands.main as command_line\n"
         "def command(**_):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         f"    except KeyboardInterrupt:\n        raise {error} from None\n"
@@ -418,15 +418,18 @@ def test_an_error_that_an_extension_made_of_an_interrupt_is_an_interrupt(error: 
 def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     # 0.5 s of CPU where all of this is true; every one of these costs tenths of it
     code = (
-        "import sys\nfrom scenarios.commands.main import run\n"
+        "import sys\nfrom meshwise.scenarios.commands.main import run\n"
         "code = run(['validate', 'gpt3-175b-1024-a100'])\n"
         f"heavy = {(*HEAVY, 'networkx', 'numba', 'simpy', 'highspy', 'rich', 'concurrent.futures')!r}\n"
         "own = ('strategies.lowering', 'strategies.cost_model', 'simulator.engine', 'scenarios.inputs.graph_file')\n"
+        "own = [f'meshwise.{name}' for name in own]\n"
         "print([name for name in (*heavy, *own) if name in sys.modules], code)\n"
-        "print(sorted(name for name in sys.modules if name.startswith('strategies.search.')))"
+        "print(sorted(name for name in sys.modules if name.startswith('meshwise.strategies.search.')))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     loaded, searches = lines(done.stdout)[-2:]
     assert loaded == "[] 0", done.stderr
-    assert searches == str([f"strategies.search.{name}" for name in ("acceptance", "algorithms", "choices", "space")])
+    assert searches == str(
+        [f"meshwise.strategies.search.{name}" for name in ("acceptance", "algorithms", "choices", "space")]
+    )

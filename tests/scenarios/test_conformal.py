@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.intervals import Residual, half_width, half_widths, left_out
+from meshwise.scenarios.intervals import Residual, half_width, half_widths, left_out
 
 SIZES = st.lists(st.floats(0, 10), min_size=1, max_size=30)
 

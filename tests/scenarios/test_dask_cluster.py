@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scenarios.commands.main import run
+from meshwise.scenarios.commands.main import run
 
 distributed = pytest.importorskip("distributed")
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")  # trials are of the executor
 
-from executor.studies.device_trials import trials
-from scenarios.studies.device_predictions import errors, lines, machine_of, main, predicted
+from meshwise.executor.studies.device_trials import trials
+from meshwise.scenarios.studies.device_predictions import errors, lines, machine_of, main, predicted
 
 GIB = 2**30
 

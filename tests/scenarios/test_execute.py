@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files.library import find
-from scenarios.inputs.cluster_file import load_cluster
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.library import find
+from meshwise.scenarios.inputs.cluster_file import load_cluster
 
 pytest.importorskip("torch")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch.processes import children, is_alive, locked
-from scenarios.commands.main import run
+from meshwise.executor.launch.processes import children, is_alive, locked
+from meshwise.scenarios.commands.main import run
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parent.parent.parent
@@ -86,7 +86,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path, capsys) -> None:
     assert document["commands"] == [f"sh '{out}/host.sh' {index}" for index in range(4)]
     words = (
         'torchrun --nnodes 4 --node-rank "$1" --nproc-per-node 1 --master-addr node0 --master-port 1234 '
-        f"-m executor.launch.worker '{out}/job.json' '{out}/verify/job.json'"
+        f"-m meshwise.executor.launch.worker '{out}/job.json' '{out}/verify/job.json'"
     )
     assert words in (out / "host.sh").read_text()
     assert run(["execute", "local/dp2", "--out", str(out), "--collect"]) == 1
@@ -95,7 +95,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path, capsys) -> None:
 
 
 def test_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scenarios", "execute", "local/dp2", "--steps", "100000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "meshwise", "execute", "local/dp2", "--steps", "100000", "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         metrics = [tmp_path / f"rank-{rank}.jsonl" for rank in range(2)]

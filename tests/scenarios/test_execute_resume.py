@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.training.checkpoint import last_good
-from scenarios.commands.main import run
+from meshwise.executor.training.checkpoint import last_good
+from meshwise.scenarios.commands.main import run
 
 pytest.importorskip("torch")
 
@@ -118,7 +118,7 @@ def test_an_interrupted_run_leaves_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["execute", "local/dp2", "--steps", "100000", "--checkpoint-every", "2", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-m", "scenarios", *arguments], stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "meshwise", *arguments], stderr=subprocess.PIPE, env=environment)
     end = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-????????")) and time.monotonic() < end:
         time.sleep(0.05)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.explanation import explanation_lines
-from scenarios.commands.main import run
-from scenarios.explanation import plan_fields
-from strategies.plan.recomputation import Recompute
+from meshwise.reports.explanation import explanation_lines
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.explanation import plan_fields
+from meshwise.strategies.plan.recomputation import Recompute
 
 SMALL = """\
 name: small
@@ -197,8 +197,8 @@ def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path
     assert "time ran out after 0 s, before the end of: looking at plans of the space" in captured.err
     assert "plan" not in json.loads(captured.out)
 
-    from scenarios import explanation
-    from scenarios.commands import explain
+    from meshwise.scenarios import explanation
+    from meshwise.scenarios.commands import explain
 
     late = []
     whole = explanation.critical_path
@@ -212,8 +212,8 @@ def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path
 
 
 def test_a_given_plan_is_told_before_any_other_is_looked_at(folder: Path, capsys, monkeypatch) -> None:
-    from scenarios import explanation
-    from strategies.search.driver import OutOfTime
+    from meshwise.scenarios import explanation
+    from meshwise.strategies.search.driver import OutOfTime
 
     def too_late(*_: object, **__: object) -> None:
         raise OutOfTime
@@ -241,7 +241,7 @@ def test_why_not_the_plan_itself_is_told_as_such(folder: Path, capsys) -> None:
 
 
 def test_a_large_space_is_not_listed_and_no_proof_is_claimed_of_it(folder: Path, capsys, monkeypatch) -> None:
-    from strategies.explanation import ranking
+    from meshwise.strategies.explanation import ranking
 
     assert run(["explain", "small.yaml", "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
@@ -265,7 +265,7 @@ def test_nothing_fits_is_said_where_it_is_proven_alone(algorithm: str, code: int
 
 
 def test_ctrl_c_prints_what_is_known(folder: Path, capsys, monkeypatch) -> None:
-    from scenarios import explanation
+    from meshwise.scenarios import explanation
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.launches import launches
-from simulator.units import format_size
-from strategies.explanation.uncertainty import risk_in_words
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.launches import launches
+from meshwise.simulator.units import format_size
+from meshwise.strategies.explanation.uncertainty import risk_in_words
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 
 def test_script_has_the_nodes_of_the_scenario(tmp_path: Path, capsys) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.files.results import write
+from meshwise.scenarios.files.results import write
 
 
 def test_an_interrupt_after_the_file_has_its_name_stays_an_interrupt(

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from scenarios import load
-from scenarios.files import library
-from scenarios.files.reader import Document, read
-from scenarios.loader import scenario_in
-from scenarios.simulation import Simulation
-from simulator.memory import CATEGORIES
-from simulator.program import Category
+from meshwise.scenarios import load
+from meshwise.scenarios.files import library
+from meshwise.scenarios.files.reader import Document, read
+from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.simulation import Simulation
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category
 
 NAMES = [name for name in library.names() if name.startswith("gallery/")]
 MAX_TASKS = 65_000

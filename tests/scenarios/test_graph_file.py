@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import parse
-from scenarios.inputs.graph_file import dump_graph, graph_document, graph_in, load_graph
-from simulator.models.presets import MODELS
-from simulator.operator_graph import OperatorGraph
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.inputs.graph_file import dump_graph, graph_document, graph_in, load_graph
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.operator_graph import OperatorGraph
 
 ROOT = Path(__file__).parent.parent.parent
 

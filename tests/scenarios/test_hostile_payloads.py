@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from scenarios.files.results import write
-from scenarios.loader import load
-from scenarios.published.runs import run_of
-from simulator.files import escaped, is_plain, unsafe_character
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.results import write
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.published.runs import run_of
+from meshwise.simulator.files import escaped, is_plain, unsafe_character
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.watch import watched
@@ -103,7 +103,7 @@ def test_a_pickle_is_never_loaded(command: str, tmp_path: Path, monkeypatch: pyt
 
 def test_a_pickle_in_the_place_of_a_checkpoint_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its seal may be right: whoever writes the manifest can write that too."""
-    from executor.training.checkpoint import MANIFEST, SEAL, DamagedError, last_good, seal
+    from meshwise.executor.training.checkpoint import MANIFEST, SEAL, DamagedError, last_good, seal
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "step-00000001"
@@ -239,7 +239,7 @@ def test_a_name_is_text_in_pictures_and_pages(tmp_path: Path, capfd) -> None:
 
 
 def test_a_report_shows_markup_as_text() -> None:
-    from reports.document import Section, to_markdown
+    from meshwise.reports.document import Section, to_markdown
 
     section = Section(SCRIPT, (SCRIPT,), ((SCRIPT, SCRIPT), (SCRIPT, SCRIPT)), f"{SCRIPT[1:8]}.png", SCRIPT)
     assert not re.search(r"(?<!\\)<(script|img src=x)", to_markdown(SCRIPT, [section]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = {
@@ -81,7 +81,7 @@ def test_one_message(arguments: list[str], words: str, capsys) -> None:
 def test_every_trainer_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from scenarios.commands.main import run\n"
+        "from meshwise.scenarios.commands.main import run\n"
         f"sys.exit(sum(run(['export', name, '--to', to]) for to, name in {SCENARIOS!r}.items()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

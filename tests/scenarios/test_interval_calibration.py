@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.intervals import Category
-from scenarios.published.runs import run_of
-from scenarios.studies.accuracy import Prediction
-from scenarios.studies.interval_calibration import (
+from meshwise.scenarios.intervals import Category
+from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.studies.accuracy import Prediction
+from meshwise.scenarios.studies.interval_calibration import (
     by_network,
     by_source,
     coverage,

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from scenarios.commands.main import run
-from scenarios.files import library
-from scenarios.files.checking import check
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import parse
-from scenarios.schema.cluster import ClusterTable
-from scenarios.schema.graph import GraphTable
-from scenarios.schema.json_schema import FILE, KINDS, json_schema, reference, schema_text
-from scenarios.schema.scenario import PlanTable, ScenarioTable
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files import library
+from meshwise.scenarios.files.checking import check
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.schema.cluster import ClusterTable
+from meshwise.scenarios.schema.graph import GraphTable
+from meshwise.scenarios.schema.json_schema import FILE, KINDS, json_schema, reference, schema_text
+from meshwise.scenarios.schema.scenario import PlanTable, ScenarioTable
 
 from ..endurance.fuzzing import corpus
 from ..endurance.fuzzing.mutation import Mutator
@@ -42,7 +42,7 @@ def validator(kind: str) -> Draft202012Validator:
 def test_the_file_is_the_schema_of_this_version() -> None:
     met = (library.root() / FILE).read_text("utf-8")
     assert met == schema_text(), (
-        "python -c 'from scenarios.schema.json_schema import *; print(schema_text(), end=\"\")' writes it"
+        "python -c 'from meshwise.scenarios.schema.json_schema import *; print(schema_text(), end=\"\")' writes it"
     )
 
 

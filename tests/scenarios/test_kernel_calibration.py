@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
-from simulator.calibration.kernel_rows import MAX_ROW_BYTES
+from meshwise.scenarios.commands.main import run
+from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES
 
 ROWS = Path(__file__).parent.parent / "simulator" / "calibration" / "kernels.jsonl"
 
@@ -92,6 +92,6 @@ def test_rows_of_nothing_that_can_be_fitted_are_refused(tmp_path: Path, capsys) 
 
 def _shipped(name: str) -> dict[str, dict[str, dict[str, object]]]:
     found: dict[str, object] = json.loads(
-        files("simulator.catalog").joinpath("calibration", f"{name}.json").read_text()
+        files("meshwise.simulator.catalog").joinpath("calibration", f"{name}.json").read_text()
     )
     return found

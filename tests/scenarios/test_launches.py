@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.commands.search import _own_seconds
-from scenarios.interchange.targets import trainers_of
-from scenarios.launches import Launch, Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
-from scenarios.scenario import Scenario
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.commands.search import _own_seconds
+from meshwise.scenarios.interchange.targets import trainers_of
+from meshwise.scenarios.launches import Launch, Runnable, fastest_runnable, launches, launches_in_words, needs_runnable
+from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 
 def test_every_trainer_that_can_say_a_plan_is_there_with_its_own_memory() -> None:
@@ -118,8 +118,8 @@ def test_a_search_whose_trainer_is_named_has_all_its_time_but_what_its_end_takes
 def test_the_time_for_what_runs_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scenarios.launches.needs_runnable", lambda scenario, found: True)
-    monkeypatch.setattr("scenarios.launches.fastest_runnable", lambda scenario, left, budget: sleep(0.05))
+    monkeypatch.setattr("meshwise.scenarios.launches.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("meshwise.scenarios.launches.fastest_runnable", lambda scenario, left, budget: sleep(0.05))
     assert run(["search", "local/dp2", "--json", "--budget", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["runnable"] is None and 0.05 <= document["runnable_wall_time"] < 5
@@ -132,8 +132,8 @@ def test_the_plan_that_is_fastest_to_run_is_written_beside_the_best(
 ) -> None:
     scenario = load("local/dp2")
     runs = Runnable("torchtitan", complete(scenario.problem, Layout(data=2, zero=3)), 1.0, 2.0**30, 0.0)
-    monkeypatch.setattr("scenarios.launches.needs_runnable", lambda scenario, found: True)
-    monkeypatch.setattr("scenarios.launches.fastest_runnable", lambda scenario, left, budget: runs)
+    monkeypatch.setattr("meshwise.scenarios.launches.needs_runnable", lambda scenario, found: True)
+    monkeypatch.setattr("meshwise.scenarios.launches.fastest_runnable", lambda scenario, left, budget: runs)
     assert run(["search", "local/dp2", "--budget", "2", "--out", str(tmp_path / "best.json")]) == 0
     written = (tmp_path / "best-torchtitan.json").read_text()
     assert written == json.dumps(runs.plan.to_json(), indent=2) + "\n"

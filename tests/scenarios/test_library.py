@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.files import library
-from scenarios.files.errors import ScenarioError
-from scenarios.published.frameworks import EAGER_LAUNCH
-from scenarios.published.runs import run_of
-from simulator.machine.cluster import Cluster
+from meshwise.scenarios import load
+from meshwise.scenarios.files import library
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.published.frameworks import EAGER_LAUNCH
+from meshwise.scenarios.published.runs import run_of
+from meshwise.simulator.machine.cluster import Cluster
 
 NAMES = library.names()
 
@@ -102,7 +102,7 @@ def test_a_name_that_is_none_proposes_the_nearest() -> None:
 
 
 def test_json_is_a_scenario_too(tmp_path: Path) -> None:
-    from scenarios.files.reader import read
+    from meshwise.scenarios.files.reader import read
 
     data = read(library.find("local/dp2")).data
     (tmp_path / "dp2.json").write_text(json.dumps(data))
@@ -110,7 +110,7 @@ def test_json_is_a_scenario_too(tmp_path: Path) -> None:
 
 
 def test_local_scenarios_can_be_executed() -> None:
-    supported = pytest.importorskip("executor.supported")
+    supported = pytest.importorskip("meshwise.executor.supported")
     for name in NAMES:
         if name.startswith("local/") or name == "starter":
             scenario = load(name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
+from meshwise.scenarios.commands.main import run
 
 ROWS = Path(__file__).parent.parent / "simulator" / "calibration" / "collectives.jsonl"
 

@@ -8,17 +8,17 @@ import jsonschema
 import pytest
 import yaml
 
-from scenarios import load
-from scenarios.commands.main import run as command
-from scenarios.files.errors import ScenarioError
-from scenarios.long_run import RunSettings, num_hosts
-from scenarios.schema.scenario import ScenarioTable
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.host import Host
-from simulator.machine.topology import Link, Switch
-from simulator.reliability.failures import Component, FailureKind, Restart, failure_model, source
-from simulator.reliability.long_run import Checkpoint, Recovery
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run as command
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.long_run import RunSettings, num_hosts
+from meshwise.scenarios.schema.scenario import ScenarioTable
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link, Switch
+from meshwise.simulator.reliability.failures import Component, FailureKind, Restart, failure_model, source
+from meshwise.simulator.reliability.long_run import Checkpoint, Recovery
 
 from ..simulator.reliability.reference import expected_goodput
 
@@ -182,7 +182,7 @@ def test_the_command_prints_goodput_in_two_lines_and_draws_it(write, capsys: pyt
 def test_a_run_that_cannot_progress_is_bad_input(
     write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulator.reliability.job.MAX_INTERRUPTIONS", 1000)
+    monkeypatch.setattr("meshwise.simulator.reliability.job.MAX_INTERRUPTIONS", 1000)
     change = ("{device_mtbf: 10 h, software_mtbf: 12 h}", "{software_mtbf: 1 ms}")
     assert command(["simulate", write(change)]) == 2
     assert "a run has at most 1000 interruptions" in capsys.readouterr().err

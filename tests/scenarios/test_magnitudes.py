@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files import library
-from scenarios.files.reader import parse
-from scenarios.inputs.cluster_file import cluster_document, cluster_table, exact
-from scenarios.inputs.remarks import unusual
-from simulator import units
-from simulator.catalog import cluster, cluster_names
-from simulator.units import Dimension, format_bandwidth, format_compute_rate
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files import library
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.inputs.cluster_file import cluster_document, cluster_table, exact
+from meshwise.scenarios.inputs.remarks import unusual
+from meshwise.simulator import units
+from meshwise.simulator.catalog import cluster, cluster_names
+from meshwise.simulator.units import Dimension, format_bandwidth, format_compute_rate
 
 SCENARIO = """\
 model: {transformer: {layers: 4, hidden: 48, heads: 6, ffn: 192, vocab: 256}}

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from scenarios.published.runs import Run
-from scenarios.studies.accuracy import Prediction
-from scenarios.studies.memory_accuracy import judged, judged_threads, left_out, main, page, picks, run_of_thread
+from meshwise.scenarios.published.runs import Run
+from meshwise.scenarios.studies.accuracy import Prediction
+from meshwise.scenarios.studies.memory_accuracy import (
+    judged,
+    judged_threads,
+    left_out,
+    main,
+    page,
+    picks,
+    run_of_thread,
+)
 
 ROOT = Path(__file__).parents[2]
 

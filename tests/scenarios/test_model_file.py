@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from simulator.models.presets import MODELS
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.simulator.models.presets import MODELS
 
 QWEN3 = {
     "model_type": "qwen3_moe",

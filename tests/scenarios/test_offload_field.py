@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from scenarios import load
-from scenarios.files import library
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import Document, read
-from scenarios.loader import scenario_in
-from scenarios.scenario import Scenario
-from strategies.plan.offloading import Offloading, StepPlace
+from meshwise.scenarios import load
+from meshwise.scenarios.files import library
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import Document, read
+from meshwise.scenarios.loader import scenario_in
+from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.plan.offloading import Offloading, StepPlace
 
 
 def scenario(**plan: Any) -> Scenario:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from scenarios.studies.operator_walk import PAGE, PICTURE, Walk, write
-from simulator.units import to_ticks
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import Solution
+from meshwise.scenarios.studies.operator_walk import PAGE, PICTURE, Walk, write
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import Solution
 
 ROOT = Path(__file__).parent.parent.parent
-COMMAND = "run `python -m scenarios.studies.operator_walk docs`"
+COMMAND = "run `python -m meshwise.scenarios.studies.operator_walk docs`"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def test_no_gradient_of_data_is_summed(walk: Walk) -> None:
 
 def test_the_graph_is_what_capture_makes_of_the_module() -> None:
     torch = pytest.importorskip("torch")
-    from executor.capture.capture import capture, made
-    from scenarios.inputs.graph_file import dump_graph
+    from meshwise.executor.capture.capture import capture, made
+    from meshwise.scenarios.inputs.graph_file import dump_graph
 
     folder = ROOT / "scenarios" / "operators"
     with torch.device("meta"):  # shapes are enough

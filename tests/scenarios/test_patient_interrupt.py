@@ -35,7 +35,7 @@ except KeyboardInterrupt:
 import sys
 print(getattr(sys.modules.get("module"), "loaded", "not there"))
 """
-INSTALL = "from scenarios.commands.main import PatientInterrupt; PatientInterrupt().install()"
+INSTALL = "from meshwise.scenarios.commands.main import PatientInterrupt; PatientInterrupt().install()"
 
 
 def run(folder: Path, module: str, install: str) -> list[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.files.errors import ScenarioError
+from meshwise.scenarios import load
+from meshwise.scenarios.files.errors import ScenarioError
 
 SCENARIO = """\
 model:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios import load
-from scenarios.fitting import nothing_fits, room_in_words
-from scenarios.intervals import (
+from meshwise.scenarios import load
+from meshwise.scenarios.fitting import nothing_fits, room_in_words
+from meshwise.scenarios.intervals import (
     FIGURES,
     FIRST_THAT_FITS,
     RISK,
@@ -25,11 +25,11 @@ from scenarios.intervals import (
     uncertainty_of,
     with_margin,
 )
-from simulator.catalog import accelerator, cluster, timed_products
-from simulator.machine.kernels import MatmulModel
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.simulator.catalog import accelerator, cluster, timed_products
+from meshwise.simulator.machine.kernels import MatmulModel
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 
 @pytest.mark.parametrize("preset", ["dgx-a100-80gb", "dgx-h100", "dgx-b200", "dgx-b300", "dgx-1-v100-32gb"])
@@ -88,7 +88,7 @@ def test_an_allocator_that_keeps_blocks_needs_more_than_one_that_plans() -> None
 
 
 def test_the_interval_of_peaks_is_told_of_the_runs_that_it_is_fitted_to() -> None:
-    figures = json.loads(files("scenarios").joinpath(FIGURES).read_text("utf-8"))["peak_memory"]
+    figures = json.loads(files("meshwise.scenarios").joinpath(FIGURES).read_text("utf-8"))["peak_memory"]
     assert set(figures["sources"]) <= set(RUNS)
     told = load("local/dp2").simulate().to_json()["peak_memory_interval_runs"]
     assert told == describe_peak_runs() and told.startswith(f"{figures['rows']} runs on ")

@@ -5,9 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.files import reader
-from scenarios.files.errors import ScenarioError
-from scenarios.files.reader import MAX_BYTES, MAX_DEPTH, parse, read
+from meshwise.scenarios.files import reader
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.reader import MAX_BYTES, MAX_DEPTH, parse, read
 
 EVERY_PARSER = ["CLoader", "Loader"]
 
@@ -200,7 +200,7 @@ def test_json_is_read_as_json_reads_it(data: object) -> None:
 
 @given(st.dictionaries(st.text("abc:1e9~ ", max_size=5), PLAIN, max_size=4))
 def test_what_is_written_is_read_back(data: dict[str, object]) -> None:
-    from scenarios.files.reader import dump
+    from meshwise.scenarios.files.reader import dump
 
     met = parse(dump(data).encode()).data
     assert met == data

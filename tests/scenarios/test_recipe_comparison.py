@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch.processes import INTERRUPTED
-from scenarios.console import BAD_INPUT
-from scenarios.interchange.targets import trainers_of
-from scenarios.loader import load
-from scenarios.recipes import recipes
-from scenarios.studies import recipe_comparison as recipe_runs
-from scenarios.studies import recipe_comparison as study
-from scenarios.studies.recipe_comparison import (
+from meshwise.executor.launch.processes import INTERRUPTED
+from meshwise.scenarios.console import BAD_INPUT
+from meshwise.scenarios.interchange.targets import trainers_of
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.recipes import recipes
+from meshwise.scenarios.studies import recipe_comparison as recipe_runs
+from meshwise.scenarios.studies import recipe_comparison as study
+from meshwise.scenarios.studies.recipe_comparison import (
     Comparison,
     Outcome,
     Sayable,
@@ -28,10 +28,10 @@ from scenarios.studies.recipe_comparison import (
     read,
     to_line,
 )
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.search.starts import engineer_layouts
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.search.starts import engineer_layouts
 
 SMALL = "techniques/pipeline-1f1b"
 

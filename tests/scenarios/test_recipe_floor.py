@@ -2,10 +2,10 @@
 
 import pytest
 
-from scenarios.recipes import recipe_layouts
-from scenarios.studies.recipe_comparison import SLACK, cases, fastest, outcome
-from strategies.cost_model import SimulatedCost
-from strategies.search.starts import engineer_layouts
+from meshwise.scenarios.recipes import recipe_layouts
+from meshwise.scenarios.studies.recipe_comparison import SLACK, cases, fastest, outcome
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.search.starts import engineer_layouts
 
 PROBLEMS = (
     "Llama 3.1 8B on 8 H100, FSDP",

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from scenarios import recipes as module
-from scenarios.files.errors import ScenarioError
-from scenarios.files.library import root
-from scenarios.files.reader import parse
-from scenarios.inputs.plan_table import rule_violations
-from scenarios.loader import load
-from scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipes, recipes_in
-from scenarios.studies.recipe_comparison import recipe_scenario
-from strategies.plan.completion import layout_of
-from strategies.plan.layout import Layout
+from meshwise.scenarios import recipes as module
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.files.library import root
+from meshwise.scenarios.files.reader import parse
+from meshwise.scenarios.inputs.plan_table import rule_violations
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.recipes import FILE, Recipe, carried_over, recipe_layouts, recipes, recipes_in
+from meshwise.scenarios.studies.recipe_comparison import recipe_scenario
+from meshwise.strategies.plan.completion import layout_of
+from meshwise.strategies.plan.layout import Layout
 
 from ..pace import measure_cpu
 

@@ -28,7 +28,7 @@ def written(folder: Path, hash_seed: str, *arguments: str) -> dict[str, Any]:
     folder.mkdir()
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "scenarios", *arguments]
+    command = [sys.executable, "-m", "meshwise", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True, timeout=300)
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return {"stdout": without_clocks(json.loads(done.stdout))} | files

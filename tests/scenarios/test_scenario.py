@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import load
-from scenarios.files.errors import ScenarioError
-from scenarios.fitting import nearest_that_fits, reason
-from scenarios.scenario import Scenario
-from scenarios.schema.scenario import PlanDocument, PlanTable
-from scenarios.simulation import simulation
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import SomeOperators
-from strategies.plan.rules import violations
-from strategies.search import Space
+from meshwise.scenarios import load
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.fitting import nearest_that_fits, reason
+from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.schema.scenario import PlanDocument, PlanTable
+from meshwise.scenarios.simulation import simulation
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import SomeOperators
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import Space
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_a_plan_document_is_read_back_as_the_plan(name: str, tmp_path) -> None:
 
 
 def _data(name: str) -> dict[str, object]:
-    from scenarios.files.library import find
-    from scenarios.files.reader import read
+    from meshwise.scenarios.files.library import find
+    from meshwise.scenarios.files.reader import read
 
     data: dict[str, object] = read(find(name)).data
     return data
@@ -249,7 +249,7 @@ def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
 
 def test_search_returns_a_proven_plan_and_compare_all_algorithms() -> None:
     pytest.importorskip("torch", reason="one of all is reinforcement learning")
-    from strategies.search import ALGORITHMS
+    from meshwise.strategies.search import ALGORITHMS
 
     scenario = load("local/dp2")
     found = scenario.search("exhaustive")
@@ -271,8 +271,8 @@ def test_limits_of_the_space_hold() -> None:
 
 
 def test_a_space_is_the_word_wide_or_limits_of_any_field(tmp_path: Path) -> None:
-    from strategies.plan.offloading import Offloading
-    from strategies.plan.recomputation import FirstLayers
+    from meshwise.strategies.plan.offloading import Offloading
+    from meshwise.strategies.plan.recomputation import FirstLayers
 
     given = (Path(__file__).parents[2] / "scenarios/local/dp2.yaml").read_text().split("\nsearch:")[0]
     (tmp_path / "wide.yaml").write_text(given + "search: {space: wide}\n")

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 
-import scenarios.studies.search_runs
-from scenarios.studies.search_comparison import Comparison, compare, main, page, write_page
-from scenarios.studies.search_runs import CASES, WIDE_CASES, Case, SearchRun, SharedCosts, read_runs, run_case, to_line
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.search import LAYOUT_ALGORITHMS, Space, layouts, search
-from strategies.search.space import count
+import meshwise.scenarios.studies.search_runs
+from meshwise.scenarios.studies.search_comparison import Comparison, compare, main, page, write_page
+from meshwise.scenarios.studies.search_runs import (
+    CASES,
+    WIDE_CASES,
+    Case,
+    SearchRun,
+    SharedCosts,
+    read_runs,
+    run_case,
+    to_line,
+)
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import LAYOUT_ALGORITHMS, Space, layouts, search
+from meshwise.strategies.search.space import count
 
 SMALL = Case("two processes", "dense", "local/dp2")
 TWO = (SMALL, Case("four processes", "dense", "local/dp2-pp2"))
@@ -22,7 +31,7 @@ TWO = (SMALL, Case("four processes", "dense", "local/dp2-pp2"))
 
 @pytest.fixture(autouse=True)
 def _small_budget(monkeypatch: Any) -> None:
-    monkeypatch.setattr(scenarios.studies.search_runs, "BUDGET", 6)
+    monkeypatch.setattr(meshwise.scenarios.studies.search_runs, "BUDGET", 6)
 
 
 def made(case: str, algorithm: str, *history: tuple[int, float, float], **more: Any) -> SearchRun:
@@ -73,7 +82,7 @@ def test_every_problem_has_plans_of_at_most_1024_devices(case: Case) -> None:
 
 @pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: case.name)
 def test_no_budget_exhausts_a_wide_space(case: Case) -> None:
-    assert count(case.problem(), case.space) > scenarios.studies.search_runs.BUDGET
+    assert count(case.problem(), case.space) > meshwise.scenarios.studies.search_runs.BUDGET
 
 
 def test_a_wide_problem_is_searched_in_its_wide_space(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_runs_are_those_of_the_search_and_are_made_once() -> None:
 
 def test_a_look_up_is_charged_what_the_simulation_took(monkeypatch: Any) -> None:
     time = [0.0]
-    monkeypatch.setattr(scenarios.studies.search_runs, "process_time", lambda: time[0])
+    monkeypatch.setattr(meshwise.scenarios.studies.search_runs, "process_time", lambda: time[0])
 
     def evaluate(self: SimulatedCost, plan: Any) -> str:
         time[0] += 3.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.commands.main import run
-from scenarios.loader import load
-from scenarios.scenario import FRAMEWORK_OF
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.scenario import FRAMEWORK_OF
 
 SCENARIO = """
 name: small

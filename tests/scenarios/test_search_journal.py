@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files.errors import ScenarioError
-from scenarios.scenario import Scenario
-from strategies.search import LAYOUT_ALGORITHMS
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.search import LAYOUT_ALGORITHMS
 
 BUDGET = 12
 
@@ -51,7 +51,7 @@ def test_a_search_goes_on_from_any_byte_to_the_uninterrupted_result(
 
 
 def test_what_is_known_is_not_simulated_again(scenario: Scenario, tmp_path: Path, monkeypatch: Any) -> None:
-    from strategies.cost_model import SimulatedCost
+    from meshwise.strategies.cost_model import SimulatedCost
 
     journal = tmp_path / "j.jsonl"
     scenario.search("random", budget=5, resume=journal)
@@ -167,7 +167,7 @@ def test_a_best_plan_that_is_not_what_the_journal_says_is_an_error(scenario: Sce
 
 def started(folder: Path, *options: str) -> "subprocess.Popen[str]":
     """Return a search of a space that takes long, in a process of its own."""
-    command = [sys.executable, "-m", "scenarios", "search", "llama3-8b-8-h100", "--algorithm", "exhaustive", "--json"]
+    command = [sys.executable, "-m", "meshwise", "search", "llama3-8b-8-h100", "--algorithm", "exhaustive", "--json"]
     here = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *options], cwd=folder, env=here, start_new_session=True, **pipes)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.traces.chakra_reader import ReadNode, read_chakra, read_nodes
-from scenarios import load
-from scenarios.commands.main import run
-from simulator.engine import simulate
-from strategies.schedules.schedule import schedule
+from meshwise.reports.traces.chakra_reader import ReadNode, read_chakra, read_nodes
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.schedules.schedule import schedule
 
 SCENARIO = """\
 model: {{transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 2048, vocab: 4096{model}}}}}
@@ -120,8 +120,8 @@ def test_sizes_are_said_before_they_are_written_and_bounded(
     told = capsys.readouterr()
     assert re.search(rf"{name}: about [0-9.]+ [KM]iB, 4 processes", told.err)
     json.loads(told.out)
-    monkeypatch.setattr("scenarios.commands.traces.MAX_JSON", 1000)
-    monkeypatch.setattr("scenarios.commands.traces.MAX_TRACE", 1000)
+    monkeypatch.setattr("meshwise.scenarios.commands.traces.MAX_JSON", 1000)
+    monkeypatch.setattr("meshwise.scenarios.commands.traces.MAX_TRACE", 1000)
     assert run(command) == 2
     assert "1e+03 B at most; name fewer" in capsys.readouterr().err.replace("1000 B", "1e+03 B")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.pictures.timeline import facts
-from scenarios import load
-from scenarios.commands.main import run
-from scenarios.files.reader import parse
-from strategies.schedules.schedule import schedule
+from meshwise.reports.pictures.timeline import facts
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.files.reader import parse
+from meshwise.strategies.schedules.schedule import schedule
 
 HEAD = """\
 model: {transformer: {layers: 8, hidden: 64, heads: 4, ffn: 256, vocab: 512}}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from simulator.engine.flows import Bundle, bundle
-from simulator.engine.network import Network
+from meshwise.simulator.engine.flows import Bundle, bundle
+from meshwise.simulator.engine.network import Network
 
 LINKS = 5
 TICKS = 10**12

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from simulator.program import (
+from meshwise.simulator.program import (
     Category,
     Change,
     LinkClass,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from simulator.brief import brief, in_brief, in_full, items
+from meshwise.simulator.brief import brief, in_brief, in_full, items
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.engine.flows import LONGEST, shapes
+from meshwise.simulator.engine.flows import LONGEST, shapes
 
 SECOND = 10**12
 

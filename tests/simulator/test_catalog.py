@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.catalog import (
+from meshwise.simulator.catalog import (
     STATUSES,
     accelerator,
     accelerator_names,
@@ -14,9 +14,9 @@ from simulator.catalog import (
     sources,
     statuses,
 )
-from simulator.catalog.records import names, record
-from simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
-from simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Mesh, Switch, Torus
+from meshwise.simulator.catalog.records import names, record
+from meshwise.simulator.catalog.slices import closed_axes, slice_pairs, slice_shape
+from meshwise.simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Mesh, Switch, Torus
 
 KINDS = [(kind, name) for kind in ("accelerators", "clusters") for name in names(kind)]
 IDENTITY = ("accelerator",)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node, Tenant, homogeneous
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import Crossbar, Fabric, Graph, Link, Ring, Switch, Torus
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node, Tenant, homogeneous
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, Link, Ring, Switch, Torus
 
 LINK, HOST = Link(1e-6, 1e9), Host("host", 1e12)
 FAST = Accelerator("fast", (("bf16", 2e12),), memory=1e9, memory_bandwidth=2e9)

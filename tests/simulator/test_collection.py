@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from simulator.program import no_collection
+from meshwise.simulator.program import no_collection
 
 
 @pytest.mark.parametrize("before", [True, False])

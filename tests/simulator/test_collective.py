@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective, CollectiveCurve
-from simulator.collectives.choose import algorithms, choose, idle_time, measured_time, phases
-from simulator.collectives.traffic import Phase
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, Ring, Switch, Torus
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.collectives.choose import algorithms, choose, idle_time, measured_time, phases
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, Ring, Switch, Torus
 
 from .collectives.machines import MANY, NIC, PORT, machine, time
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.collective import Collective, CollectiveCurve
 
 CURVE = CollectiveCurve(Collective.ALL_REDUCE, 4, ((100.0, 2.0), (200.0, 3.0), (400.0, 9.0)))
 

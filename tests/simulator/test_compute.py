@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalog import accelerator
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import (
+from meshwise.simulator.catalog import accelerator
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import (
     Pass,
     matmul_time,
     operator_launches,
@@ -17,13 +17,13 @@ from simulator.machine.compute import (
     streaming_kind,
     weight_gradient_time,
 )
-from simulator.machine.kernels import Matmul, MatmulModel
-from simulator.models.dlrm import Dlrm
-from simulator.models.experts import Experts
-from simulator.models.model import Model, build
-from simulator.models.transformer import Transformer
-from simulator.models.vision import ResNet
-from simulator.operator_graph import Block, Operator, OperatorKind
+from meshwise.simulator.machine.kernels import Matmul, MatmulModel
+from meshwise.simulator.models.dlrm import Dlrm
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import Model, build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.vision import ResNet
+from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 
 IDEAL = Accelerator("ideal", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e6, launch=0.5)
 SPEC = Transformer(2, 64, 4, 4, 256, 128)

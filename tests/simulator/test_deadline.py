@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.deadline import check_deadline, watched_by
-from simulator.engine import step_time
-from simulator.engine.discrete_event import EVENTS, Environment
+from meshwise.simulator.deadline import check_deadline, watched_by
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.engine.discrete_event import EVENTS, Environment
 
 
 class Over(Exception):
@@ -41,7 +41,7 @@ def test_events_are_ended_within_so_many() -> None:
 
 
 def test_a_check_that_ends_nothing_changes_nothing() -> None:
-    from strategies.lowering import lower
+    from meshwise.strategies.lowering import lower
 
     from ..strategies.plans import any_case
 

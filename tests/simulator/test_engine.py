@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import Deadlock, simulate, step_bound, step_time
-from simulator.engine import discrete_event as engine
-from simulator.engine.longest_path import finish_times as longest_path
-from simulator.program import Background, Flow, LinkClass, Program, Task, TaskKind
-from simulator.units import TICKS_PER_SECOND as SECOND
+from meshwise.simulator.engine import Deadlock, simulate, step_bound, step_time
+from meshwise.simulator.engine import discrete_event as engine
+from meshwise.simulator.engine.longest_path import finish_times as longest_path
+from meshwise.simulator.program import Background, Flow, LinkClass, Program, Task, TaskKind
+from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import program, programs
 
@@ -171,8 +171,8 @@ def test_the_same_bytes_under_any_hash_seed() -> None:
     code = (
         "import random, sys; sys.path.insert(0, sys.argv[1])\n"
         "from programs import KINDS, USAGES, program\n"
-        "from simulator.engine import simulate\n"
-        "from simulator.program import Task\n"
+        "from meshwise.simulator.engine import simulate\n"
+        "from meshwise.simulator.program import Task\n"
         "r = random.Random(1)\n"
         "tasks = [Task(r.choice(KINDS), tuple(sorted(r.sample(range(9), 2))), r.randrange(9999),\n"
         "              tuple({max(i - 1 - r.randrange(9), 0)} if i else ()), r.choice(USAGES)) for i in range(400)]\n"

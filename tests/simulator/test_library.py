@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import algorithms, candidates, choose, fastest, idle_time, phases
-from simulator.machine.cluster import LOSSLESS, SIMPLE, Cluster, Library, Protocol
-from simulator.machine.topology import LeafSpine, Link, Switch
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import algorithms, candidates, choose, fastest, idle_time, phases
+from meshwise.simulator.machine.cluster import LOSSLESS, SIMPLE, Cluster, Library, Protocol
+from meshwise.simulator.machine.topology import LeafSpine, Link, Switch
 
 from .collectives.machines import NIC, loads, machine, time
 

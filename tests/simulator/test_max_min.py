@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.flows import OWN, bundle, fair_groups, max_min_rates
+from meshwise.simulator.engine.flows import OWN, bundle, fair_groups, max_min_rates
 
 from .fluid import LINKS, Transfer, capacities, exact, max_min, usages
 

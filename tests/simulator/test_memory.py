@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 
-from simulator.engine import simulate
-from simulator.memory import CATEGORIES, MemoryProfile, sweep
-from simulator.program import Category, Change, HostClass, MemoryChange, Piece, Program, Task, TaskKind, Work
-from simulator.units import TICKS_PER_SECOND as SECOND
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.memory import CATEGORIES, MemoryProfile, sweep
+from meshwise.simulator.program import Category, Change, HostClass, MemoryChange, Piece, Program, Task, TaskKind, Work
+from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import program, programs
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import network
-from simulator.engine.flows import Bundle, bundle, max_min_rates
-from simulator.engine.network import Network
+from meshwise.simulator.engine import network
+from meshwise.simulator.engine.flows import Bundle, bundle, max_min_rates
+from meshwise.simulator.engine.network import Network
 
 from .fluid import (
     LINKS,

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.flows import pace, ticks_at, ticks_at_each, units
+from meshwise.simulator.engine.flows import pace, ticks_at, ticks_at_each, units
 
 moves, rates = st.floats(2.0**-10, 2.0**80), st.floats(2.0**-20, 2.0**60)
 

@@ -7,12 +7,23 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from simulator.engine import simulate
-from simulator.engine.longest_path import finish_times
-from simulator.program import Flow, Piece, Program, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
-from simulator.spans import Span
-from simulator.timeline import LinkUse, Timeline, simulated
-from simulator.units import TICKS_PER_SECOND as SECOND
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.program import (
+    Flow,
+    Piece,
+    Program,
+    RankClass,
+    Stream,
+    StreamKind,
+    Task,
+    TaskKind,
+    Work,
+    program_of,
+)
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import LinkUse, Timeline, simulated
+from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
 from .programs import LINKS, program, programs
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.model import build
-from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import Block
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import PRESETS
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import Block
 
 
 def saved_bytes(block: Block) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.units import UNITS, Dimension, parse, to_ticks
+from meshwise.simulator.units import UNITS, Dimension, parse, to_ticks
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.files import whole_file
+from meshwise.simulator.files import whole_file
 
 
 def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:

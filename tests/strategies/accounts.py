@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 
-from simulator.program import Program
-from simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy
-from simulator.timeline import Timeline
-from strategies.evaluation import spent
-from strategies.explanation.critical_path import critical_path, device_time
+from meshwise.simulator.program import Program
+from meshwise.simulator.spans import STREAM_KINDS, TASK_KINDS, Occupancy
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.evaluation import spent
+from meshwise.strategies.explanation.critical_path import critical_path, device_time
 
 Figures = dict[tuple[object, ...], float]
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Tenant
-from simulator.machine.cluster import Protocol as LibraryProtocol
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Tenant
+from meshwise.simulator.machine.cluster import Protocol as LibraryProtocol
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,
@@ -28,20 +28,27 @@ from simulator.machine.topology import (
     Switch,
     Torus,
 )
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES, DATA, PIPELINE, TENSOR
-from strategies.plan.offloading import NOTHING, WHOLE, Offloading, StepPlace
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import FirstLayers, OfStage, PerStage, Recomputation, Recompute, SomeOperators
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, TENSOR
+from meshwise.strategies.plan.offloading import NOTHING, WHOLE, Offloading, StepPlace
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import (
+    FirstLayers,
+    OfStage,
+    PerStage,
+    Recomputation,
+    Recompute,
+    SomeOperators,
+)
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 from .problems import IDEAL
 

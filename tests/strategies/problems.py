@@ -1,12 +1,12 @@
 """Small problems that several tests share."""
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import FULL_BISECTION, Cluster, homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Fabric, Link
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.problem import Problem, Training
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import FULL_BISECTION, Cluster, homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Fabric, Link
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.problem import Problem, Training
 
 IDEAL = Accelerator("ideal", (("fp32", 1e12), ("bf16", 2e12)), memory=1e12, memory_bandwidth=1e12)
 

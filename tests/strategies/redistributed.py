@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.collective import Collective
-from strategies.plan.sharding import Redistribution, ShardingSpec
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec
 
 Array = NDArray[np.int64]
 Rank = tuple[int, ...]

@@ -5,7 +5,7 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
-from simulator.machine.topology import Crossbar, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
+from meshwise.simulator.machine.topology import Crossbar, FatTree, LeafSpine, Mesh, Ring, Switch, Torus
 
 from .plans import Case, Machine
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.engine import simulate, step_time
-from simulator.machine.accelerator import Accelerator
-from simulator.units import to_ticks
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS, MEGATRON
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.schedules.schedule import ActionKind
 
 from .problems import problem
 

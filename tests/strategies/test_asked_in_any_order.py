@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import step_time
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import GRADIENT_REDUCTIONS, Layout
-from strategies.plan.offloading import NOTHING, WHOLE, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import PerStage, Recompute
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
-from strategies.search.choices import family_of
+from meshwise.simulator.engine import step_time
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, Layout
+from meshwise.strategies.plan.offloading import NOTHING, WHOLE, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import PerStage, Recompute
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.search.choices import family_of
 
 from ..examples import LONG
 from .plans import OFFLOADINGS, ORDERS, RECOMPUTATIONS, SEQUENCE, Case, Network, any_machine

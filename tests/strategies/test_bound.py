@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.engine import step_time
-from strategies.bounds.step_time import Bounds
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import lower
-from strategies.lowering.costs.stage import Machine, StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.simulator.engine import step_time
+from meshwise.strategies.bounds.step_time import Bounds
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 from .problems import problem
 

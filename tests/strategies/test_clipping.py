@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.bounds.path_times import path_times
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search import layouts
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import layouts
 
 from .problems import problem
 from .test_experts import mixture

@@ -30,16 +30,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.collective import Collective, CollectiveCurve
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.lowering import Granularity, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.lowering import Granularity, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 from .problems import problem
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from simulator.collective import Collective
-from simulator.collectives.choose import choose, idle_time, phases
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.host import Host
-from simulator.machine.topology import Crossbar, Link, Switch
-from simulator.units import TICKS_PER_SECOND
-from strategies.lowering.rank_classes.classes import fold
-from strategies.lowering.rank_classes.machine import Communicator
-from strategies.lowering.rank_classes.placement import Placed
-from strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.collectives.choose import choose, idle_time, phases
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Crossbar, Link, Switch
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.lowering.rank_classes.classes import fold
+from meshwise.strategies.lowering.rank_classes.machine import Communicator
+from meshwise.strategies.lowering.rank_classes.placement import Placed
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
 from .plans import NCCL
 from .problems import IDEAL

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.engine import simulate, step_time
-from simulator.program import TaskKind
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.steps import Step, chain_ticks
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
 
 from .problems import problem
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import OperatorKind
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.optimizer import updated_parameters
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
-from strategies.plan.rules import violations
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.optimizer import updated_parameters
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.rules import violations
 
 from .problems import problem
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.compiled import installed
-from strategies.bounds.longest_path import Endings, Steps, Walked, finish
+from meshwise.simulator.engine.compiled import installed
+from meshwise.strategies.bounds.longest_path import Endings, Steps, Walked, finish
 
 
 def rows(*values: list[int]) -> np.ndarray:
@@ -61,7 +61,7 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         filled = draw.integers(0, 50, (ways, first.max()))
         found = []
         for numba in (False, True):
-            monkeypatch.setattr("strategies.bounds.longest_path.pays", lambda tasks, numba=numba: numba)
+            monkeypatch.setattr("meshwise.strategies.bounds.longest_path.pays", lambda tasks, numba=numba: numba)
             found.append(finish(chosen, walked, filled, endings, last, pairs).tolist())
         assert found[0] == found[1]
 

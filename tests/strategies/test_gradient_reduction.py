@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective, CollectiveCurve
-from simulator.engine import simulate, step_time
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
 
 from .problems import problem
 from .test_experts import mixture

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.models.experts import Experts
-from strategies.lowering.costs.optimizer import begin_in_step, in_ddp_buckets
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.problem import Training
+from meshwise.simulator.models.experts import Experts
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step, in_ddp_buckets
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.problem import Training
 
 from .problems import problem
 

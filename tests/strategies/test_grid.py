@@ -13,31 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulator.collective import Collective
-from simulator.engine import simulate, step_time
-from simulator.models.encoders import T5, Bert
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.models.vision import ResNet, VisionTransformer
-from simulator.operator_graph import OperatorGraph, Tensor
-from simulator.program import Category, TaskKind
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.lowering.costs.steps import Step
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute, SomeOperators
-from strategies.plan.rules import violations
-from strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.vision import ResNet, VisionTransformer
+from meshwise.simulator.operator_graph import OperatorGraph, Tensor
+from meshwise.simulator.program import Category, TaskKind
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, after, redistribute
 
 from .problems import problem
 

@@ -7,25 +7,25 @@ from random import Random
 import numpy as np
 import pytest
 
-from simulator.collective import Collective
-from simulator.engine import step_time
-from simulator.machine.cluster import Cluster, Tenant
-from simulator.machine.topology import Link
-from simulator.models.experts import Experts
-from simulator.units import TICKS_PER_SECOND
-from strategies.bounds.group_bounds import FloatArray
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
-from strategies.plan.rules import violations
-from strategies.search.choices import family_of
-from strategies.search.space import Space, choices_of, count, groups, layouts
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.machine.cluster import Cluster, Tenant
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.bounds.group_bounds import FloatArray
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.space import Space, choices_of, count, groups, layouts
 
 from .problems import IDEAL
 from .problems import problem as on_one_node

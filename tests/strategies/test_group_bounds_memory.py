@@ -7,19 +7,19 @@ from math import inf
 import numpy as np
 import pytest
 
-from simulator.machine.cluster import Cluster
-from simulator.models.experts import Experts
-from strategies.bounds.memory import Needs
-from strategies.cost_model import SimulatedCost
-from strategies.lowering.costs.memory import StageMemory, stage_memory
-from strategies.plan.completion import complete
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
-from strategies.schedules.schedule import Action, ActionKind
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.models.experts import Experts
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering.costs.memory import StageMemory, stage_memory
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import Action, ActionKind
 
 from .problems import problem
 

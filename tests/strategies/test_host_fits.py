@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate
-from simulator.machine.cluster import Cluster
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.relief import reliefs
-from strategies.explanation.shortfall import shortfall
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.group import Group, PassChoice, StateChoice
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import NOTHING, OFFLOADS, WHOLE, Offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.relief import reliefs
+from meshwise.strategies.explanation.shortfall import shortfall
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group, PassChoice, StateChoice
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, WHOLE, Offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
 
 from .plans import OFFLOADINGS, Case, any_cases
 from .problems import problem

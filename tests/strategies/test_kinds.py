@@ -1,14 +1,14 @@
 """Occurrences of blocks that are cut alike and whose inputs arrive alike are of one kind."""
 
-from simulator.collective import Collective
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.kinds import kinds
-from strategies.operators.operator_plan import operator_plan
-from strategies.plan.mesh import TENSOR
-from strategies.plan.parallelism import Parallelism, shardings
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.kinds import kinds
+from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.parallelism import Parallelism, shardings
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 from .problems import problem
 

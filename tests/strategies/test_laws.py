@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine import discrete_event, longest_path, simulate, step_time
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.cluster import LOSSLESS, Cluster
-from simulator.machine.host import Host
-from simulator.machine.topology import Crossbar, Link, Mesh, Switch
-from simulator.memory import CATEGORIES
-from simulator.program import Category, Program
-from simulator.timeline import Timeline
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, lower
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.lowering.tasks.cuts import Cuts, Passes
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Training
-from strategies.plan.recomputation import SomeOperators
-from strategies.plan.rules import violations
+from meshwise.simulator.engine import discrete_event, longest_path, simulate, step_time
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Crossbar, Link, Mesh, Switch
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, Program
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, lower
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Passes
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import SomeOperators
+from meshwise.strategies.plan.rules import violations
 
 from ..examples import examples
 from .accounts import seconds, sums
@@ -209,9 +209,9 @@ def test_twice_any_bandwidth_is_never_slower_where_nothing_is_shared(case: Case,
 
 SIMULATED = """
 from random import Random
-from simulator.brief import in_full
-from simulator.engine import simulate
-from strategies.lowering import lower
+from meshwise.simulator.brief import in_full
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.lowering import lower
 from tests.strategies.plans import any_case
 
 for seed in range(20):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
 
 from .problems import problem
 

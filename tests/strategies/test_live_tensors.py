@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.models.layers import cross_entropy, linear, residual
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorKind
-from strategies.lowering.costs.liveness import Held, Liveness
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.lowering.costs.recompute import Moments, moments
-from strategies.plan.framework import MEGATRON, TORCH, Framework
-from strategies.plan.mesh import Axis, Mesh
-from strategies.plan.plan import Recompute
-from strategies.plan.sharding import OperatorSharding, ShardingSpec
+from meshwise.simulator.models.layers import cross_entropy, linear, residual
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorKind
+from meshwise.strategies.lowering.costs.liveness import Held, Liveness
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.recompute import Moments, moments
+from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
+from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 ONE = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 1)))
 TWO = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 2)))

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.experts import Experts
-from simulator.models.layers import cross_entropy, linear, norm, residual
-from simulator.models.model import BlockBuilder, build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import Block, OperatorKind
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.memory import Boundary
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.lowering.costs.recompute import BlockMemory, Moments, moments
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import Axis, Mesh
-from strategies.plan.plan import Recompute
-from strategies.plan.recomputation import OfLayer, SomeOperators
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.layers import cross_entropy, linear, norm, residual
+from meshwise.simulator.models.model import BlockBuilder, build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import Block, OperatorKind
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.memory import Boundary
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.recompute import BlockMemory, Moments, moments
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import OfLayer, SomeOperators
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from .problems import problem
 

@@ -6,17 +6,17 @@ from itertools import product
 import numpy as np
 import pytest
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives import choose as collective
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Protocol, Tenant
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import Crossbar, Fabric, LeafSpine, Link, PcieTree, Switch
-from strategies.lowering.rank_classes import placement as loads
-from strategies.lowering.rank_classes.classes import ClassTable, fold
-from strategies.lowering.rank_classes.placement import Placed
-from strategies.lowering.rank_classes.refinement import Groups, mix
-from strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives import choose as collective
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.cluster import LOSSLESS, Cluster, Library, Node, Protocol, Tenant
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import Crossbar, Fabric, LeafSpine, Link, PcieTree, Switch
+from meshwise.strategies.lowering.rank_classes import placement as loads
+from meshwise.strategies.lowering.rank_classes.classes import ClassTable, fold
+from meshwise.strategies.lowering.rank_classes.placement import Placed
+from meshwise.strategies.lowering.rank_classes.refinement import Groups, mix
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
 
 from .problems import IDEAL
 from .test_refinement import by_the_book, numbered

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from simulator.engine import simulate, step_time
-from simulator.machine.topology import Link, Mesh
-from simulator.program import Program, TaskKind
-from strategies.bounds.memory import Needs
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, PIPELINE, TENSOR, data_ranks
-from strategies.plan.offloading import Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import Recompute
-from strategies.plan.rules import violations
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.machine.topology import Link, Mesh
+from meshwise.simulator.program import Program, TaskKind
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, data_ranks
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.rules import violations
 
 from .plans import Case, any_cases
 from .problems import IDEAL, problem

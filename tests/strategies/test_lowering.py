@@ -8,22 +8,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
-from simulator.machine.topology import Crossbar, Fabric, LeafSpine
-from simulator.program import Program, StreamKind, TaskKind
-from simulator.units import to_seconds
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.optimizer import optimizer_ticks
-from strategies.lowering.costs.stage import StageCost
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, PIPELINE, TENSOR
-from strategies.plan.plan import Plan, Recompute, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recomputation, SomeOperators
-from strategies.schedules.schedule import SCHEDULES, ActionKind
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.machine.topology import Crossbar, Fabric, LeafSpine
+from meshwise.simulator.program import Program, StreamKind, TaskKind
+from meshwise.simulator.units import to_seconds
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.optimizer import optimizer_ticks
+from meshwise.strategies.lowering.costs.stage import StageCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR
+from meshwise.strategies.plan.plan import Plan, Recompute, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, SomeOperators
+from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from .problems import IDEAL, problem
 

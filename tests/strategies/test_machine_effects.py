@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.engine import simulate, step_time
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Tenant
-from simulator.machine.host import Pcie
-from simulator.machine.topology import Crossbar, Dragonfly, FatTree, LeafSpine, Link, Mesh, Ring, Switch, Torus
-from simulator.program import StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.problem import Problem
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Tenant
+from meshwise.simulator.machine.host import Pcie
+from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, LeafSpine, Link, Mesh, Ring, Switch, Torus
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.problem import Problem
 
 from .problems import problem
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from simulator.catalog import cluster
-from simulator.models.attention import LatentAttention
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.bounds.memory import Needs
-from strategies.lowering import StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem, Training
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem, Training
 
 GIB = 2.0**30
 RUNS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "fixtures/megatron_b200.json").read_text())["runs"]

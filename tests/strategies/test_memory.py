@@ -4,21 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.machine.accelerator import Accelerator
-from simulator.program import Category
-from strategies.lowering.costs.block import BlockCosts
-from strategies.lowering.costs.memory import ONCE, Copies, StageMemory, peak_activations, resident, stage_memory
-from strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost
-from strategies.lowering.costs.optimizer import Parameters
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.lowering.costs.weights import unit
-from strategies.lowering.tasks.fully_sharded import Sharing, changes
-from strategies.lowering.tasks.variants import FORWARD_PASS
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.program import Category
+from meshwise.strategies.lowering.costs.block import BlockCosts
+from meshwise.strategies.lowering.costs.memory import (
+    ONCE,
+    Copies,
+    StageMemory,
+    peak_activations,
+    resident,
+    stage_memory,
+)
+from meshwise.strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost
+from meshwise.strategies.lowering.costs.optimizer import Parameters
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.weights import unit
+from meshwise.strategies.lowering.tasks.fully_sharded import Sharing, changes
+from meshwise.strategies.lowering.tasks.variants import FORWARD_PASS
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 from .problems import problem
 

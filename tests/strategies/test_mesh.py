@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Axis, Mesh
 
 MESH = Mesh((Axis(PIPELINE, 2), Axis(DATA, 3), Axis(EXPERT, 2), Axis(TENSOR, 4)))
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate
-from strategies.bounds.memory import Needs
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import Offloading
-from strategies.schedules.schedule import ActionKind, Schedule
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.schedules.schedule import ActionKind, Schedule
 
 from .problems import problem
 from .test_lowering import Case, cases

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
-from simulator.engine.longest_path import finish_times
-from simulator.machine.host import Pcie
-from simulator.machine.topology import Link, PcieTree
-from simulator.memory import CATEGORIES
-from simulator.program import Category, Program, TaskKind
-from simulator.timeline import Timeline
-from simulator.units import to_seconds
-from strategies.bounds.path_times import path_times
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.problem import Problem
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.machine.host import Pcie
+from meshwise.simulator.machine.topology import Link, PcieTree
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, Program, TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import to_seconds
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import CHUNKS, NOTHING, Offloading, StepPlace
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.problem import Problem
 
 from .problems import problem
 from .test_lowering import Case, cases

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NOTHING, OFFLOADS, Offloading, StepPlace, fraction_of, offloading
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
 
 from .problems import problem
 

@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.machine.accelerator import Accelerator
-from simulator.units import to_ticks
-from strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes, step_bytes, updated_parameters
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, EXPERT, Axis, Mesh
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.optimizer import (
+    Parameters,
+    optimizer_ticks,
+    state_bytes,
+    step_bytes,
+    updated_parameters,
+)
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, EXPERT, Axis, Mesh
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 from .problems import problem
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from strategies.schedules.orders import orders
-from strategies.schedules.schedule import Action, ActionKind, Schedule
+from meshwise.strategies.schedules.orders import orders
+from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule
 
 from .test_schedule import schedules
 

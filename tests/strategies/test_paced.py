@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.choices import paced, paces
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.choices import paced, paces
 
 from .problems import problem
 

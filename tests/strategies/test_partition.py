@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.layers import linear
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import OperatorGraph
-from strategies.plan.partition import most_stages, num_layers, partition, share_ends
+from meshwise.simulator.models.layers import linear
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.plan.partition import most_stages, num_layers, partition, share_ends
 
 from .problems import problem
 

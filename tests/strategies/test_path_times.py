@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.engine.compiled import installed
-from simulator.engine.longest_path import finish_times
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.bounds import path_times as module
-from strategies.bounds.path_times import path_times
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import Axis, Mesh
-from strategies.plan.offloading import Offloading
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import SCHEDULES
-from strategies.search import layouts
-from strategies.search.space import CORE
+from meshwise.simulator.engine.compiled import installed
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.bounds import path_times as module
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.search import layouts
+from meshwise.strategies.search.space import CORE
 
 from .problems import IDEAL, problem
 
@@ -81,7 +81,7 @@ def funnel() -> Problem:
 @pytest.mark.parametrize("numba", [False, pytest.param(True, marks=pytest.mark.skipif(not installed(), reason="none"))])
 @pytest.mark.parametrize("small", [TIED, ONE_NIC], ids=["tied", "one nic"])
 def test_every_plan_of_a_space_at_once(small: Problem, numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("strategies.bounds.longest_path.pays", "strategies.bounds.longest_path.pays"):
+    for name in ("meshwise.strategies.bounds.longest_path.pays", "meshwise.strategies.bounds.longest_path.pays"):
         monkeypatch.setattr(name, lambda tasks: numba)
     costs, plans = StageCosts(small), list(variants(small))
     found = path_times(costs, plans)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.recomputation import FirstLayers, SomeOperators
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.recomputation import FirstLayers, SomeOperators
 
 from .problems import problem
 

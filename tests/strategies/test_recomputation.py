@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.program import TaskKind
-from strategies.bounds.memory import Needs
-from strategies.bounds.path_times import path_times
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
-from strategies.plan.rules import violations
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, SomeOperators, recomputation
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.schedule import ActionKind
 
 from .problems import problem
 from .test_experts import mixture

@@ -2,15 +2,15 @@
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.models.layers import cross_entropy, linear
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorKind
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.lowering.costs.operator import BlockSteps
-from strategies.lowering.costs.recompute import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.models.layers import cross_entropy, linear
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorKind
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.operator import BlockSteps
+from meshwise.strategies.lowering.costs.recompute import (
     BlockMemory,
     Moments,
     moments,
@@ -18,11 +18,11 @@ from strategies.lowering.costs.recompute import (
     recomputed_operators,
     with_recompute,
 )
-from strategies.lowering.costs.steps import Step
-from strategies.plan.framework import MEGATRON, TORCH, Framework
-from strategies.plan.mesh import CONTEXT, TENSOR
-from strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
-from strategies.schedules.schedule import ActionKind
+from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
+from meshwise.strategies.plan.mesh import CONTEXT, TENSOR
+from meshwise.strategies.plan.recomputation import OfLayer, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import ActionKind
 
 from .test_live_tensors import LOGITS, SIZES, TOKENS, WEIGHT, WIDE, X, head, live
 

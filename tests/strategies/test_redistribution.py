@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simulator.collective import Collective
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-from strategies.plan.sharding import Redistribution, ShardingSpec, redistribute
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, redistribute
 
 SIZES = {TENSOR_DEPTH: 2, TENSOR_ROWS: 3, TENSOR: 2}
 SHAPE = {"rows": 12, "columns": 12}

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.lowering.rank_classes.refinement import Groups, first_equal, mix, quantised, refine
+from meshwise.strategies.lowering.rank_classes.refinement import Groups, first_equal, mix, quantised, refine
 
 
 @st.composite

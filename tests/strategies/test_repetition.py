@@ -7,18 +7,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.program import Program
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.lower import _Passes, _Step
-from strategies.lowering.tasks.cuts import Cuts, Granularity
-from strategies.lowering.tasks.residents import updates
-from strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
-from strategies.lowering.tasks.skeleton import Skeleton
-from strategies.lowering.tasks.step import Chain, Step
-from strategies.lowering.tasks.unflushed import _Unflushed
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.schedules.schedule import Action
+from meshwise.simulator.program import Program
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import _Passes, _Step
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.tasks.residents import updates
+from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
+from meshwise.strategies.lowering.tasks.skeleton import Skeleton
+from meshwise.strategies.lowering.tasks.step import Chain, Step
+from meshwise.strategies.lowering.tasks.unflushed import _Unflushed
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.schedules.schedule import Action
 
 from .plans import Case, any_cases
 from .problems import problem

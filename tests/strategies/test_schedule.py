@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.schedules.orders import in_order
-from strategies.schedules.schedule import KINDS, SCHEDULES, Action, ActionKind, Schedule, rank_order, schedule
+from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Action, ActionKind, Schedule, rank_order, schedule
 
 RANKS, MICROBATCHES = st.integers(1, 6), st.integers(1, 12)
 FORWARD, BACKWARD, INPUT, WEIGHT = KINDS

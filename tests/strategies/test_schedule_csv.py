@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from strategies.schedules.schedule import SCHEDULES, OrderError, Schedule, from_csv, schedule, to_csv
+from meshwise.strategies.schedules.schedule import SCHEDULES, OrderError, Schedule, from_csv, schedule, to_csv
 
 EVERY = [
     schedule(name, 4, 12, 2 if name in ("interleaved", "looped_bfs", "zbv", "dualpipev") else 1)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from simulator.program import TaskKind
-from strategies.lowering import StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import TENSOR
-from strategies.plan.sharding import REPLICATED, ShardingSpec, after, redistribute
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.sharding import REPLICATED, ShardingSpec, after, redistribute
 
 from .problems import problem
 from .redistributed import Ranks

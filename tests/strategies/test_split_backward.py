@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.engine import step_time
-from simulator.program import TaskKind
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.problem import Problem
-from strategies.schedules.schedule import SCHEDULES, ActionKind
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind
 
 from .problems import problem
 

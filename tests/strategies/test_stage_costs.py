@@ -5,16 +5,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.recompute import moments
-from strategies.lowering.rank_classes.classes import BACKWARD, FORWARD
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, TENSOR
-from strategies.plan.plan import Recompute
-from strategies.plan.recomputation import OfLayer, SomeOperators
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.recompute import moments
+from meshwise.strategies.lowering.rank_classes.classes import BACKWARD, FORWARD
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, TENSOR
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.recomputation import OfLayer, SomeOperators
 
 from .problems import problem
 from .test_lowering import Case, cases

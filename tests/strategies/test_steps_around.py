@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.machine.compute import read_again
-from simulator.models.layers import linear, norm
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, Operator, OperatorKind
-from simulator.program import TaskKind
-from simulator.units import TICKS_PER_SECOND
-from strategies.lowering.costs.operator import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.compute import read_again
+from meshwise.simulator.models.layers import linear, norm
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.lowering.costs.operator import (
     Around,
     BlockLayout,
     Groups,
@@ -22,9 +22,9 @@ from strategies.lowering.costs.operator import (
     kept_cut,
     transfers,
 )
-from strategies.lowering.costs.steps import Step
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
-from strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
+from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
+from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 from .operators.tiny import layer, setting, tiny_problem
 

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective, CollectiveCurve
-from simulator.engine import simulate, step_time
-from simulator.machine.accelerator import Accelerator
-from simulator.models.experts import Experts
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.operator import block_steps
-from strategies.lowering.costs.rewrites import with_overlap
-from strategies.lowering.costs.steps import Step, chain_ticks
-from strategies.plan.completion import complete
-from strategies.plan.framework import FRAMEWORKS, MEGATRON
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.operator import block_steps
+from meshwise.strategies.lowering.costs.rewrites import with_overlap
+from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
 from .problems import problem
 

@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, operator_time
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import Block, Operator, OperatorKind, Tensor
-from simulator.program import Category
-from simulator.units import to_ticks
-from strategies.bounds.memory import Needs
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, operator_time
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import Block, Operator, OperatorKind, Tensor
+from meshwise.simulator.program import Category
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.schedules.schedule import ActionKind
 
 from .problems import IDEAL, problem
 from .test_experts import COUNT, HIDDEN, SEQUENCE, TOP_K, WIDTH, mixture

@@ -10,29 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Collective
-from simulator.engine import longest_path, simulate, step_ticks, step_time
-from simulator.memory import CATEGORIES
-from simulator.program import Category, Program, TaskKind
-from strategies.bounds.memory import Needs
-from strategies.bounds.path_times import path_times
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.costs.optimizer import optimizer_ticks
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA
-from strategies.plan.offloading import WHOLE, Offloading
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search import layouts
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_time
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import Category, Program, TaskKind
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.costs.optimizer import optimizer_ticks
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA
+from meshwise.strategies.plan.offloading import WHOLE, Offloading
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import layouts
 
 from .problems import problem
 from .test_lowering import Case, cases
 
 BOTH = ("pipedream", "pipedream_2bw")
-MODULE = sys.modules["strategies.lowering.lower"]
+MODULE = sys.modules["meshwise.strategies.lowering.lower"]
 
 
 def pipeline(schedule: str, layers: tuple[int, ...], microbatches: int) -> tuple[Problem, Plan]:

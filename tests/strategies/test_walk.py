@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.compiled import installed
-from strategies.bounds.longest_path import BLOCK, LANES, arrangement, walk
-from strategies.schedules.orders import requirement
-from strategies.schedules.rule import ScheduleRule
-from strategies.schedules.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
+from meshwise.simulator.engine.compiled import installed
+from meshwise.strategies.bounds.longest_path import BLOCK, LANES, arrangement, walk
+from meshwise.strategies.schedules.orders import requirement
+from meshwise.strategies.schedules.rule import ScheduleRule
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, Schedule, schedule
 
 from .test_schedule import schedules
 
@@ -58,7 +58,7 @@ def by_definition(value: Schedule, ticks: list[int], sends: list[int]) -> tuple[
 
 @WAYS
 def test_a_walk_is_what_the_definition_says(numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.bounds.longest_path.pays", lambda tasks: numba)
+    monkeypatch.setattr("meshwise.strategies.bounds.longest_path.pays", lambda tasks: numba)
     arrangement.cache_clear()
 
     @settings(max_examples=120, deadline=None)
@@ -98,7 +98,7 @@ def test_orders_that_wait_for_ever_are_named(numba: bool, monkeypatch: pytest.Mo
     def backwards(rank: int, ranks: int, microbatches: int, chunks: int) -> np.ndarray:
         return np.array([[rank, 1 - rank, 0], [rank, rank, 0]])  # rank 0 runs its backward first
 
-    monkeypatch.setattr("strategies.bounds.longest_path.pays", lambda tasks: numba)
+    monkeypatch.setattr("meshwise.strategies.bounds.longest_path.pays", lambda tasks: numba)
     monkeypatch.setitem(SCHEDULES, "hopeless", ScheduleRule("hopeless", backwards, "none"))
     named = r"schedule hopeless cannot finish: rank 0 at 0B0 .* waits for 1B0 of rank 1; rank 1"
     with pytest.raises(ValueError, match=named):

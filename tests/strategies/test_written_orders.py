@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate, step_time
-from simulator.engine.longest_path import finish_times
-from simulator.program import StreamKind, TaskKind
-from strategies.bounds.memory import Needs
-from strategies.bounds.path_times import path_times
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.rules import violations
-from strategies.schedules.rule import Placement
-from strategies.schedules.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.program import StreamKind, TaskKind
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.bounds.path_times import path_times
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.rule import Placement
+from meshwise.strategies.schedules.schedule import SCHEDULES, Action, ActionKind, rule_of, schedule
 
 from .problems import problem
 

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective, CollectiveCurve
-from simulator.engine import simulate, step_time
-from simulator.engine.longest_path import finish_times
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from simulator.program import Category, Program, StreamKind, TaskKind
-from simulator.timeline import Timeline
-from simulator.units import to_ticks
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.lowering.costs.memory import resident
-from strategies.lowering.costs.optimizer import Parameters
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import DATA, REPLICA
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search import Space, layouts
-from strategies.search.space import CORE
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.simulator.program import Category, Program, StreamKind, TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.costs.memory import resident
+from meshwise.strategies.lowering.costs.optimizer import Parameters
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import DATA, REPLICA
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search.space import CORE
 
 from .problems import problem
 from .test_experts import mixture
@@ -385,7 +385,7 @@ def test_kept_parameters_are_gathered_once_and_held_to_the_last_backward() -> No
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_rank_holds_no_more_than_two_buckets_of_gradients(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # a bucket's backward begins when the reduction of the one before the last has ended, and a pass when all have
-    monkeypatch.setattr("strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
+    monkeypatch.setattr("meshwise.strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
     small = curved(problem(devices=2, batch=4, layers=4), 1e-3, 2)
     layout = Layout(data=2, zero=zero, reshard_after_forward=zero < 3)  # kept: no gather holds backward up
     timeline = simulate(lower(small, complete(small, layout), Granularity.OPERATOR))
@@ -438,7 +438,7 @@ def test_a_backward_gathers_nothing_before_its_loss_has_ended(
 def test_torch_copies_a_bucket_when_the_reduction_before_it_has_ended(
     zero: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
+    monkeypatch.setattr("meshwise.strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
     small = curved(problem(devices=2, batch=4), 1e-3, 2)
     small = replace(small, training=replace(small.training, framework="torch"))
     plan = complete(small, Layout(data=2, zero=zero, overlap_gradients=overlap))
@@ -465,7 +465,7 @@ def test_torch_copies_a_bucket_when_the_reduction_before_it_has_ended(
 def test_the_copy_of_the_larger_of_two_buckets_is_the_fullest_moment_by_hand(
     framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
+    monkeypatch.setattr("meshwise.strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
     pair = Pair.of(1e-9, tokens=1)
     small = replace(pair.small, training=replace(pair.small.training, framework=framework))
     plan = complete(small, Layout(data=2, zero=2))

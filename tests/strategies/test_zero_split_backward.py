@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from simulator.program import Category, StreamKind, TaskKind
-from simulator.timeline import Timeline
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import Granularity, StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.offloading import Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.schedules.rule import WrittenRule
-from strategies.schedules.schedule import SCHEDULES, ActionKind, rule_of
+from meshwise.simulator.engine import simulate
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.simulator.program import Category, StreamKind, TaskKind
+from meshwise.simulator.timeline import Timeline
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.schedules.rule import WrittenRule
+from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind, rule_of
 
 from .problems import problem
 from .test_written_orders import orders as any_orders
@@ -141,7 +141,7 @@ def ticks_of(pair: Pair, kind: ActionKind) -> tuple[int, int]:
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_rank_waits_where_it_would_hold_more_than_two_buckets(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # a bucket begins when the reduction of the one before the last has ended, and any pass when all have
-    monkeypatch.setattr("strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
+    monkeypatch.setattr("meshwise.strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
     small = curved(problem(devices=2, batch=4, layers=4), 1e-3, 2)
     plan = complete(small, Layout(data=2, schedule="zb1p", zero=zero, reshard_after_forward=zero < 3))
     timeline = simulate(lower(small, plan, Granularity.OPERATOR))
@@ -285,7 +285,7 @@ def test_parameters_come_from_the_host_for_forwards_and_gradients_of_inputs_alon
 
 def test_a_pass_is_slowed_by_what_the_other_in_turns_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
     # a chain of operators that are slowed for a while is no one task: forwards are cut too, for they meet reductions
-    monkeypatch.setattr("strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
+    monkeypatch.setattr("meshwise.strategies.lowering.tasks.data_parallel.BUCKET_BYTES", 0)
     small = with_cluster(problem(devices=8, batch=16), overlap_slowdown=1.5)
     layout = Layout(
         data=2, pipeline=2, context=2, attention=Attention.ALL_GATHER, schedule="dualpipev", chunks=2, zero=2

@@ -1,8 +1,8 @@
 """Attention as one kernel."""
 
-from executor.capture.rules.dims import Dim
-from executor.capture.rules.work import RESULT, Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Dim
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def attention(call: Call) -> Work:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from executor.capture.rules.dims import Axes, Dim
-from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim
+from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 KEEPS_NOTHING = frozenset(
     {

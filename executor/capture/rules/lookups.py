@@ -1,7 +1,7 @@
 """Rows of tables by number."""
 
-from executor.capture.rules.work import Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def embedding(call: Call) -> Work:

@@ -1,8 +1,8 @@
 """Norms and softmax: statistics along some dims, along which nothing is a sum of parts."""
 
-from executor.capture.rules.elementwise import broadcast, tensors
-from executor.capture.rules.work import RESULT, Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.elementwise import broadcast, tensors
+from meshwise.executor.capture.rules.work import RESULT, Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def layer_norm(call: Call) -> Work:

@@ -1,9 +1,9 @@
 """Parts of tensors, and tensors put together of parts: no axis cuts the dim along which that is done."""
 
-from executor.capture.rules.dims import Axes, Dim
-from executor.capture.rules.views import same
-from executor.capture.rules.work import Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim
+from meshwise.executor.capture.rules.views import same
+from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def _replaced(call: Call, axes: Axes, shape: tuple[int, ...]) -> Axes:

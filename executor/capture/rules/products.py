@@ -2,9 +2,9 @@
 
 from torch.fx import Node
 
-from executor.capture.rules.dims import Axes, Dim
-from executor.capture.rules.work import Call, Rule, Unknown, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim
+from meshwise.executor.capture.rules.work import Call, Rule, Unknown, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def linear(call: Call) -> Work:

@@ -1,8 +1,8 @@
 """Sums, which leave partial results where they are cut, and reductions that do not."""
 
-from executor.capture.rules.dims import Axes, Dim
-from executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim
+from meshwise.executor.capture.rules.work import MASK, RESULT, Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def _over(call: Call) -> tuple[Axes, tuple[Dim, ...]]:

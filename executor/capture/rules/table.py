@@ -4,8 +4,18 @@ from typing import Any
 
 import torch
 
-from executor.capture.rules import attention, elementwise, images, lookups, norms, parts, products, reductions, views
-from executor.capture.rules.work import Rule
+from meshwise.executor.capture.rules import (
+    attention,
+    elementwise,
+    images,
+    lookups,
+    norms,
+    parts,
+    products,
+    reductions,
+    views,
+)
+from meshwise.executor.capture.rules.work import Rule
 
 _FAMILIES = (views, parts, elementwise, reductions, products, attention, norms, images, lookups)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from executor.capture.rules.dims import Axes, Dim, leaves
-from executor.capture.rules.work import Call, Rule, Work, present
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim, leaves
+from meshwise.executor.capture.rules.work import Call, Rule, Work, present
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 def same(call: Call) -> Work:

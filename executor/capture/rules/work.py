@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from executor.capture.rules.dims import Axes, Dim, Dims, leaves
-from simulator.operator_graph import OperatorKind
+from meshwise.executor.capture.rules.dims import Axes, Dim, Dims, leaves
+from meshwise.simulator.operator_graph import OperatorKind
 
 ALIAS = torch.ops.aten.alias.default
 

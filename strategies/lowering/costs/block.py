@@ -2,24 +2,36 @@
 
 from typing import NamedTuple
 
-from simulator.operator_graph import BATCH, Block
-from strategies.lowering.costs.kinds import Kinds, Runs, kinds
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.memory import BlockBuffers, block_buffers
-from strategies.lowering.costs.operator import BlockLayout, BlockSteps, block_steps, exchanged_axes
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.lowering.costs.recompute import BlockMemory, Moments, moments, with_recompute
-from strategies.lowering.costs.rewrites import Split, split, undeferred_elements, with_accumulation, with_overlap
-from strategies.lowering.costs.steps import Step, chain_ticks
-from strategies.lowering.costs.weights import Unit, factored_elements, quantised_elements, replicated_elements, unit
-from strategies.lowering.rank_classes.machine import Rank
-from strategies.lowering.rank_classes.numbers import Numbers
-from strategies.plan.mesh import OPERATOR_AXES, Axis, Microbatch
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import OfLayer, OfStage, Recomputation, Recompute, of_stage
-from strategies.plan.sharding import OperatorSharding
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.operator_graph import BATCH, Block
+from meshwise.strategies.lowering.costs.kinds import Kinds, Runs, kinds
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.memory import BlockBuffers, block_buffers
+from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSteps, block_steps, exchanged_axes
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.costs.recompute import BlockMemory, Moments, moments, with_recompute
+from meshwise.strategies.lowering.costs.rewrites import (
+    Split,
+    split,
+    undeferred_elements,
+    with_accumulation,
+    with_overlap,
+)
+from meshwise.strategies.lowering.costs.steps import Step, chain_ticks
+from meshwise.strategies.lowering.costs.weights import (
+    Unit,
+    factored_elements,
+    quantised_elements,
+    replicated_elements,
+    unit,
+)
+from meshwise.strategies.lowering.rank_classes.machine import Rank
+from meshwise.strategies.lowering.rank_classes.numbers import Numbers
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis, Microbatch
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import OfLayer, OfStage, Recomputation, Recompute, of_stage
+from meshwise.strategies.plan.sharding import OperatorSharding
+from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class BlockCost(NamedTuple):

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.operator_graph import Block, OperatorGraph
-from simulator.program import IntArray
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.recomputation import OfStage, PerStage, of_stage
-from strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
+from meshwise.simulator.operator_graph import Block, OperatorGraph
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.recomputation import OfStage, PerStage, of_stage
+from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Shardings = Mapping[str, OperatorSharding]
 """Shardings by the name of an operator in its block."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import RMS_NORM
-from simulator.machine.compute import PRODUCTS, read_again, streaming_kind
-from simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.plan.framework import Framework
-from strategies.plan.sharding import ShardingSpec, redistribute
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import RMS_NORM
+from meshwise.simulator.machine.compute import PRODUCTS, read_again, streaming_kind
+from meshwise.simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.plan.framework import Framework
+from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 
 _ROUTED = "capacity"
 """The dim that only tokens sent to experts have."""

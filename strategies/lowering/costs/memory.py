@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
-from simulator.program import Category, IntArray, MemoryChange
-from strategies.lowering.costs.liveness import Liveness
-from strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost, host_states
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.lowering.costs.optimizer import (
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from meshwise.simulator.program import Category, IntArray, MemoryChange
+from meshwise.strategies.lowering.costs.liveness import Liveness
+from meshwise.strategies.lowering.costs.offload import ALL_ON_DEVICES, OnHost, host_states
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
     begin_in_step,
     in_ddp_buckets,
     state_bytes,
     updated_parameters,
 )
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.plan.framework import Framework
-from strategies.plan.parallelism import EXPERTS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
-from strategies.schedules.orders import actions
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.plan.framework import Framework
+from meshwise.strategies.plan.parallelism import EXPERTS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.schedules.orders import actions
 
 
 class Copies(NamedTuple):

@@ -17,11 +17,11 @@ section 5.2 (states are brought in, updated and written back chunk by chunk).
 from math import ceil
 from typing import NamedTuple
 
-from simulator.units import to_ticks
-from strategies.lowering.costs.optimizer import Parameters, updated_parameters
-from strategies.plan.offloading import CHUNKS, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, StepPlace, fraction_of
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.optimizer import Parameters, updated_parameters
+from meshwise.strategies.plan.offloading import CHUNKS, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, StepPlace, fraction_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
 """What is copied between ranks and hosts while passes run."""

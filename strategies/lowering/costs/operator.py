@@ -12,9 +12,9 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import (
     PRODUCTS,
     Pass,
     local_bytes,
@@ -23,16 +23,23 @@ from simulator.machine.compute import (
     read_again,
     weight_gradient_time,
 )
-from simulator.machine.kernels import streaming_time
-from simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.lowering.costs.kinds import Kind
-from strategies.lowering.costs.steps import Step, communication, ring_backward, ring_forward
-from strategies.lowering.rank_classes.machine import Communicator
-from strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, TENSOR, Mesh
-from strategies.plan.parallelism import EXPERTS
-from strategies.plan.sharding import REPLICATED, OperatorSharding, Redistribution, ShardingSpec, after, redistribute
+from meshwise.simulator.machine.kernels import streaming_time
+from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.kinds import Kind
+from meshwise.strategies.lowering.costs.steps import Step, communication, ring_backward, ring_forward
+from meshwise.strategies.lowering.rank_classes.machine import Communicator
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, TENSOR, Mesh
+from meshwise.strategies.plan.parallelism import EXPERTS
+from meshwise.strategies.plan.sharding import (
+    REPLICATED,
+    OperatorSharding,
+    Redistribution,
+    ShardingSpec,
+    after,
+    redistribute,
+)
 
 Groups = Mapping[str, Communicator]
 """The groups of a rank, by axis."""

@@ -29,14 +29,14 @@ section 3.2; Megatron-LM, ``core/optimizer/clip_grads.py`` (which groups sum the
 from math import ceil
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import optimizer_time
-from simulator.operator_graph import ITEMSIZE
-from simulator.units import to_ticks
-from strategies.plan.mesh import CONTEXT, DATA, OPERATOR_AXES, REPLICA
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import optimizer_time
+from meshwise.simulator.operator_graph import ITEMSIZE
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, OPERATOR_AXES, REPLICA
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 
 class Parameters(NamedTuple):
@@ -53,8 +53,8 @@ class Parameters(NamedTuple):
     experts, factored_experts
         The part of ``elements`` and of ``factored`` that only one expert uses, where experts are shared.
     replicated
-        For each of `strategies.plan.mesh.OPERATOR_AXES` the part of ``elements`` that every rank along it has, with
-        gradients of its own tokens, heads or samples alone.
+        For each of `meshwise.strategies.plan.mesh.OPERATOR_AXES` the part of ``elements`` that every rank along it has,
+        with gradients of its own tokens, heads or samples alone.
     """
 
     elements: int

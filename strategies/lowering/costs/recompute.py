@@ -21,18 +21,18 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import PRODUCTS
-from simulator.operator_graph import Block, Operator, OperatorKind
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.lowering.costs.liveness import Held, Liveness
-from strategies.lowering.costs.operator import BlockSteps, defers
-from strategies.lowering.costs.steps import Step
-from strategies.plan.mesh import OPERATOR_AXES
-from strategies.plan.recomputation import HOOKS, OfLayer, Recompute, SomeOperators
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.liveness import Held, Liveness
+from meshwise.strategies.lowering.costs.operator import BlockSteps, defers
+from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.plan.mesh import OPERATOR_AXES
+from meshwise.strategies.plan.recomputation import HOOKS, OfLayer, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import ActionKind
 
 _HEAVY = PRODUCTS | {OperatorKind.ATTENTION}
 """Operators whose results stay for those that are not recomputed."""
@@ -142,7 +142,7 @@ def recomputed_operators(block: Block, how: OfLayer) -> tuple[Operator, ...]:
 def read_again(block: Block) -> frozenset[str]:
     """Return the operators that lead to what the backward of a block reads: not those at the end of a layer.
 
-    >>> from simulator.models.transformer import Transformer
+    >>> from meshwise.simulator.models.transformer import Transformer
     >>> layer = Transformer(1, 64, 4, 4, 256, 512).graph(32, "bf16").blocks[1]
     >>> sorted({operator.name for operator in layer.operators} - read_again(layer))
     ['down', 'feed_forward_residual']

@@ -54,15 +54,15 @@ PyTorch, ``torch/csrc/autograd/functions/accumulate_grad.h``. Megatron-LM, ``_ma
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.kernels import streaming_time
-from simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
-from simulator.program import TaskKind
-from simulator.units import to_ticks
-from strategies.lowering.costs.operator import BlockLayout, BlockSteps, defers
-from strategies.lowering.costs.steps import Step
-from strategies.plan.mesh import TENSOR
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.kernels import streaming_time
+from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSteps, defers
+from meshwise.strategies.lowering.costs.steps import Step
+from meshwise.strategies.plan.mesh import TENSOR
 
 _HIDDEN = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 """What sums the gradient of an input, beside the product for that of the weight."""

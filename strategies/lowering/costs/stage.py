@@ -7,23 +7,23 @@ from functools import cached_property
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar, cast
 
-from simulator.collective import Collective
-from strategies.lowering.costs.block import BlockCost, BlockCosts
-from strategies.lowering.costs.kinds import Division, Runs, division, runs_of
-from strategies.lowering.costs.memory import Boundary, StageMemory, buffers, stage_memory
-from strategies.lowering.costs.optimizer import Parameters, norm_axes, updated_parameters
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.lowering.costs.weights import factored_share, tied_parameters
-from strategies.lowering.rank_classes.classes import fold, unfolded
-from strategies.lowering.rank_classes.machine import Machine, Rank
-from strategies.lowering.rank_classes.numbers import Numbers
-from strategies.lowering.rank_classes.placement import Placed
-from strategies.plan.mesh import OPERATOR_AXES, Axis
-from strategies.plan.offloading import fraction_of
-from strategies.plan.plan import Plan, Stage
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import PerStage, of_stage
-from strategies.schedules.schedule import ActionKind
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.lowering.costs.block import BlockCost, BlockCosts
+from meshwise.strategies.lowering.costs.kinds import Division, Runs, division, runs_of
+from meshwise.strategies.lowering.costs.memory import Boundary, StageMemory, buffers, stage_memory
+from meshwise.strategies.lowering.costs.optimizer import Parameters, norm_axes, updated_parameters
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.weights import factored_share, tied_parameters
+from meshwise.strategies.lowering.rank_classes.classes import fold, unfolded
+from meshwise.strategies.lowering.rank_classes.machine import Machine, Rank
+from meshwise.strategies.lowering.rank_classes.numbers import Numbers
+from meshwise.strategies.lowering.rank_classes.placement import Placed
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis
+from meshwise.strategies.plan.offloading import fraction_of
+from meshwise.strategies.plan.plan import Plan, Stage
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import PerStage, of_stage
+from meshwise.strategies.schedules.schedule import ActionKind
 
 __all__ = ["BlockCost", "Machine", "PlanCosts", "Rank", "StageCost", "StageCosts"]
 

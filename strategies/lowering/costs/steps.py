@@ -10,10 +10,10 @@ Liu, Zaharia and Abbeel 2023, "Ring attention with blockwise transformers for ne
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.program import TaskKind
-from strategies.lowering.rank_classes.machine import Communicator
-from strategies.plan.mesh import COMMUNICATION, CONTEXT, TENSOR
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering.rank_classes.machine import Communicator
+from meshwise.strategies.plan.mesh import COMMUNICATION, CONTEXT, TENSOR
 
 
 class Step(NamedTuple):

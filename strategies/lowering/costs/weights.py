@@ -27,14 +27,14 @@ from collections.abc import Iterable
 from math import ceil, prod
 from typing import NamedTuple
 
-from simulator.machine.compute import PRODUCTS, is_bias
-from simulator.operator_graph import SEQUENCE, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.lowering.costs.operator import BlockLayout
-from strategies.plan.framework import Framework
-from strategies.plan.mesh import OPERATOR_AXES
-from strategies.plan.parallelism import EXPERTS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.machine.compute import PRODUCTS, is_bias
+from meshwise.simulator.operator_graph import SEQUENCE, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.plan.framework import Framework
+from meshwise.strategies.plan.mesh import OPERATOR_AXES
+from meshwise.strategies.plan.parallelism import EXPERTS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 
 def factored_elements(layout: BlockLayout, parameters: Iterable[Tensor]) -> int:

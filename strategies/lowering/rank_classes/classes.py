@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import measured_time
-from simulator.collectives.traffic import Phase
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.program import IntArray, RankClass
-from strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, Loads, Placed, tied_kind
-from strategies.lowering.rank_classes.refinement import (
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import measured_time
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.program import IntArray, RankClass
+from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, Loads, Placed, tied_kind
+from meshwise.strategies.lowering.rank_classes.refinement import (
     Colours,
     FloatArray,
     Groups,
@@ -29,7 +29,7 @@ from strategies.lowering.rank_classes.refinement import (
     quantised,
     refine,
 )
-from strategies.plan.mesh import GROUPS, PIPELINE, data_ranks
+from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, data_ranks
 
 __all__ = ["BACKWARD", "FORWARD", "ClassTable", "Row", "each_once", "fold", "tied_kind", "unfolded"]
 

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import measured_time
-from simulator.engine.flows import ticks_at
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.program import Background, Flow
-from simulator.units import TICKS_PER_SECOND, to_ticks
-from strategies.lowering.rank_classes.classes import ClassTable, Row
-from strategies.lowering.rank_classes.numbers import Numbers
-from strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, tenant_kind, tied_kind
-from strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import measured_time
+from meshwise.simulator.engine.flows import ticks_at
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.program import Background, Flow
+from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
+from meshwise.strategies.lowering.rank_classes.classes import ClassTable, Row
+from meshwise.strategies.lowering.rank_classes.numbers import Numbers
+from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, tenant_kind, tied_kind
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 
 class Leg(NamedTuple):

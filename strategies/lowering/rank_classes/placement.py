@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import able, candidates, fastest, phases
-from simulator.collectives.placement import Alike
-from simulator.collectives.traffic import Phase
-from simulator.deadline import check_deadline
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.links import Parts
-from simulator.interconnect.routes import Routes
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar
-from simulator.program import IntArray
-from strategies.lowering.rank_classes.refinement import Colours, FloatArray, Groups, combine, joined, quantised
-from strategies.plan.mesh import (
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import able, candidates, fastest, phases
+from meshwise.simulator.collectives.placement import Alike
+from meshwise.simulator.collectives.traffic import Phase
+from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.interconnect.links import Parts
+from meshwise.simulator.interconnect.routes import Routes
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Crossbar
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.lowering.rank_classes.refinement import Colours, FloatArray, Groups, combine, joined, quantised
+from meshwise.strategies.plan.mesh import (
     CONTEXT,
     DATA,
     EXPERT,
@@ -38,8 +38,8 @@ from strategies.plan.mesh import (
     Mesh,
     data_ranks,
 )
-from strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
-from strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
+from meshwise.strategies.plan.parallelism import Attention
 
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first; those of `GROUPS` are the kinds of whole groups."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import IntArray
+from meshwise.simulator.program import IntArray
 
 Colours = NDArray[np.uint64]
 FloatArray = NDArray[np.float64]

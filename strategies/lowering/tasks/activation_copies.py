@@ -1,6 +1,6 @@
 """Activations on their way to the host and back: the order of copies, through two buffers on the device.
 
-What this rests on is in `strategies.lowering.tasks.contents`.
+What this rests on is in `meshwise.strategies.lowering.tasks.contents`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from strategies.lowering.costs.offload import ACTIVATIONS
-from strategies.lowering.tasks.skeleton import Waits
-from strategies.plan.offloading import FROM_HOST, TO_HOST
-from strategies.schedules.schedule import Action, ActionKind, Schedule
+from meshwise.strategies.lowering.costs.offload import ACTIVATIONS
+from meshwise.strategies.lowering.tasks.skeleton import Waits
+from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
+from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule
 
 Copy = Callable[[str, int, str, tuple[int, ...], int, Waits], int]
 """Adds a copy of a kind, at a position, of what, by key and microbatch, after others; returns its number."""

@@ -28,11 +28,11 @@ PyTorch 2, ``CPUOffloadPolicy`` (shards are copied before the gather, reduced gr
 from collections import Counter
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.program import Category, Change, Flow, Piece, TaskKind, Work
-from simulator.units import to_ticks
-from strategies.lowering.costs.memory import flat_gradients
-from strategies.lowering.costs.offload import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.program import Category, Change, Flow, Piece, TaskKind, Work
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.memory import flat_gradients
+from meshwise.strategies.lowering.costs.offload import (
     ACTIVATIONS,
     GRADIENTS,
     PARAMETERS,
@@ -43,20 +43,20 @@ from strategies.lowering.costs.offload import (
     host_ticks,
     update_bytes,
 )
-from strategies.lowering.costs.optimizer import begin_in_step, norm_ticks, optimizer_ticks, updated_parameters
-from strategies.lowering.costs.stage import Run
-from strategies.lowering.rank_classes.machine import INSIDE, Communicator, Leg, Rank
-from strategies.lowering.rank_classes.placement import HOST_KINDS
-from strategies.lowering.tasks.cuts import Cuts, Granularity, Passes
-from strategies.lowering.tasks.data_parallel import Bucket
-from strategies.lowering.tasks.program import Content
-from strategies.lowering.tasks.residents import updates_parameters
-from strategies.lowering.tasks.shape import Volume, Volumes
-from strategies.lowering.tasks.skeleton import Slot
-from strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
-from strategies.plan.mesh import EXPERT_DATA, REPLICA, TENSOR
-from strategies.plan.offloading import CHUNKS, HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, TO_HOST
-from strategies.plan.plan import Plan
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step, norm_ticks, optimizer_ticks, updated_parameters
+from meshwise.strategies.lowering.costs.stage import Run
+from meshwise.strategies.lowering.rank_classes.machine import INSIDE, Communicator, Leg, Rank
+from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity, Passes
+from meshwise.strategies.lowering.tasks.data_parallel import Bucket
+from meshwise.strategies.lowering.tasks.program import Content
+from meshwise.strategies.lowering.tasks.residents import updates_parameters
+from meshwise.strategies.lowering.tasks.shape import Volume, Volumes
+from meshwise.strategies.lowering.tasks.skeleton import Slot
+from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
+from meshwise.strategies.plan.mesh import EXPERT_DATA, REPLICA, TENSOR
+from meshwise.strategies.plan.offloading import CHUNKS, HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, TO_HOST
+from meshwise.strategies.plan.plan import Plan
 
 
 class HostCopy(NamedTuple):

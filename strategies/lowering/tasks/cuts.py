@@ -18,17 +18,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collective import Collective
-from simulator.program import Category, Change, Deferred, Piece, StreamKind, TaskKind, Work
-from simulator.units import to_ticks
-from strategies.lowering.costs.offload import OnHost
-from strategies.lowering.costs.optimizer import updated_parameters
-from strategies.lowering.costs.stage import BlockCost, StageCost, StageCosts
-from strategies.lowering.costs.steps import Step, chain_ticks, communication
-from strategies.lowering.costs.weights import Unit
-from strategies.lowering.rank_classes.machine import INSIDE, Machine, Rank
-from strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, HOST_KINDS, hop_kind, tenant_kind, tied_kind
-from strategies.lowering.tasks.data_parallel import (
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.program import Category, Change, Deferred, Piece, StreamKind, TaskKind, Work
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.offload import OnHost
+from meshwise.strategies.lowering.costs.optimizer import updated_parameters
+from meshwise.strategies.lowering.costs.stage import BlockCost, StageCost, StageCosts
+from meshwise.strategies.lowering.costs.steps import Step, chain_ticks, communication
+from meshwise.strategies.lowering.costs.weights import Unit
+from meshwise.strategies.lowering.rank_classes.machine import INSIDE, Machine, Rank
+from meshwise.strategies.lowering.rank_classes.placement import (
+    BACKWARD,
+    FORWARD,
+    HOST_KINDS,
+    hop_kind,
+    tenant_kind,
+    tied_kind,
+)
+from meshwise.strategies.lowering.tasks.data_parallel import (
     Bucket,
     at_once,
     bucket_limit,
@@ -38,9 +45,9 @@ from strategies.lowering.tasks.data_parallel import (
     reduces_in_buckets,
     reduction,
 )
-from strategies.lowering.tasks.fully_sharded import NOTHING, Changes, changes, copy_ticks, sharing
-from strategies.lowering.tasks.residents import on_host
-from strategies.lowering.tasks.variants import (
+from meshwise.strategies.lowering.tasks.fully_sharded import NOTHING, Changes, changes, copy_ticks, sharing
+from meshwise.strategies.lowering.tasks.residents import on_host
+from meshwise.strategies.lowering.tasks.variants import (
     BACKWARD_PASS,
     FIRST,
     FORWARD_PASS,
@@ -51,10 +58,10 @@ from strategies.lowering.tasks.variants import (
     WEIGHTS,
     kind_of,
 )
-from strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
-from strategies.plan.offloading import FROM_HOST, TO_HOST
-from strategies.plan.plan import Plan, blocks_on_host
-from strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
+from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
+from meshwise.strategies.plan.plan import Plan, blocks_on_host
+from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
 class Granularity(StrEnum):

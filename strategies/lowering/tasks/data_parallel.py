@@ -12,13 +12,13 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from simulator.machine.cluster import Cluster
-from strategies.lowering.costs.stage import StageCost
-from strategies.lowering.costs.weights import Unit
-from strategies.plan.mesh import DATA, EXPERT_DATA
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.strategies.lowering.costs.stage import StageCost
+from meshwise.strategies.lowering.costs.weights import Unit
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 
 SHARED = (DATA, EXPERT_DATA)
 """Kinds of the groups that share states: of what is no expert, and of experts."""

@@ -43,15 +43,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster
-from simulator.operator_graph import OperatorKind
-from simulator.program import Category, Change, IntArray
-from simulator.units import to_ticks
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.lowering.costs.recompute import BlockMemory
-from strategies.lowering.tasks.data_parallel import Filling, asks_for_overlap, overlaps
-from strategies.lowering.tasks.variants import (
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.simulator.program import Category, Change, IntArray
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.tasks.data_parallel import Filling, asks_for_overlap, overlaps
+from meshwise.strategies.lowering.tasks.variants import (
     FIRST,
     FORWARD_PASS,
     JOINED,
@@ -62,11 +62,11 @@ from strategies.lowering.tasks.variants import (
     kind_of,
     variants,
 )
-from strategies.plan.mesh import DATA
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Training
-from strategies.schedules.orders import Actions, actions
-from strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
+from meshwise.strategies.plan.mesh import DATA
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.schedules.orders import Actions, actions
+from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
 class Sharing(NamedTuple):
@@ -89,7 +89,7 @@ class Sharing(NamedTuple):
     copies
         Whether the gradients of a bucket are copied into one piece before they are reduced.
     begins
-        Whether gradients begin with the first backward of a step (`strategies.lowering.costs.optimizer`).
+        Whether gradients begin with the first backward of a step (`meshwise.strategies.lowering.costs.optimizer`).
     """
 
     gradients: bool = False
@@ -113,7 +113,7 @@ class Sharing(NamedTuple):
     def gathered(self, variant: int, units: int) -> tuple[bool, ...]:
         """Return for every unit of a pass, in order, whether it is gathered for it.
 
-        >>> from strategies.lowering.tasks.variants import INPUTS
+        >>> from meshwise.strategies.lowering.tasks.variants import INPUTS
         >>> Sharing(True, True).gathered(INPUTS + JOINED, 3)
         (False, True, True)
         """

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.program import Flow, IntArray, Stream, StreamKind, Work
-from strategies.lowering.rank_classes.classes import ClassTable, each_once
-from strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Slot
+from meshwise.simulator.program import Flow, IntArray, Stream, StreamKind, Work
+from meshwise.strategies.lowering.rank_classes.classes import ClassTable, each_once
+from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Slot
 
 _KINDS = tuple(StreamKind)
 _NUMBER = {kind: index for index, kind in enumerate(_KINDS)}

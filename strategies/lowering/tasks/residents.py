@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.interconnect.interconnect import interconnect
-from simulator.program import Category, HostClass, MemoryChange
-from strategies.lowering.costs.memory import ONCE, Copies, resident
-from strategies.lowering.costs.offload import OnHost
-from strategies.lowering.costs.optimizer import updated_parameters
-from strategies.lowering.costs.stage import StageCosts
-from strategies.lowering.rank_classes.machine import Machine, Rank
-from strategies.lowering.tasks.data_parallel import overlaps
-from strategies.plan.mesh import data_ranks
-from strategies.plan.plan import Plan, blocks_on_host
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.program import Category, HostClass, MemoryChange
+from meshwise.strategies.lowering.costs.memory import ONCE, Copies, resident
+from meshwise.strategies.lowering.costs.offload import OnHost
+from meshwise.strategies.lowering.costs.optimizer import updated_parameters
+from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.rank_classes.machine import Machine, Rank
+from meshwise.strategies.lowering.tasks.data_parallel import overlaps
+from meshwise.strategies.plan.mesh import data_ranks
+from meshwise.strategies.plan.plan import Plan, blocks_on_host
 
 
 def on_host(costs: StageCosts, plan: Plan) -> tuple[OnHost, ...]:

@@ -8,21 +8,29 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import NamedTuple
 
-from simulator.collective import Collective
-from strategies.lowering.costs.offload import Update, update
-from strategies.lowering.costs.optimizer import SQUARES, Parameters
-from strategies.lowering.costs.weights import summed_share
-from strategies.lowering.rank_classes.placement import NORM, tied_kind
-from strategies.lowering.tasks.activation_copies import KeptShape
-from strategies.lowering.tasks.cuts import Cuts, Part, Passes
-from strategies.lowering.tasks.data_parallel import SHARED, reduced_bytes, reduction, replica_sum
-from strategies.lowering.tasks.fully_sharded import Sharing
-from strategies.lowering.tasks.skeleton import Slot
-from strategies.lowering.tasks.variants import FORWARD_PASS, INPUTS, JOINED, LAST_BACKWARD, LAST_WEIGHTS, SPLIT, WHOLE
-from strategies.plan.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
-from strategies.plan.offloading import FROM_HOST
-from strategies.plan.plan import blocks_on_host
-from strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, ActionKind
+from meshwise.simulator.collective import Collective
+from meshwise.strategies.lowering.costs.offload import Update, update
+from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
+from meshwise.strategies.lowering.costs.weights import summed_share
+from meshwise.strategies.lowering.rank_classes.placement import NORM, tied_kind
+from meshwise.strategies.lowering.tasks.activation_copies import KeptShape
+from meshwise.strategies.lowering.tasks.cuts import Cuts, Part, Passes
+from meshwise.strategies.lowering.tasks.data_parallel import SHARED, reduced_bytes, reduction, replica_sum
+from meshwise.strategies.lowering.tasks.fully_sharded import Sharing
+from meshwise.strategies.lowering.tasks.skeleton import Slot
+from meshwise.strategies.lowering.tasks.variants import (
+    FORWARD_PASS,
+    INPUTS,
+    JOINED,
+    LAST_BACKWARD,
+    LAST_WEIGHTS,
+    SPLIT,
+    WHOLE,
+)
+from meshwise.strategies.plan.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA, TENSOR
+from meshwise.strategies.plan.offloading import FROM_HOST
+from meshwise.strategies.plan.plan import blocks_on_host
+from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, ActionKind
 
 
 class PartShape(NamedTuple):

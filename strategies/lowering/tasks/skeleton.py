@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.program import IntArray, StreamKind
+from meshwise.simulator.program import IntArray, StreamKind
 
 RANK = "rank"
 

@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.deadline import check_deadline
-from simulator.program import IntArray, StreamKind
-from strategies.lowering.costs.offload import GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM
-from strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
-from strategies.lowering.tasks.activation_copies import Activations
-from strategies.lowering.tasks.shape import Leaving, PartShape, StepShape
-from strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Streams, TaskList, Waits
-from strategies.lowering.tasks.variants import FIRST, JOINED, variant_of
-from strategies.plan.mesh import REPLICA
-from strategies.plan.offloading import CHUNKS, FROM_HOST, HOST, STEPS, TO_HOST
-from strategies.schedules.orders import actions, in_order
-from strategies.schedules.rule import Placement
-from strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
+from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.program import IntArray, StreamKind
+from meshwise.strategies.lowering.costs.offload import GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM
+from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
+from meshwise.strategies.lowering.tasks.activation_copies import Activations
+from meshwise.strategies.lowering.tasks.shape import Leaving, PartShape, StepShape
+from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Streams, TaskList, Waits
+from meshwise.strategies.lowering.tasks.variants import FIRST, JOINED, variant_of
+from meshwise.strategies.plan.mesh import REPLICA
+from meshwise.strategies.plan.offloading import CHUNKS, FROM_HOST, HOST, STEPS, TO_HOST
+from meshwise.strategies.schedules.orders import actions, in_order
+from meshwise.strategies.schedules.rule import Placement
+from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, rule_of, schedule
 
 
 class _PartSlots(NamedTuple):

@@ -19,16 +19,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from simulator.program import IntArray, Steps, StreamKind
-from strategies.lowering.rank_classes.placement import tied_kind
-from strategies.lowering.tasks.program import Frame
-from strategies.lowering.tasks.residents import Updates
-from strategies.lowering.tasks.shape import StepShape
-from strategies.lowering.tasks.skeleton import Site, Skeleton, Waits
-from strategies.lowering.tasks.step import Chain, Step
-from strategies.plan.plan import Plan
-from strategies.schedules.orders import in_order
-from strategies.schedules.schedule import Action, ActionKind
+from meshwise.simulator.program import IntArray, Steps, StreamKind
+from meshwise.strategies.lowering.rank_classes.placement import tied_kind
+from meshwise.strategies.lowering.tasks.program import Frame
+from meshwise.strategies.lowering.tasks.residents import Updates
+from meshwise.strategies.lowering.tasks.shape import StepShape
+from meshwise.strategies.lowering.tasks.skeleton import Site, Skeleton, Waits
+from meshwise.strategies.lowering.tasks.step import Chain, Step
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.schedule import Action, ActionKind
 
 
 @lru_cache(maxsize=64)

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import IntArray
-from strategies.schedules.orders import Actions
-from strategies.schedules.schedule import KINDS, Action, ActionKind
+from meshwise.simulator.program import IntArray
+from meshwise.strategies.schedules.orders import Actions
+from meshwise.strategies.schedules.schedule import KINDS, Action, ActionKind
 
 FORWARD_PASS, BACKWARD_PASS, LAST_BACKWARD, INPUTS, WEIGHTS, LAST_WEIGHTS = range(6)
 """What makes a stage's last gradients is apart from others of its kind."""
@@ -62,7 +62,7 @@ def variant_of(action: Action, final: bool) -> int:
 def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
     """Return the variant of every action of all pipeline ranks.
 
-    >>> from strategies.schedules.orders import actions
+    >>> from meshwise.strategies.schedules.orders import actions
     >>> rows = actions("1f1b", 1, 2)
     >>> (variants(rows, joined(rows)) - JOINED).tolist() == [FORWARD_PASS, BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD]
     True
@@ -74,7 +74,7 @@ def variants(rows: Actions, joins: NDArray[np.bool_]) -> IntArray:
 def begin(rows: Actions) -> NDArray[np.bool_]:
     """Return for every action whether it makes the first gradients of its stage's weights.
 
-    >>> from strategies.schedules.orders import actions
+    >>> from meshwise.strategies.schedules.orders import actions
     >>> begin(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
     [False, False, True, False, False, False]
     """
@@ -86,7 +86,7 @@ def joined(rows: Actions) -> NDArray[np.bool_]:
 
     Of a backward in two it is that of the inputs, which alone reads parameters. Two that run as one do not follow.
 
-    >>> from strategies.schedules.orders import actions
+    >>> from meshwise.strategies.schedules.orders import actions
     >>> joined(actions("gpipe", 1, 2)).tolist()
     [False, True, True, False]
     """
@@ -99,7 +99,7 @@ def joined(rows: Actions) -> NDArray[np.bool_]:
 def first_and_last(rows: Actions) -> NDArray[np.bool_]:
     """Return for every action whether it is the first of its stage, or the last, until which parameters may stay.
 
-    >>> from strategies.schedules.orders import actions
+    >>> from meshwise.strategies.schedules.orders import actions
     >>> first_and_last(actions("zb1p", 1, 2)).tolist()  # F0 I0 W0 F1 I1 W1
     [True, False, False, False, False, True]
     """

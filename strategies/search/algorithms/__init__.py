@@ -13,7 +13,7 @@ from typing import Any
 class Registry(Mapping[str, type[Any]]):
     """The frozen dataclasses of algorithms by name, of which only the places are known without an import.
 
-    >>> found = Registry({"mcmc": "strategies.search.algorithms.mcmc.MCMC"})
+    >>> found = Registry({"mcmc": "meshwise.strategies.search.algorithms.mcmc.MCMC"})
     >>> list(found), found["mcmc"].__name__
     (['mcmc'], 'MCMC')
     """
@@ -45,10 +45,10 @@ class Registry(Mapping[str, type[Any]]):
 
 STAGE_ALGORITHMS = Registry(
     {
-        "pipeline_dp": "strategies.search.algorithms.stages.PipelineDP",
-        "layer_dp": "strategies.search.algorithms.stages.LayerDP",
-        "inter_stage_milp": "strategies.search.algorithms.stages.InterStageMILP",
-        "auto": "strategies.search.algorithms.auto.Auto",
+        "pipeline_dp": "meshwise.strategies.search.algorithms.stages.PipelineDP",
+        "layer_dp": "meshwise.strategies.search.algorithms.stages.LayerDP",
+        "inter_stage_milp": "meshwise.strategies.search.algorithms.stages.InterStageMILP",
+        "auto": "meshwise.strategies.search.algorithms.auto.Auto",
     }
 )
 """Algorithms that choose a layout whose stages may differ in their layers and in what they recompute."""
@@ -56,16 +56,16 @@ STAGE_ALGORITHMS = Registry(
 LAYOUT_ALGORITHMS = (
     Registry(
         {
-            "best_first": "strategies.search.algorithms.best_first.BestFirst",
-            "exhaustive": "strategies.search.algorithms.exhaustive.Exhaustive",
-            "breadth_first": "strategies.search.algorithms.exhaustive.BreadthFirst",
-            "beam": "strategies.search.algorithms.beam.Beam",
-            "mcmc": "strategies.search.algorithms.mcmc.MCMC",
-            "mcts": "strategies.search.algorithms.mcts.MCTS",
-            "reinforcement": "strategies.search.algorithms.reinforcement.Reinforcement",
-            "random": "strategies.search.algorithms.random.RandomSearch",
-            "expert": "strategies.search.algorithms.expert.Expert",
-            "bottleneck": "strategies.search.algorithms.bottleneck.Bottleneck",
+            "best_first": "meshwise.strategies.search.algorithms.best_first.BestFirst",
+            "exhaustive": "meshwise.strategies.search.algorithms.exhaustive.Exhaustive",
+            "breadth_first": "meshwise.strategies.search.algorithms.exhaustive.BreadthFirst",
+            "beam": "meshwise.strategies.search.algorithms.beam.Beam",
+            "mcmc": "meshwise.strategies.search.algorithms.mcmc.MCMC",
+            "mcts": "meshwise.strategies.search.algorithms.mcts.MCTS",
+            "reinforcement": "meshwise.strategies.search.algorithms.reinforcement.Reinforcement",
+            "random": "meshwise.strategies.search.algorithms.random.RandomSearch",
+            "expert": "meshwise.strategies.search.algorithms.expert.Expert",
+            "bottleneck": "meshwise.strategies.search.algorithms.bottleneck.Bottleneck",
         }
     )
     | STAGE_ALGORITHMS
@@ -74,11 +74,11 @@ LAYOUT_ALGORITHMS = (
 
 OPERATOR_ALGORITHMS = Registry(
     {
-        "frontier": "strategies.search.algorithms.operators.Frontier",
-        "integer_programming": "strategies.search.algorithms.operators.IntegerProgramming",
-        "dynamic_programming": "strategies.search.algorithms.operators.DynamicProgramming",
-        "recursive_programming": "strategies.search.algorithms.operators.RecursiveProgramming",
-        "sharding_propagation": "strategies.search.algorithms.operators.ShardingPropagation",
+        "frontier": "meshwise.strategies.search.algorithms.operators.Frontier",
+        "integer_programming": "meshwise.strategies.search.algorithms.operators.IntegerProgramming",
+        "dynamic_programming": "meshwise.strategies.search.algorithms.operators.DynamicProgramming",
+        "recursive_programming": "meshwise.strategies.search.algorithms.operators.RecursiveProgramming",
+        "sharding_propagation": "meshwise.strategies.search.algorithms.operators.ShardingPropagation",
     }
 )
 """Algorithms that choose a sharding for every operator."""

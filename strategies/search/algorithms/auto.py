@@ -4,18 +4,18 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search.algorithms.best_first import Run
-from strategies.search.algorithms.stages import InterStageMILP
-from strategies.search.driver import Certificate, Considered, OutOfTime, Proof, Proposals, Upcoming
-from strategies.search.space import Space, neighbours
-from strategies.search.stage_search import dividable
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search.algorithms.best_first import Run
+from meshwise.strategies.search.algorithms.stages import InterStageMILP
+from meshwise.strategies.search.driver import Certificate, Considered, OutOfTime, Proof, Proposals, Upcoming
+from meshwise.strategies.search.space import Space, neighbours
+from meshwise.strategies.search.stage_search import dividable
 
 MOST_MESHES = 8
 """Meshes near the best uniform plan whose stages are divided anew, those of the least bounds."""

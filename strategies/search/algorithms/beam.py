@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proposals, Upcoming
-from strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proposals, Upcoming
+from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
     """Rewrites of the few best plans, again and again (beam search, Lowerre 1976).
 
-    The beam begins with the first plan that fits, in the order in which an expert would try them. In every turn the
-    new rewrites of all plans of the beam (`strategies.search.space.neighbours`) that fit are ranked by their bounds,
-    ``width`` of them are evaluated, and the beam becomes the best of the old and the new. It ends when the bounds
-    say that no rewrite can enter the beam.
+    The beam begins with the first plan that fits, in the order in which an expert would try them. In every turn the new
+    rewrites of all plans of the beam (`meshwise.strategies.search.space.neighbours`) that fit are ranked by their
+    bounds, ``width`` of them are evaluated, and the beam becomes the best of the old and the new. It ends when the
+    bounds say that no rewrite can enter the beam.
 
     Parameters
     ----------

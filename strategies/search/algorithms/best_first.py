@@ -16,13 +16,13 @@ from itertools import chain, count
 from math import inf
 from typing import ClassVar
 
-from strategies.bounds.step_time import least_step_time
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.choices import offloadings
-from strategies.search.descent import (
+from meshwise.strategies.bounds.step_time import least_step_time
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.descent import (
     GroupMembers,
     best_known,
     descend,
@@ -32,8 +32,8 @@ from strategies.search.descent import (
     memory_depends_on_timing,
     shortest_known,
 )
-from strategies.search.driver import Considered, OutOfTime, Proof, Proposals
-from strategies.search.space import Space, choices_of
+from meshwise.strategies.search.driver import Considered, OutOfTime, Proof, Proposals
+from meshwise.strategies.search.space import Space, choices_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class BestFirst:
     Parameters
     ----------
     starts
-        Whether it begins with the plans that people know (`strategies.search.starts`, and those of the space) and
-        goes down from the best of them: a good plan drops most of a space at once.
+        Whether it begins with the plans that people know (`meshwise.strategies.search.starts`, and those of the space)
+        and goes down from the best of them: a good plan drops most of a space at once.
     """
 
     name: ClassVar[str] = "best_first"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from strategies.cost_model import CostModel
-from strategies.evaluation import Resource
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proposals
-from strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Resource
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proposals
+from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
 
 _RELIEVES: dict[Resource, Callable[[Layout, Layout], bool]] = {
     Resource.COMPUTE: lambda old, new: new.microbatch > old.microbatch or new.tensor < old.tensor,  # type: ignore[operator]

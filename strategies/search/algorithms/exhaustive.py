@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proof, Proposals, ahead
-from strategies.search.space import MOST_LISTED, Space, by_habit, layouts, neighbours
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proof, Proposals, ahead
+from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, layouts, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Exhaustive:
 class BreadthFirst:
     """Rewrites of the first plan that fits, then rewrites of those, and so on (Moore 1959).
 
-    A rewrite changes one decision (`strategies.search.space.neighbours`); plans that do not fit are not rewritten.
-    When no rewrite is new it goes on from the next plan that fits, in the order in which an expert would try them:
-    at its end it has evaluated all, and the best is proven.
+    A rewrite changes one decision (`meshwise.strategies.search.space.neighbours`); plans that do not fit are not
+    rewritten. When no rewrite is new it goes on from the next plan that fits, in the order in which an expert would try
+    them: at its end it has evaluated all, and the best is proven.
     """
 
     name: ClassVar[str] = "breadth_first"

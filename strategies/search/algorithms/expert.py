@@ -18,14 +18,14 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan, Recompute
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proposals, Upcoming
-from strategies.search.space import MOST_LISTED, Space, listed
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proposals, Upcoming
+from meshwise.strategies.search.space import MOST_LISTED, Space, listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from math import exp, log
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proposals
-from strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proposals
+from meshwise.strategies.search.space import MOST_LISTED, Space, by_habit, neighbours
 
 RESTART_DRAWS = 100
 """Random layouts that a restart tries before it goes back to the best."""

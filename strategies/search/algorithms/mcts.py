@@ -17,13 +17,13 @@ from math import ceil, inf, log, sqrt
 from random import Random
 from typing import ClassVar
 
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.decisions import Decisions, Outlooks, Partial
-from strategies.search.driver import Proof, Proposals
-from strategies.search.space import MOST_LISTED, Space
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.decisions import Decisions, Outlooks, Partial
+from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.space import MOST_LISTED, Space
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class Arm:
 class MCTS:
     """Tree search that learns which decisions lead to fast plans (UCT, Kocsis and Szepesvari 2006).
 
-    The decisions of `strategies.search.decisions` are the tree, in which partial plans that leave the same plans open
-    are one node. From the root the branch with the highest upper confidence bound [1]_ is followed, until a node has
-    fewer branches tried than its visits to the power ``widening`` [2]_. From there ``rollouts`` plans are drawn, one
-    random decision after another, and one of them is evaluated: with a probability in proportion to
+    The decisions of `meshwise.strategies.search.decisions` are the tree, in which partial plans that leave the same
+    plans open are one node. From the root the branch with the highest upper confidence bound [1]_ is followed, until a
+    node has fewer branches tried than its visits to the power ``widening`` [2]_. From there ``rollouts`` plans are
+    drawn, one random decision after another, and one of them is evaluated: with a probability in proportion to
     ``bound**(-1 / temperature)``.
 
     The reward is the step time of the first plan that fits, in the order in which an expert would try them, over that

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from simulator.collective import Collective
-from simulator.operator_graph import BATCH
-from strategies.bounds.step_time import least_step_time
-from strategies.cost_model import CostModel
-from strategies.lowering import StageCosts
-from strategies.operators.choices import resolved
-from strategies.operators.cost_graph import Shortfall, Solution
-from strategies.operators.costs import OperatorCosts
-from strategies.operators.elimination import eliminate
-from strategies.operators.frontier import frontier
-from strategies.operators.integer_programming import integer_programming
-from strategies.operators.operator_plan import agreeing, all_kept, operator_plan, operator_violations
-from strategies.operators.recursion import Level, propagate, recurse
-from strategies.plan.mesh import OPERATOR_AXES
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proof, Proposals
-from strategies.search.operator_search import arrangements, microbatches, operator_search, variants
-from strategies.search.space import Space
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.operator_graph import BATCH
+from meshwise.strategies.bounds.step_time import least_step_time
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.operators.choices import resolved
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.costs import OperatorCosts
+from meshwise.strategies.operators.elimination import eliminate
+from meshwise.strategies.operators.frontier import frontier
+from meshwise.strategies.operators.integer_programming import integer_programming
+from meshwise.strategies.operators.operator_plan import agreeing, all_kept, operator_plan, operator_violations
+from meshwise.strategies.operators.recursion import Level, propagate, recurse
+from meshwise.strategies.plan.mesh import OPERATOR_AXES
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.operator_search import arrangements, microbatches, operator_search, variants
+from meshwise.strategies.search.space import Space
 
 
 @dataclass(frozen=True, slots=True)

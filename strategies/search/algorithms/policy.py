@@ -16,11 +16,11 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from simulator.machine.cluster import Cluster
-from simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
-from simulator.operator_graph import Tensor as Value
-from strategies.plan.problem import Problem, Training
-from strategies.search.decisions import Branch
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
+from meshwise.simulator.operator_graph import Tensor as Value
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.search.decisions import Branch
 
 WIDTH = 32
 """Elements of an embedding."""

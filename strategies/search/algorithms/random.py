@@ -16,13 +16,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.group import Group
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search.driver import Proposals, ahead
-from strategies.search.space import Space, choices_of
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.driver import Proposals, ahead
+from meshwise.strategies.search.space import Space, choices_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,17 @@ from importlib.util import find_spec
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from strategies.cost_model import CostModel
-from strategies.plan.completion import complete
-from strategies.plan.problem import Problem
-from strategies.search.decisions import Branch, Decisions, Outlooks, Partial
-from strategies.search.driver import Proof, Proposals
-from strategies.search.space import MOST_LISTED, Space
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.decisions import Branch, Decisions, Outlooks, Partial
+from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.space import MOST_LISTED, Space
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from strategies.search.algorithms.policy import Policy
+    from meshwise.strategies.search.algorithms.policy import Policy
 
 OUT_OF_MEMORY = 2.0
 """The time of a plan that does not fit, over that of the first plan that does, and the most that any has."""
@@ -50,14 +50,14 @@ class Walks(NamedTuple):
 class Reinforcement:
     """Policy gradient over a graph network (REINFORCE, Williams 1992; Mirhoseini et al., ICML 2017).
 
-    The policy (`strategies.search.algorithms.policy`) reads the operator graph and the machine and takes the decisions
-    of `strategies.search.decisions` one after another; what is illegal or leads only to plans visited before cannot be
-    drawn [3]_. ``batch`` plans are drawn for an update, and of those that may be faster than the best so far the
-    ``evaluations`` with the least bounds are evaluated. The cost of a plan is the square root of its step time [2]_
-    over that of the first plan that fits, in the order in which an expert would try them; its bound takes the place of
-    a step time that is not known, and what does not fit has a fixed cost. The policy learns from the plans whose cost
-    is below a moving average of the quantile ``risk`` of batches [5]_, and from the entropy [4]_. It ends where every
-    plan was evaluated, does not fit or cannot be faster than the best, which is then proven.
+    The policy (`meshwise.strategies.search.algorithms.policy`) reads the operator graph and the machine and takes the
+    decisions of `meshwise.strategies.search.decisions` one after another; what is illegal or leads only to plans
+    visited before cannot be drawn [3]_. ``batch`` plans are drawn for an update, and of those that may be faster than
+    the best so far the ``evaluations`` with the least bounds are evaluated. The cost of a plan is the square root of
+    its step time [2]_ over that of the first plan that fits, in the order in which an expert would try them; its bound
+    takes the place of a step time that is not known, and what does not fit has a fixed cost. The policy learns from the
+    plans whose cost is below a moving average of the quantile ``risk`` of batches [5]_, and from the entropy [4]_. It
+    ends where every plan was evaluated, does not fit or cannot be faster than the best, which is then proven.
 
     What differs from [2]_: the policy scores grouped decisions instead of a device for each operator, only promising
     plans are measured, and the baseline is a quantile instead of the mean, for the best plan is looked for, and it is
@@ -112,7 +112,7 @@ class Reinforcement:
     def _learn(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         import torch
 
-        from strategies.search.algorithms.policy import Policy
+        from meshwise.strategies.search.algorithms.policy import Policy
 
         outlooks, tree = Outlooks(problem, costs), Decisions(problem, space)
         first = next((layout for layout in tree.by_habit() if outlooks[layout].fits), None)

@@ -19,17 +19,17 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from simulator.units import TICKS_PER_SECOND, to_seconds
-from strategies.cost_model import CostModel
-from strategies.lowering import StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import OfStage, Recompute
-from strategies.search.driver import Proof, Proposals
-from strategies.search.space import Space
-from strategies.search.stage_search import (
+from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import OfStage, Recompute
+from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.space import Space
+from meshwise.strategies.search.stage_search import (
     Found,
     best_of,
     dividable,
@@ -43,8 +43,8 @@ from strategies.search.stage_search import (
     ways,
     whole_layers,
 )
-from strategies.stages.division import DivisionProblem, FloatArray
-from strategies.stages.dynamic_programs import (
+from meshwise.strategies.stages.division import DivisionProblem, FloatArray
+from meshwise.strategies.stages.dynamic_programs import (
     Choice,
     Partition,
     fastest_ways,
@@ -53,8 +53,8 @@ from strategies.stages.dynamic_programs import (
     pivot,
     sum_and_slowest,
 )
-from strategies.stages.integer_programs import Divided, DivisionProgram, inter_stage, rounded
-from strategies.stages.tables import division_problem, least_work
+from meshwise.strategies.stages.integer_programs import Divided, DivisionProgram, inter_stage, rounded
+from meshwise.strategies.stages.tables import division_problem, least_work
 
 MIST_SPREAD = 2
 """Layers that a stage of Mist's may have more or fewer than if all had as many (``inter_tuning_mip.py``)."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.files import escaped
+from meshwise.simulator.files import escaped
 
 from .parsers import PARSERS
 from .run import fuzz_apart

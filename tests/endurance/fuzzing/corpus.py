@@ -107,7 +107,7 @@ QUESTIONS = ("tensor=8,pipeline=2", "tensor=8, recompute={full: 2}", "stages=[2,
 @cache
 def scenarios() -> tuple[str, ...]:
     """Return the scenarios of the library that refer to no other file and are small, as text."""
-    from scenarios.files.library import names, root
+    from meshwise.scenarios.files.library import names, root
 
     texts = [(root() / f"{name}.yaml").read_text("utf-8") for name in names()]
     return tuple(text for text in texts if "graph: ./" not in text and len(text) < 4000)
@@ -116,8 +116,8 @@ def scenarios() -> tuple[str, ...]:
 @cache
 def plans() -> tuple[str, ...]:
     """Return plans of `PLANNED` as users write them, and complete ones as documents."""
-    from scenarios.files.reader import parse
-    from scenarios.loader import scenario_in
+    from meshwise.scenarios.files.reader import parse
+    from meshwise.scenarios.loader import scenario_in
 
     texts = [f"{PLANNED}plan: {plan}\n" for plan in PLANS]
     whole = [scenario_in(parse(text.encode())).chosen().to_json() for text in texts]
@@ -127,9 +127,9 @@ def plans() -> tuple[str, ...]:
 @cache
 def clusters() -> tuple[str, ...]:
     """Return cluster files of machines of the catalogue that are small, and of one that is mixed."""
-    from scenarios.inputs.cluster_file import cluster_document
-    from simulator.catalog import cluster, cluster_names
-    from simulator.machine.cluster import Cluster
+    from meshwise.scenarios.inputs.cluster_file import cluster_document
+    from meshwise.simulator.catalog import cluster, cluster_names
+    from meshwise.simulator.machine.cluster import Cluster
 
     machines = [cluster(name) for name in cluster_names()]
     small = [machine for machine in machines if machine.num_devices <= 64][::3]
@@ -140,10 +140,10 @@ def clusters() -> tuple[str, ...]:
 @cache
 def graphs() -> tuple[str, ...]:
     """Return graph files: that of the library, and a small transformer's."""
-    from scenarios.files.library import root
-    from scenarios.inputs.graph_file import dump_graph
-    from simulator.models.hugging_face import spec_from_config
-    from simulator.models.model import build
+    from meshwise.scenarios.files.library import root
+    from meshwise.scenarios.inputs.graph_file import dump_graph
+    from meshwise.simulator.models.hugging_face import spec_from_config
+    from meshwise.simulator.models.model import build
 
     return (root() / "operators" / "mlp.json").read_text("utf-8"), dump_graph(
         build(spec_from_config(CONFIGS[0]), 64, "fp32")
@@ -152,6 +152,6 @@ def graphs() -> tuple[str, ...]:
 
 def trees(texts: tuple[str, ...]) -> tuple[Tree, ...]:
     """Return YAML texts as trees."""
-    from scenarios.files.reader import parse
+    from meshwise.scenarios.files.reader import parse
 
     return tuple(tree_of(parse(text.encode()).data) for text in texts)

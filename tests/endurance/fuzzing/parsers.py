@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scenarios.files.errors import Fault, ScenarioError
-from scenarios.files.reader import parse
+from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.reader import parse
 
 from . import corpus
 from .mutation import Mutator
@@ -53,7 +53,7 @@ def _as_lines(tree: Tree) -> str:
 
 
 def _scenario(folder: Path) -> Read:
-    from scenarios.loader import scenario_in
+    from meshwise.scenarios.loader import scenario_in
 
     (folder / "cluster.yaml").write_text(corpus.clusters()[0])
     (folder / "graph.json").write_text(corpus.graphs()[0])
@@ -62,27 +62,27 @@ def _scenario(folder: Path) -> Read:
 
 
 def _plan(folder: Path) -> Read:
-    from scenarios.loader import scenario_in
+    from meshwise.scenarios.loader import scenario_in
 
     scenario = parse(corpus.PLANNED.encode(), "s.yaml")
     return lambda content: scenario_in(scenario, parse(content, "plan.json"))
 
 
 def _cluster(folder: Path) -> Read:
-    from scenarios.inputs.cluster_file import cluster_in
+    from meshwise.scenarios.inputs.cluster_file import cluster_in
 
     return lambda content: cluster_in(parse(content, "c.yaml"))
 
 
 def _graph(folder: Path) -> Read:
-    from scenarios.inputs.graph_file import graph_in
+    from meshwise.scenarios.inputs.graph_file import graph_in
 
     return lambda content: graph_in(parse(content, "g.json")).graph(1, "bf16")
 
 
 def _config(folder: Path) -> Read:
-    from scenarios.inputs.named_files import model_in
-    from simulator.models.model import build
+    from meshwise.scenarios.inputs.named_files import model_in
+    from meshwise.simulator.models.model import build
 
     def read(content: bytes) -> object:
         model = model_in(content, "config.json")
@@ -95,31 +95,31 @@ def _config(folder: Path) -> Read:
 
 
 def _rows(folder: Path) -> Read:
-    from scenarios.published.runs import runs_in
+    from meshwise.scenarios.published.runs import runs_in
 
     return lambda content: runs_in(content.splitlines(keepends=True), "rows.jsonl")
 
 
 def _kernels(folder: Path) -> Read:
-    from simulator.calibration.kernel_rows import read_rows
+    from meshwise.simulator.calibration.kernel_rows import read_rows
 
     return lambda content: read_rows(content.splitlines(keepends=True))
 
 
 def _collectives(folder: Path) -> Read:
-    from simulator.calibration.collective_rows import read_rows
+    from meshwise.simulator.calibration.collective_rows import read_rows
 
     return lambda content: read_rows(content.decode("utf-8", "replace").splitlines())
 
 
 def _machine(folder: Path) -> Read:
-    from executor.calibration.device_cluster import cluster_of
+    from meshwise.executor.calibration.device_cluster import cluster_of
 
     return lambda content: cluster_of(content.splitlines())
 
 
 def _schedule(folder: Path) -> Read:
-    from strategies.schedules.schedule import Schedule, is_text, rule_of
+    from meshwise.strategies.schedules.schedule import Schedule, is_text, rule_of
 
     def read(content: bytes) -> object:
         text = content.decode("utf-8", "replace")
@@ -129,14 +129,14 @@ def _schedule(folder: Path) -> Read:
 
 
 def _question(folder: Path) -> Read:
-    from scenarios.explanation import plan_fields
+    from meshwise.scenarios.explanation import plan_fields
 
     return lambda content: plan_fields(content.decode("utf-8", "surrogateescape"))
 
 
 def _quantity(folder: Path) -> Read:
-    from simulator.units import Dimension
-    from simulator.units import parse as quantity
+    from meshwise.simulator.units import Dimension
+    from meshwise.simulator.units import parse as quantity
 
     def read(content: bytes) -> object:
         text = content.decode("utf-8", "surrogateescape")
@@ -146,7 +146,7 @@ def _quantity(folder: Path) -> Read:
 
 
 def _journal(folder: Path) -> Read:
-    from scenarios.search_journal import trials_in
+    from meshwise.scenarios.search_journal import trials_in
 
     return lambda content: trials_in(content.splitlines(keepends=True), "journal.jsonl", _HEAD)
 
@@ -165,7 +165,7 @@ _TRIALS: tuple[dict[str, object], ...] = tuple(
 
 
 def _manifest(folder: Path) -> Read:
-    from executor.training.checkpoint import manifest
+    from meshwise.executor.training.checkpoint import manifest
 
     return lambda content: manifest(folder, content)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.files import is_plain
+from meshwise.simulator.files import is_plain
 
 SECONDS = 1.0
 MEGABYTES = 500

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from executor.capture.captured import Captured
-from simulator.operator_graph import BATCH, Operator
+from meshwise.executor.capture.captured import Captured
+from meshwise.simulator.operator_graph import BATCH, Operator
 
 PARTS = 2
 

@@ -10,15 +10,15 @@ pytest.importorskip("torch")
 import modules
 import torch
 
-from executor.capture.capture import capture
-from simulator.catalog import cluster
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import OperatorGraph
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import recomputation
+from meshwise.executor.capture.capture import capture
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import recomputation
 
 SIZES: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 8192}
 

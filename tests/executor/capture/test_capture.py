@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from executor.capture.capture import capture
-from executor.capture.captured import Captured, CaptureError
-from simulator.operator_graph import BATCH, OperatorKind
+from meshwise.executor.capture.capture import capture
+from meshwise.executor.capture.captured import Captured, CaptureError
+from meshwise.simulator.operator_graph import BATCH, OperatorKind
 
 NAMES = list(modules.MODULES)
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from scenarios import load
-from scenarios.commands.main import run
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
 
 HEAD = """
 import torch
@@ -112,7 +112,7 @@ def test_without_torch_the_message_is_clear(
 ) -> None:
     import sys
 
-    for name in [each for each in sys.modules if each.startswith("executor.capture")]:
+    for name in [each for each in sys.modules if each.startswith("meshwise.executor.capture")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert run(["capture", f"{user}:make", "--out", str(user.parent / "graph.json")]) == 1

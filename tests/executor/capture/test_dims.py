@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.capture.rules.dims import Dims, refine
+from meshwise.executor.capture.rules.dims import Dims, refine
 
 
 def test_a_dim_that_is_factored_twice_has_the_common_factors() -> None:

@@ -14,7 +14,7 @@ from cutting import arguments
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from executor.capture.capture import capture, made
+from meshwise.executor.capture.capture import capture, made
 
 FACTORY = Path(__file__).parents[3] / "scenarios" / "operators" / "hugging_face.py"
 SIZES = {"vocab_size": 128, "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4}

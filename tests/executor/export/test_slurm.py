@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tiny_requests import HOSTILE, request
 
-from executor.export.launchers import to_slurm
-from executor.export.request import CannotSay, Request
-from executor.launch.several_hosts import read_run
+from meshwise.executor.export.launchers import to_slurm
+from meshwise.executor.export.request import CannotSay, Request
+from meshwise.executor.launch.several_hosts import read_run
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -46,7 +46,7 @@ def test_numbers(ranks: int, processes: int, gpus: bool, tmp_path: Path) -> None
     assert options["ntasks-per-node"] == "1" and int(options["cpus-per-task"]) == processes
     assert options.get("gpus-per-node") == (str(processes) if gpus else None)
     said = dict(zip(words[1:-3:2], words[2:-3:2], strict=True))
-    assert words[0] == "torchrun" and words[-3:] == ["-m", "executor.launch.worker", "$2/job.json"]
+    assert words[0] == "torchrun" and words[-3:] == ["-m", "meshwise.executor.launch.worker", "$2/job.json"]
     assert said == {
         "--nnodes": options["nodes"],
         "--node-rank": "$SLURM_NODEID",

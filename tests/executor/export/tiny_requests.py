@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from executor.device import CPU
-from executor.export.request import Request
-from executor.studies.fault_trials import small_job
+from meshwise.executor.device import CPU
+from meshwise.executor.export.request import Request
+from meshwise.executor.studies.fault_trials import small_job
 
 HOSTILE = (
     'a"; rm -rf / #',

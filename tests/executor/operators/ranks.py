@@ -17,17 +17,17 @@ from modules import make
 from torch import Tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from executor.capture.capture import capture
-from executor.capture.captured import Captured
-from executor.launch.process_group import joined
-from executor.launch.worker import run_rank
-from executor.operators.collectives import Ranks
-from executor.operators.network import OperatorNetwork
-from executor.operators.trainer import Pipeline, device_mesh
-from executor.recording.rank_files import Heartbeat
-from executor.recording.recorder import Recorder
-from strategies.plan.mesh import PIPELINE
-from strategies.plan.plan import Plan
+from meshwise.executor.capture.capture import capture
+from meshwise.executor.capture.captured import Captured
+from meshwise.executor.launch.process_group import joined
+from meshwise.executor.launch.worker import run_rank
+from meshwise.executor.operators.collectives import Ranks
+from meshwise.executor.operators.network import OperatorNetwork
+from meshwise.executor.operators.trainer import Pipeline, device_mesh
+from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.recorder import Recorder
+from meshwise.strategies.plan.mesh import PIPELINE
+from meshwise.strategies.plan.plan import Plan
 
 Sent = Counter[tuple[int, int]]
 """Bytes that a rank sends in a step, by the pipeline position of both ends."""

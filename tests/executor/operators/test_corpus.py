@@ -21,20 +21,20 @@ torch = pytest.importorskip("torch")
 
 from tiny_jobs import cluster  # noqa: E402
 
-from executor.capture.capture import capture, made  # noqa: E402
-from executor.capture.captured import Captured, CaptureError  # noqa: E402
-from executor.check.verification import TOLERANCE, Verification  # noqa: E402
-from executor.launch.launcher import launch  # noqa: E402
-from executor.operators.job import OperatorJob, expect, verdict  # noqa: E402
-from executor.operators.run import WORKER, refuse  # noqa: E402
-from executor.operators.trainer import train  # noqa: E402
-from simulator.operator_graph import OperatorGraph  # noqa: E402
-from strategies.operators.choices import choices  # noqa: E402
-from strategies.operators.operator_plan import operator_plan  # noqa: E402
-from strategies.plan.mesh import TENSOR  # noqa: E402
-from strategies.plan.plan import Plan, Stage  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
-from strategies.plan.sharding import OperatorSharding  # noqa: E402
+from meshwise.executor.capture.capture import capture, made  # noqa: E402
+from meshwise.executor.capture.captured import Captured, CaptureError  # noqa: E402
+from meshwise.executor.check.verification import TOLERANCE, Verification  # noqa: E402
+from meshwise.executor.launch.launcher import launch  # noqa: E402
+from meshwise.executor.operators.job import OperatorJob, expect, verdict  # noqa: E402
+from meshwise.executor.operators.run import WORKER, refuse  # noqa: E402
+from meshwise.executor.operators.trainer import train  # noqa: E402
+from meshwise.simulator.operator_graph import OperatorGraph  # noqa: E402
+from meshwise.strategies.operators.choices import choices  # noqa: E402
+from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
+from meshwise.strategies.plan.mesh import TENSOR  # noqa: E402
+from meshwise.strategies.plan.plan import Plan, Stage  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
 
 from ...examples import LONG  # noqa: E402
 

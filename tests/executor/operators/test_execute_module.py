@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.job import tensors_file
-from scenarios import load
-from scenarios.commands.main import run
-from strategies.operators.operator_plan import operator_plan
-from strategies.plan.mesh import TENSOR
-from strategies.plan.plan import Stage
-from strategies.plan.sharding import OperatorSharding
+from meshwise.executor.job import tensors_file
+from meshwise.scenarios import load
+from meshwise.scenarios.commands.main import run
+from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.plan import Stage
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 MODULE = """
 import torch
@@ -172,7 +172,7 @@ def test_ranks_that_differ_do_not_start_the_run(
     user: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one process computes is spoiled in one gradient: the message has its name, and no step was run."""
-    from executor.operators import trainer as reference
+    from meshwise.executor.operators import trainer as reference
 
     def spoiled(job: object, train: object = reference.train) -> object:
         losses, arrays = train(job)  # type: ignore[operator]

@@ -18,19 +18,19 @@ torch = pytest.importorskip("torch")
 from modules import MODULES, make  # noqa: E402
 from tiny_jobs import cluster  # noqa: E402
 
-from executor.capture.capture import capture  # noqa: E402
-from executor.capture.captured import Captured  # noqa: E402
-from executor.launch.launcher import launch  # noqa: E402
-from simulator.collective import Collective  # noqa: E402
-from simulator.operator_graph import SEQUENCE, OperatorKind  # noqa: E402
-from strategies.lowering import StageCosts  # noqa: E402
-from strategies.operators.choices import choices  # noqa: E402
-from strategies.operators.operator_plan import operator_plan  # noqa: E402
-from strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, Axis, Mesh  # noqa: E402
-from strategies.plan.plan import Plan, Stage  # noqa: E402
-from strategies.plan.problem import Problem, Training  # noqa: E402
-from strategies.plan.sharding import OperatorSharding  # noqa: E402
-from strategies.search import Frontier, search  # noqa: E402
+from meshwise.executor.capture.capture import capture  # noqa: E402
+from meshwise.executor.capture.captured import Captured  # noqa: E402
+from meshwise.executor.launch.launcher import launch  # noqa: E402
+from meshwise.simulator.collective import Collective  # noqa: E402
+from meshwise.simulator.operator_graph import SEQUENCE, OperatorKind  # noqa: E402
+from meshwise.strategies.lowering import StageCosts  # noqa: E402
+from meshwise.strategies.operators.choices import choices  # noqa: E402
+from meshwise.strategies.operators.operator_plan import operator_plan  # noqa: E402
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, Axis, Mesh  # noqa: E402
+from meshwise.strategies.plan.plan import Plan, Stage  # noqa: E402
+from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
+from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
+from meshwise.strategies.search import Frontier, search  # noqa: E402
 
 from ...examples import LONG  # noqa: E402
 

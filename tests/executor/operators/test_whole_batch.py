@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from executor.operators.whole_batch import Step, _noted_autocast, difference, step
+from meshwise.executor.operators.whole_batch import Step, _noted_autocast, difference, step
 
 MASK = [[0.0, -inf], [0.0, 0.0]]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.page.report import Report
-from scenarios import load
-from simulator.spans import Spans
-from strategies.explanation.critical_path import critical_path
-from strategies.lowering import lower
+from meshwise.reports.page.report import Report
+from meshwise.scenarios import load
+from meshwise.simulator.spans import Spans
+from meshwise.strategies.explanation.critical_path import critical_path
+from meshwise.strategies.lowering import lower
 
 HOSTILE = "</script><img src=x onerror='window.hacked=1'><script>window.hacked=1</script> & \"quoted\" <b>"
 

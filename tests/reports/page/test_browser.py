@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 
-from reports.page.html import html
-from reports.page.report import Report
-from simulator.program import TaskKind
-from simulator.spans import Span
+from meshwise.reports.page.html import html
+from meshwise.reports.page.report import Report
+from meshwise.simulator.program import TaskKind
+from meshwise.simulator.spans import Span
 
 from .browser import Browser
 from .conftest import HOSTILE

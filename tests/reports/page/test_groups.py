@@ -1,8 +1,8 @@
 import pytest
 
-from reports.page.report import Report
-from reports.page.sections import groups, hops, mesh_axes
-from strategies.plan.mesh import Axis, Mesh
+from meshwise.reports.page.report import Report
+from meshwise.reports.page.sections import groups, hops, mesh_axes
+from meshwise.strategies.plan.mesh import Axis, Mesh
 
 
 def test_the_axes_of_a_mesh_are_told_with_their_strides():

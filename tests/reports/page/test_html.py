@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from reports.document import plain
-from reports.page.html import html
-from reports.page.report import Report
-from simulator.timeline import Timeline
+from meshwise.reports.document import plain
+from meshwise.reports.page.html import html
+from meshwise.reports.page.report import Report
+from meshwise.simulator.timeline import Timeline
 
 from .conftest import HOSTILE
 

@@ -1,7 +1,7 @@
 import dataclasses
 
-from reports.page.html import html
-from reports.page.report import Report
+from meshwise.reports.page.html import html
+from meshwise.reports.page.report import Report
 
 
 def test_stretches_come_back_to_the_nanosecond(small: Report, unpack):

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from reports.page.report import Report
-from reports.page.sections import blocks_text, stage_rows
+from meshwise.reports.page.report import Report
+from meshwise.reports.page.sections import blocks_text, stage_rows
 
 
 @pytest.mark.parametrize(

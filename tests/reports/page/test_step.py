@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.page.columns import Columns
-from reports.page.sections import step as page_step
-from simulator.spans import TASK_KINDS
-from simulator.timeline import Timeline
+from meshwise.reports.page.columns import Columns
+from meshwise.reports.page.sections import step as page_step
+from meshwise.simulator.spans import TASK_KINDS
+from meshwise.simulator.timeline import Timeline
 
 
 class Packed:

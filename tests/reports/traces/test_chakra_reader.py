@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.traces import chakra_reader as chakra_nodes
-from reports.traces.chakra_reader import read_chakra
-from reports.traces.protobuf import message, number, packed, tag, text, varint
-from simulator.engine import simulate, step_ticks
-from simulator.program import StreamKind, TaskKind
+from meshwise.reports.traces import chakra_reader as chakra_nodes
+from meshwise.reports.traces.chakra_reader import read_chakra
+from meshwise.reports.traces.protobuf import message, number, packed, tag, text, varint
+from meshwise.simulator.engine import simulate, step_ticks
+from meshwise.simulator.program import StreamKind, TaskKind
 
 LOAD, STORE, COMP, SEND, RECEIVE, COLLECTIVE = 2, 3, 4, 5, 6, 7
 MICROSECOND = 10**6  # ticks
@@ -150,7 +150,7 @@ def test_files_are_of_all_ranks_of_one_name_and_bounded(tmp_path: Path, monkeypa
     with pytest.raises(ValueError, match="at most 15 bytes"):
         read_chakra(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr("reports.traces.chakra_reader.MAX_NODES", 2)
+    monkeypatch.setattr("meshwise.reports.traces.chakra_reader.MAX_NODES", 2)
     with pytest.raises(ValueError, match="nodes, met more"):
         read_chakra(tmp_path)
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from reports.traces.chrome import write_trace
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.traces.chrome import write_trace
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 
 def traced(timeline: Timeline, path: Path) -> list[dict[str, Any]]:

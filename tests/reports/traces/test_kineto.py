@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reports.difference import difference
-from reports.traces.kineto import (
+from meshwise.reports.difference import difference
+from meshwise.reports.traces.kineto import (
     SEND_AND_RECEIVE,
     among,
     by_collective,
@@ -19,8 +19,8 @@ from reports.traces.kineto import (
     read_kineto,
     write_kineto,
 )
-from reports.traces.processes import processes
-from simulator.timeline import Timeline
+from meshwise.reports.traces.processes import processes
+from meshwise.simulator.timeline import Timeline
 
 
 def written(timeline: Timeline, folder: Path, ranks: str = "all") -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def test_broken_files_ranks_twice_and_ranks_that_are_not_there_are_refused(
     for name in ("cut.json.gz", "no.json.gz", "none.json"):
         with pytest.raises(ValueError, match="cannot be read"):
             read_kineto([tmp_path / name])
-    monkeypatch.setattr("reports.traces.kineto.MAX_BYTES", 1000)
+    monkeypatch.setattr("meshwise.reports.traces.kineto.MAX_BYTES", 1000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 2000))
     for name in ("rank.0.json", "bomb.json.gz"):
         with pytest.raises(ValueError, match="at most 1000 bytes"):

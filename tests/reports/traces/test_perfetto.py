@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from reports.traces.perfetto import estimated_size, write_perfetto
-from reports.traces.processes import processes, span_name
-from simulator.memory import CATEGORIES
-from simulator.program import RankClass, StreamKind, TaskKind
-from simulator.spans import Span
-from simulator.timeline import Timeline
+from meshwise.reports.traces.perfetto import estimated_size, write_perfetto
+from meshwise.reports.traces.processes import processes, span_name
+from meshwise.simulator.memory import CATEGORIES
+from meshwise.simulator.program import RankClass, StreamKind, TaskKind
+from meshwise.simulator.spans import Span
+from meshwise.simulator.timeline import Timeline
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.traces.protobuf import message, number, packed, read_fields, read_packed, read_varint, real, text, varint
+from meshwise.reports.traces.protobuf import (
+    message,
+    number,
+    packed,
+    read_fields,
+    read_packed,
+    read_varint,
+    real,
+    text,
+    varint,
+)
 
 NUMBERS = st.integers(0, 2**64 - 1)
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from scenarios.interchange.facts import Request
-from simulator.catalog import cluster
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem, Training
+from meshwise.scenarios.interchange.facts import Request
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
 
 GPT = Transformer(layers=8, hidden=64, heads=8, kv_heads=8, ffn=256, vocab=256, tied_embeddings=False)
 LLAMA = replace(GPT, kv_heads=4, ffn_kind="swiglu", positions="rotary", vocab=64)

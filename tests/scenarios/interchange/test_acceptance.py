@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 from test_laws import LAYOUTS, TRAININGS, drawn
 
-from executor.export.request import CannotSay
-from executor.supported import unsupported
-from scenarios.interchange.facts import LayoutFacts, Meanings, Request, facts_of
-from scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, sayable
-from scenarios.scenario import Scenario, SearchSettings
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem
-from strategies.search import Space, layouts
-from strategies.search.acceptance import FIELDS, Answers
+from meshwise.executor.export.request import CannotSay
+from meshwise.executor.supported import unsupported
+from meshwise.scenarios.interchange.facts import LayoutFacts, Meanings, Request, facts_of
+from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, TARGETS, Acceptance, sayable
+from meshwise.scenarios.scenario import Scenario, SearchSettings
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search.acceptance import FIELDS, Answers
 
 from ...pace import measure_cpu
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from scenarios.interchange.facts import PLAN
-from scenarios.interchange.targets import TARGETS
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.scenarios.interchange.facts import PLAN
+from meshwise.scenarios.interchange.targets import TARGETS
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 TORCHTITAN = """
 def laid_out(config: Trainer.Config) -> Trainer.Config:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from small_requests import request
 from test_golden import EXPECTED
 
-from scenarios.files.errors import ScenarioError
-from scenarios.interchange.target import Target
-from scenarios.interchange.targets import TARGETS
-from simulator.files import is_plain
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.interchange.target import Target
+from meshwise.scenarios.interchange.targets import TARGETS
+from meshwise.simulator.files import is_plain
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WORDS = (

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from executor.export.request import CannotSay
-from scenarios.inputs.plan_table import layout_in, rule_violations
-from scenarios.interchange.facts import FIELDS, PLAN, Facts, Request, facts_of, plan_document
-from scenarios.interchange.lines import stated
-from scenarios.interchange.target import Target, agrees
-from scenarios.interchange.targets import TARGETS
-from scenarios.interchange.torchtitan import TORCHTITAN
-from scenarios.schema.scenario import PlanTable
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.mesh import AXES
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from meshwise.executor.export.request import CannotSay
+from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
+from meshwise.scenarios.interchange.facts import FIELDS, PLAN, Facts, Request, facts_of, plan_document
+from meshwise.scenarios.interchange.lines import stated
+from meshwise.scenarios.interchange.target import Target, agrees
+from meshwise.scenarios.interchange.targets import TARGETS
+from meshwise.scenarios.interchange.torchtitan import TORCHTITAN
+from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.mesh import AXES
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 WHOLE, PART = Offloading(optimizer=(1.0,)), Offloading(optimizer=(0.5,))

@@ -14,22 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_requests import MODELS, TRAINING, problem, request
 
-from executor.export.request import CannotSay
-from executor.supported import UNFUSED_CORE
-from scenarios.files.errors import ScenarioError
-from scenarios.inputs.plan_table import layout_in, rule_violations
-from scenarios.interchange.facts import Request, plan_document
-from scenarios.interchange.lines import stated
-from scenarios.interchange.megatron import MEGATRON
-from scenarios.interchange.targets import Acceptance
-from scenarios.schema.scenario import PlanTable
-from simulator.models.attention import LatentAttention
-from simulator.models.model import build
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
-from strategies.search import Space
-from strategies.search.acceptance import Answers
+from meshwise.executor.export.request import CannotSay
+from meshwise.executor.supported import UNFUSED_CORE
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.inputs.plan_table import layout_in, rule_violations
+from meshwise.scenarios.interchange.facts import Request, plan_document
+from meshwise.scenarios.interchange.lines import stated
+from meshwise.scenarios.interchange.megatron import MEGATRON
+from meshwise.scenarios.interchange.targets import Acceptance
+from meshwise.scenarios.schema.scenario import PlanTable
+from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.model import build
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from meshwise.strategies.search import Space
+from meshwise.strategies.search.acceptance import Answers
 
 NONE, CORE, FULL = Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL
 ACTIVATION = SomeOperators(("activation",))

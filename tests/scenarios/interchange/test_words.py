@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from small_requests import MODELS, TRAINING, request
 
-from executor.export.request import CannotSay
-from scenarios.files.errors import ScenarioError
-from scenarios.interchange.lines import stated
-from scenarios.interchange.target import agrees
-from scenarios.interchange.targets import TARGETS
-from strategies.plan.offloading import Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from meshwise.executor.export.request import CannotSay
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.interchange.lines import stated
+from meshwise.scenarios.interchange.target import agrees
+from meshwise.scenarios.interchange.targets import TARGETS
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
 RING, GATHER, ULYSSES = Attention.RING, Attention.ALL_GATHER, Attention.ULYSSES
 BOTH = Offloading(optimizer=(1.0,), parameters=(1.0,))

@@ -1,8 +1,8 @@
 import pytest
 
-from scenarios.published.machine import machine, nic_rate, pcie_generation
-from scenarios.published.row import Row, Skip
-from simulator.machine.topology import Switch
+from meshwise.scenarios.published.machine import machine, nic_rate, pcie_generation
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.simulator.machine.topology import Switch
 
 GB = 1e9
 

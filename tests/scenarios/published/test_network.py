@@ -1,13 +1,13 @@
 import pytest
 
-from scenarios.published.frameworks import attention_kernel, host_launch, on_stack
-from scenarios.published.network import known_model, network
-from scenarios.published.row import Row, Skip
-from simulator.catalog import accelerator
-from simulator.models.encoders import T5, Bert
-from simulator.models.presets import MODELS
-from simulator.models.transformer import Transformer
-from simulator.models.vision import VisionTransformer
+from meshwise.scenarios.published.frameworks import attention_kernel, host_launch, on_stack
+from meshwise.scenarios.published.network import known_model, network
+from meshwise.scenarios.published.row import Row, Skip
+from meshwise.simulator.catalog import accelerator
+from meshwise.simulator.models.encoders import T5, Bert
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.vision import VisionTransformer
 
 GPT = {"arch": "gpt", "n_layers": 4, "hidden": 1024, "n_heads": 16, "ffn_hidden": 4096, "vocab": 51200}
 

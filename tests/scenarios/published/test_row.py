@@ -1,6 +1,6 @@
 import pytest
 
-from scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.row import Row, Skip
 
 
 @pytest.mark.parametrize(

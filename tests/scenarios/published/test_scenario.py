@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from scenarios.published.runs import run_of
-from scenarios.scenario import Scenario
-from scenarios.studies.accuracy import techniques
-from strategies.plan.parallelism import Attention
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import Recompute
+from meshwise.scenarios.published.runs import run_of
+from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.studies.accuracy import techniques
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 8, "hidden": 1024,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.published.frameworks import is_megatron, is_xla, zero_stage
-from scenarios.published.row import Row
-from scenarios.published.runs import run_of
+from meshwise.scenarios.published.frameworks import is_megatron, is_xla, zero_stage
+from meshwise.scenarios.published.row import Row
+from meshwise.scenarios.published.runs import run_of
 
 ROW: dict[str, Any] = {
     "row_id": "one", "source_id": "ours", "model": "Llama-2-7B", "arch": "llama", "n_layers": 4, "hidden": 1024,

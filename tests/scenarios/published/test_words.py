@@ -1,10 +1,10 @@
 import pytest
 
-from scenarios.published import words
-from scenarios.published.row import Row
-from strategies.plan.offloading import NOTHING, Offloading
-from strategies.plan.parallelism import Attention
-from strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.scenarios.published import words
+from meshwise.scenarios.published.row import Row
+from meshwise.strategies.plan.offloading import NOTHING, Offloading
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 FULL, SELECTIVE, NONE = Recompute.FULL, Recompute.SELECTIVE, Recompute.NONE
 

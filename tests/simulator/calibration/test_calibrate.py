@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.accelerator_fits import (
+from meshwise.simulator.calibration.accelerator_fits import (
     Sustained,
     calibrate,
     distance,
@@ -15,15 +15,15 @@ from simulator.calibration.accelerator_fits import (
     sustained_factors,
     sustained_of,
 )
-from simulator.calibration.evidence import Devices, agreements, to_document
-from simulator.calibration.kernel_rows import Row, read_rows
-from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
-from simulator.calibration.least_squares import fit
-from simulator.calibration.parameters import Parameter, exponential_head, with_attention, with_matmul
-from simulator.catalog import accelerator, data_sheet
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass
-from simulator.machine.kernels import AttentionShape, Matmul
+from meshwise.simulator.calibration.evidence import Devices, agreements, to_document
+from meshwise.simulator.calibration.kernel_rows import Row, read_rows
+from meshwise.simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
+from meshwise.simulator.calibration.least_squares import fit
+from meshwise.simulator.calibration.parameters import Parameter, exponential_head, with_attention, with_matmul
+from meshwise.simulator.catalog import accelerator, data_sheet
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass
+from meshwise.simulator.machine.kernels import AttentionShape, Matmul
 
 SAMPLE = Path(__file__).parent / "kernels.jsonl"
 SHEET = data_sheet("h100-80gb")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.calibration.collective_rows import Timing, read_rows
-from simulator.collective import Algorithm, Collective
+from meshwise.simulator.calibration.collective_rows import Timing, read_rows
+from meshwise.simulator.collective import Algorithm, Collective
 
 ROW = {
     "source_id": "somebody",

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.collective_report import report
-from simulator.calibration.collective_rows import CollectiveRow, Timing, read_rows
-from simulator.calibration.least_squares import least_squares
-from simulator.calibration.link_fits import (
+from meshwise.simulator.calibration.collective_report import report
+from meshwise.simulator.calibration.collective_rows import CollectiveRow, Timing, read_rows
+from meshwise.simulator.calibration.least_squares import least_squares
+from meshwise.simulator.calibration.link_fits import (
     TECHNOLOGIES,
     Figures,
     cases,
@@ -25,11 +25,11 @@ from simulator.calibration.link_fits import (
     held_out,
     predict,
 )
-from simulator.catalog import cluster, sources, statuses
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import choose, idle_time, phases
-from simulator.machine.cluster import Library, Protocol
-from simulator.machine.topology import Link
+from meshwise.simulator.catalog import cluster, sources, statuses
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import choose, idle_time, phases
+from meshwise.simulator.machine.cluster import Library, Protocol
+from meshwise.simulator.machine.topology import Link
 
 SAMPLE = Path(__file__).parent / "collectives.jsonl"
 ROWS, SKIPPED = read_rows(SAMPLE.read_text("utf-8").splitlines())
@@ -150,7 +150,7 @@ def test_publishers_that_differ() -> None:
 
 def test_published_rows_are_met() -> None:
     """A sample of six sources: the model as shipped, and with every source left out."""
-    shipped = json.loads(files("simulator.catalog").joinpath("calibration/links.json").read_text("utf-8"))
+    shipped = json.loads(files("meshwise.simulator.catalog").joinpath("calibration/links.json").read_text("utf-8"))
     assert SKIPPED == () and len(ROWS) > 200
     assert all(entry["fit"]["error"] < 0.25 for entry in shipped.values())
     for row_source, limit in (("aic_nccl_h100_sxm", 0.10), ("vtrain_nccl_a100", 0.10), ("stas00_sharp_sweep", 0.12)):

@@ -5,15 +5,15 @@ from math import sqrt
 
 import pytest
 
-from simulator.calibration.collective_report import collective_floors
-from simulator.calibration.collective_rows import CollectiveRow
-from simulator.calibration.evidence import group, kernel_floors, what
-from simulator.calibration.kernel_rows import Row
-from simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
-from simulator.calibration.noise import Times
-from simulator.collective import Collective
-from simulator.machine.compute import Pass
-from simulator.machine.kernels import AttentionShape, Matmul
+from meshwise.simulator.calibration.collective_report import collective_floors
+from meshwise.simulator.calibration.collective_rows import CollectiveRow
+from meshwise.simulator.calibration.evidence import group, kernel_floors, what
+from meshwise.simulator.calibration.kernel_rows import Row
+from meshwise.simulator.calibration.kernels import FusedAttention, Kernel, Product, Stream
+from meshwise.simulator.calibration.noise import Times
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.compute import Pass
+from meshwise.simulator.machine.kernels import AttentionShape, Matmul
 
 
 def row(kernel: Kernel, seconds: float, publisher: str = "a/a", bandwidth: float | None = None) -> Row:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
-from simulator.calibration.kernels import FusedAttention, Product, Stream
-from simulator.machine.compute import Pass
-from simulator.machine.kernels import Matmul
+from meshwise.simulator.calibration.kernel_rows import MAX_ROW_BYTES, Refused, Row, Skipped, read_rows
+from meshwise.simulator.calibration.kernels import FusedAttention, Product, Stream
+from meshwise.simulator.machine.compute import Pass
+from meshwise.simulator.machine.kernels import Matmul
 
 SAMPLE = Path(__file__).parent / "kernels.jsonl"
 GEMM: dict[str, Any] = {

@@ -3,13 +3,13 @@
 import numpy as np
 from hypothesis import settings
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import idle_time, phases
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.host import Host
-from simulator.machine.topology import Crossbar, Fabric, Link, NodeNetwork, Switch
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import idle_time, phases
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Crossbar, Fabric, Link, NodeNetwork, Switch
 
 PORT, NIC = Link(latency=0.25, bandwidth=8.0), Link(latency=0.5, bandwidth=2.0)
 CPU = Accelerator("cpu", (("fp32", 1e9),), memory=1e9, memory_bandwidth=1e9)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import able, phases
-from simulator.collectives.placement import Alike
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar, Fabric, Graph, LeafSpine
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import able, phases
+from meshwise.simulator.collectives.placement import Alike
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, LeafSpine
 
 from ..interconnect.machines import clusters
 from .machines import machine

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import phases
-from simulator.collectives.placement import place
-from simulator.collectives.ring import inside
-from simulator.machine.topology import Mesh, NodeNetwork, PcieTree, Ring, Switch
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import phases
+from meshwise.simulator.collectives.placement import place
+from meshwise.simulator.collectives.ring import inside
+from meshwise.simulator.machine.topology import Mesh, NodeNetwork, PcieTree, Ring, Switch
 
 from .machines import MANY, PORT, loads, machine
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import algorithms, phases
-from simulator.machine.topology import FatTree, LeafSpine, Link, Mesh, Switch
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import algorithms, phases
+from meshwise.simulator.machine.topology import FatTree, LeafSpine, Link, Mesh, Switch
 
 from .machines import MANY, PORT, latencies, loads, machine, time
 

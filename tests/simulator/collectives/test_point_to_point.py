@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives import point_to_point
-from simulator.collectives.choose import phases
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.topology import LeafSpine
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives import point_to_point
+from meshwise.simulator.collectives.choose import phases
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.topology import LeafSpine
 
 from .machines import MANY, latencies, loads, machine, time
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.topology import LeafSpine, Link, Mesh, Ring, Switch
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.topology import LeafSpine, Link, Mesh, Ring, Switch
 
 from .machines import MANY, NIC, PORT, latencies, loads, machine, time
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import algorithms, idle_time, phases
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Link, Torus
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import algorithms, idle_time, phases
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Link, Torus
 
 from .machines import latencies, loads, machine, time
 

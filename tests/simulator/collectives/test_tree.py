@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.collective import Algorithm, Collective
-from simulator.collectives.choose import phases
-from simulator.collectives.placement import place
-from simulator.collectives.tree import _level
-from simulator.interconnect.interconnect import interconnect
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import LeafSpine, Link
+from meshwise.simulator.collective import Algorithm, Collective
+from meshwise.simulator.collectives.choose import phases
+from meshwise.simulator.collectives.placement import place
+from meshwise.simulator.collectives.tree import _level
+from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import LeafSpine, Link
 
 from .machines import MANY, latencies, loads, machine
 

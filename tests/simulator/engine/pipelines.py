@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from simulator.program import Program, StreamKind, Task, TaskKind
+from meshwise.simulator.program import Program, StreamKind, Task, TaskKind
 
 from ..programs import STREAMS, program
 

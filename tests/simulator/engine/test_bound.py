@@ -1,8 +1,8 @@
 """The bound of a step: sound on every program (see test_engine), and near for pipelines."""
 
-from simulator.engine import step_bound
-from simulator.engine.longest_path import finish_times
-from simulator.program import Task, TaskKind
+from meshwise.simulator.engine import step_bound
+from meshwise.simulator.engine.longest_path import finish_times
+from meshwise.simulator.program import Task, TaskKind
 
 from ..programs import program
 from .pipelines import pipeline

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.engine import compiled
-from simulator.engine.contraction import Contraction, contract, expand_times
-from simulator.engine.discrete_event import run
-from simulator.engine.longest_path import by_loop
-from simulator.engine.step_graph import compile_program, start_times
-from simulator.program import Program, Task, TaskKind
+from meshwise.simulator.engine import compiled
+from meshwise.simulator.engine.contraction import Contraction, contract, expand_times
+from meshwise.simulator.engine.discrete_event import run
+from meshwise.simulator.engine.longest_path import by_loop
+from meshwise.simulator.engine.step_graph import compile_program, start_times
+from meshwise.simulator.program import Program, Task, TaskKind
 
 from ..programs import program, programs
 
@@ -90,7 +90,7 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = compile_program(program(tasks, 9))
     results = []
     for pays in (True, False):
-        monkeypatch.setattr("simulator.engine.contraction.pays", lambda tasks, pays=pays: pays)
+        monkeypatch.setattr("meshwise.simulator.engine.contraction.pays", lambda tasks, pays=pays: pays)
         small = contract(graph)
         assert small is not None and small.graph.num_tasks < 300
         columns = (small.chain_of, small.offset, small.graph.successors, small.graph.durations)

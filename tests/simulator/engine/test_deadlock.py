@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import ENGINES, Deadlock
-from simulator.engine.longest_path import walk
-from simulator.engine.step_graph import compile_program
-from simulator.program import Program, Task, TaskKind, ragged
+from meshwise.simulator.engine import ENGINES, Deadlock
+from meshwise.simulator.engine.longest_path import walk
+from meshwise.simulator.engine.step_graph import compile_program
+from meshwise.simulator.program import Program, Task, TaskKind, ragged
 
 from ..programs import program, programs
 

@@ -8,7 +8,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine.discrete_event import Environment
+from meshwise.simulator.engine.discrete_event import Environment
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from simulator.engine.steady_state import recurrence
+from meshwise.simulator.engine.steady_state import recurrence
 
 
 def test_a_recurrence_is_the_earliest_repetition() -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.engine import compiled
-from simulator.engine.longest_path import by_kernel, by_loop, by_waves, finish_times, longest_path
-from simulator.engine.step_graph import compile_program
-from simulator.program import Program, Task, TaskKind
+from meshwise.simulator.engine import compiled
+from meshwise.simulator.engine.longest_path import by_kernel, by_loop, by_waves, finish_times, longest_path
+from meshwise.simulator.engine.step_graph import compile_program
+from meshwise.simulator.program import Program, Task, TaskKind
 
 from ..programs import program, programs
 
@@ -41,7 +41,7 @@ def test_the_order_is_topological(step: Program) -> None:
 def test_without_numba_and_with_many_streams_waves_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [Task(TaskKind.FORWARD, (index,), index) for index in range(300)]
     step = program(tasks, 300)
-    monkeypatch.setattr("simulator.engine.longest_path.installed", lambda: False)
+    monkeypatch.setattr("meshwise.simulator.engine.longest_path.installed", lambda: False)
     assert finish_times(step)[1].tolist() == list(range(300))
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.discrete_event import finish_times
-from simulator.program import Piece, Program, Task, TaskKind, Work
-from simulator.units import TICKS_PER_SECOND as SECOND
+from meshwise.simulator.engine.discrete_event import finish_times
+from meshwise.simulator.program import Piece, Program, Task, TaskKind, Work
+from meshwise.simulator.units import TICKS_PER_SECOND as SECOND
 
 from ..programs import program, programs
 

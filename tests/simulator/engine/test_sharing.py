@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.flows import narrow_rows, shapes
-from simulator.engine.step_graph import compile_program
+from meshwise.simulator.engine.flows import narrow_rows, shapes
+from meshwise.simulator.engine.step_graph import compile_program
 
 from ..fluid import LINKS, TICKS, Transfer, capacities, ends_of, transfers
 from ..programs import LINKS as PROGRAM_LINKS

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.engine import longest_path, simulate, step_ticks, step_time
-from simulator.engine.steady_state import window
-from simulator.program import Program, RankClass, Steps, Stream, StreamKind, Task, TaskKind, program_of
-from simulator.timeline import Window
+from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_time
+from meshwise.simulator.engine.steady_state import window
+from meshwise.simulator.program import Program, RankClass, Steps, Stream, StreamKind, Task, TaskKind, program_of
+from meshwise.simulator.timeline import Window
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.engine.longest_path import by_loop
-from simulator.engine.step_graph import compile_program, start_times
-from simulator.program import Background, Flow, Program, Task, TaskKind
+from meshwise.simulator.engine.longest_path import by_loop
+from meshwise.simulator.engine.step_graph import compile_program, start_times
+from meshwise.simulator.program import Background, Flow, Program, Task, TaskKind
 
 from ..programs import TICK, program, programs
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from simulator.interconnect.interconnect import Interconnect
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import (
+from meshwise.simulator.interconnect.interconnect import Interconnect
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import (
     Crossbar,
     Dragonfly,
     Fabric,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Link
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Link
 
 from .machines import FAST, NIC, SLOW, bandwidth, machine, node, one
 

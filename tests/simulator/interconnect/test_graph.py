@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.topology import Graph
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.topology import Graph
 
 from .machines import FAST, SLOW, graphs, machine, node, one
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.cluster import Cluster
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import Link, PcieTree, Torus
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import Link, PcieTree, Torus
 
 from .machines import FAST, SLOW, bandwidth, clusters, machine, node, one
 

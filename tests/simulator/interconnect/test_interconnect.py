@@ -5,11 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.catalog import cluster
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.interconnect.links import numbering
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Mesh, PcieTree, Ring, Torus
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.interconnect.links import numbering
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import (
+    Crossbar,
+    Dragonfly,
+    FatTree,
+    Graph,
+    LeafSpine,
+    Mesh,
+    PcieTree,
+    Ring,
+    Torus,
+)
 
 from .machines import (
     CUBE_MESH,

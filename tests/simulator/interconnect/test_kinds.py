@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, PcieTree, Torus
+from meshwise.simulator.machine.topology import Dragonfly, FatTree, Graph, LeafSpine, Link, Mesh, PcieTree, Torus
 
 LINK = Link(1e-6, 1e9)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.host import Host, Pcie
-from simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.host import Host, Pcie
+from meshwise.simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
 
 from .machines import CUBE_MESH, FAST, SLOW, bandwidth, machine, node, one
 

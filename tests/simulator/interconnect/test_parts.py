@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simulator.interconnect.interconnect import Interconnect
-from simulator.machine.cluster import Cluster
-from simulator.machine.topology import Torus
+from meshwise.simulator.interconnect.interconnect import Interconnect
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.topology import Torus
 
 from .machines import FAST, clusters, every_pair, machine, node
 

@@ -2,8 +2,8 @@
 
 import networkx as nx
 
-from simulator.interconnect.interconnect import Interconnect, interconnect
-from simulator.machine.topology import Torus
+from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.machine.topology import Torus
 
 from .machines import FAST, machine, node, one
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalog import accelerator
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, attention_time, operator_time
-from simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
+from meshwise.simulator.catalog import accelerator
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, attention_time, operator_time
+from meshwise.simulator.machine.kernels import AttentionModel, AttentionShape, MatmulModel, attention_compute_time
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
 
 RATE = 1e6
 SHAPE = AttentionShape(heads=6, queries=100, keys=100, width=50.0, seen=50.0, padded=50.0)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalog import accelerator, accelerator_names
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, matmul_time, operator_time
-from simulator.machine.kernels import Matmul, MatmulModel, compute_time, soft_roofline
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
+from meshwise.simulator.catalog import accelerator, accelerator_names
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, matmul_time, operator_time
+from meshwise.simulator.machine.kernels import Matmul, MatmulModel, compute_time, soft_roofline
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
 
 SIZES = st.integers(1, 8192)
 FITTED = ("a100-80gb", "l40s-48gb", "h100-80gb", "h200-141gb", "b200-180gb", "gb200-186gb", "v100-16gb")

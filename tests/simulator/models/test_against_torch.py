@@ -9,16 +9,16 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from simulator.models.attention import LatentAttention  # noqa: E402
-from simulator.models.dlrm import Dlrm  # noqa: E402
-from simulator.models.encoders import T5, Bert  # noqa: E402
-from simulator.models.experts import Experts  # noqa: E402
-from simulator.models.model import Model, build  # noqa: E402
-from simulator.models.presets import MODELS  # noqa: E402
-from simulator.models.transformer import Transformer  # noqa: E402
-from simulator.models.unet import UNet  # noqa: E402
-from simulator.models.vision import ResNet  # noqa: E402
-from simulator.operator_graph import OperatorGraph  # noqa: E402
+from meshwise.simulator.models.attention import LatentAttention  # noqa: E402
+from meshwise.simulator.models.dlrm import Dlrm  # noqa: E402
+from meshwise.simulator.models.encoders import T5, Bert  # noqa: E402
+from meshwise.simulator.models.experts import Experts  # noqa: E402
+from meshwise.simulator.models.model import Model, build  # noqa: E402
+from meshwise.simulator.models.presets import MODELS  # noqa: E402
+from meshwise.simulator.models.transformer import Transformer  # noqa: E402
+from meshwise.simulator.models.unet import UNet  # noqa: E402
+from meshwise.simulator.models.vision import ResNet  # noqa: E402
+from meshwise.simulator.operator_graph import OperatorGraph  # noqa: E402
 
 
 def count(*modules: Any) -> int:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.attention import visible
-from simulator.models.encoders import T5
-from simulator.models.model import build
-from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer
+from meshwise.simulator.models.attention import visible
+from meshwise.simulator.models.encoders import T5
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import PRESETS
+from meshwise.simulator.models.transformer import Transformer
 
 SPEC = Transformer(2, 64, 4, 2, 128, 256, ffn_kind="swiglu", positions="rotary", tied_embeddings=False)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.compute import Pass, operator_time
-from simulator.machine.kernels import SECOND, AttentionModel
-from simulator.models.attention import ATTENTION
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import OperatorKind
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import Pass, operator_time
+from meshwise.simulator.machine.kernels import SECOND, AttentionModel
+from meshwise.simulator.models.attention import ATTENTION
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import OperatorKind
 
 IDEAL = Accelerator("ideal", (("bf16", 1e12),), 1e9, 1e18, attention=AttentionModel(1.0, 1.0, second=1.5))
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.presets import PRESETS
-from simulator.models.transformer import Transformer
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import PRESETS
+from meshwise.simulator.models.transformer import Transformer
 
 SPEC = Transformer(2, 64, 4, 2, 128, 256, ffn_kind="swiglu", positions="rotary", experts=Experts(8, 2, 32))
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 import networkx as nx
 import pytest
 
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from simulator.operator_graph import Block, OperatorGraph
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.operator_graph import Block, OperatorGraph
 
 SMALL = (
     "gpt-byte",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.models.hugging_face import ConfigError, spec_from_config
-from simulator.models.model import build
-from simulator.models.presets import MODELS
+from meshwise.simulator.models.hugging_face import ConfigError, spec_from_config
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
 
 LLAMA = {
     "model_type": "llama",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from simulator.models.transformer import Transformer
-from simulator.operator_graph import OperatorGraph, OperatorKind
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
 
 # elements of the released weights; ResNet and ViT: torchvision's ``num_params``
 EXACT = {

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from simulator.models.dlrm import Dlrm
-from simulator.models.transformer import Transformer
-from simulator.models.unet import UNet
-from simulator.models.vision import ResNet
+from meshwise.simulator.models.dlrm import Dlrm
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.simulator.models.unet import UNet
+from meshwise.simulator.models.vision import ResNet
 
 DLRM = {"rows": (10,), "hots": (1,), "embedding": 16, "dense": 4, "bottom": (16,), "top": (1,)}
 UNET = {

@@ -9,9 +9,9 @@ from math import ceil, exp, expm1
 
 from hypothesis import strategies as st
 
-from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.long_run import Checkpoint, Interruption, LongRun, Outcome, Recovery
-from simulator.units import to_seconds
+from meshwise.simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.long_run import Checkpoint, Interruption, LongRun, Outcome, Recovery
+from meshwise.simulator.units import to_seconds
 
 NEVER = FailureModel("hardly ever", (FailureRate(FailureKind.HOST, 1e30, Component.JOB, Restart.IN_PLACE),))
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.reliability.long_run import Checkpoint, CheckpointCycle
+from meshwise.simulator.reliability.long_run import Checkpoint, CheckpointCycle
 
 cycles = st.builds(
     lambda step, steps, blocking, rest: CheckpointCycle(step, steps, blocking, blocking + rest),

@@ -5,7 +5,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from simulator.reliability.failures import Component, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.failures import Component, FailureKind, FailureModel, FailureRate, Restart
 
 DAY = 86400.0
 DEVICE = FailureRate(FailureKind.DEVICE, 1000 * DAY, Component.DEVICE, Restart.REPLACE_HOST)

@@ -3,10 +3,10 @@ from math import exp, sqrt
 
 import pytest
 
-from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import Goodput, goodput
-from simulator.reliability.job import replay
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.goodput import Goodput, goodput
+from meshwise.simulator.reliability.job import replay
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER, expected_goodput
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.reliability.failures import Component, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.goodput import best_interval, daly_interval, young_interval
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.reliability.failures import Component, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.goodput import best_interval, daly_interval, young_interval
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import expected_goodput
 

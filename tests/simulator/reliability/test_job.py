@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from simulator.brief import in_full
-from simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
-from simulator.reliability.job import replay, simulate_run
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.brief import in_full
+from meshwise.simulator.reliability.failures import Component, Failure, FailureKind, FailureModel, FailureRate, Restart
+from meshwise.simulator.reliability.job import replay, simulate_run
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER, Reference, runs, traces
 
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_or_index_another() ->
 
 
 def test_a_run_that_makes_no_progress_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.reliability.job.MAX_INTERRUPTIONS", 50)
+    monkeypatch.setattr("meshwise.simulator.reliability.job.MAX_INTERRUPTIONS", 50)
     rate = FailureRate(FailureKind.SOFTWARE, 1.0, Component.JOB, Restart.IN_PLACE)
     run = replace(HAND, duration=None, steps=1000, failures=FailureModel("hopeless", (rate,)))
     with pytest.raises(ValueError, match="a run has at most 50 interruptions, met more by"):

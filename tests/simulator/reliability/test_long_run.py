@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import NEVER
 

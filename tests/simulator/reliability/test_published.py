@@ -1,15 +1,14 @@
 """Published long runs: what follows from their figures, and what does not."""
 
 import json
+from importlib.resources import files
 from math import sqrt
-from pathlib import Path
 
 import pytest
 
-import simulator
-from simulator.reliability.failures import FailureKind, failure_model, failure_model_names, figure, source
-from simulator.reliability.goodput import best_interval, goodput
-from simulator.reliability.long_run import Checkpoint, LongRun, Recovery
+from meshwise.simulator.reliability.failures import FailureKind, failure_model, failure_model_names, figure, source
+from meshwise.simulator.reliability.goodput import best_interval, goodput
+from meshwise.simulator.reliability.long_run import Checkpoint, LongRun, Recovery
 
 from .reference import expected_goodput
 
@@ -21,7 +20,7 @@ def value(name: str) -> float:
 
 
 def test_every_record_has_a_source_and_was_read_quoted_or_derived() -> None:
-    path = Path(simulator.__file__).parent / "catalog" / "failures.json"
+    path = files("meshwise.simulator") / "catalog" / "failures.json"
     sections = json.loads(path.read_text("utf-8"))
     records = [record for section in sections.values() for record in section.values()]
     assert len(records) > 20

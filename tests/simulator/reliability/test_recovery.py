@@ -1,7 +1,7 @@
 import pytest
 
-from simulator.reliability.long_run import HostPool, Recovery
-from simulator.units import to_ticks
+from meshwise.simulator.reliability.long_run import HostPool, Recovery
+from meshwise.simulator.units import to_ticks
 
 
 def pool(spares: int, repair: float, replacement: float | None = None) -> HostPool:

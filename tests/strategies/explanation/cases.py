@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.ranking import Ranking, ranking
-from strategies.plan.completion import complete
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem
-from strategies.search.space import Space, layouts
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.ranking import Ranking, ranking
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.space import Space, layouts
 
 from ..problems import IDEAL, problem
 

@@ -4,13 +4,13 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 
-from simulator.engine import ENGINES, simulate, step_ticks
-from simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
-from simulator.units import TICKS_PER_SECOND
-from strategies.explanation.critical_path import ELSEWHERE, SHARING, WAITING, critical_path, device_time
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.simulator.engine import ENGINES, simulate, step_ticks
+from meshwise.simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.explanation.critical_path import ELSEWHERE, SHARING, WAITING, critical_path, device_time
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 from ...simulator.programs import programs
 from ..problems import problem

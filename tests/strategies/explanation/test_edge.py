@@ -5,8 +5,8 @@ from math import exp
 
 import pytest
 
-from strategies.evaluation import Evaluation, Trial
-from strategies.explanation.sensitivity import OFF, Outcome, _edge
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.explanation.sensitivity import OFF, Outcome, _edge
 
 Curves = dict[str, Callable[[float], float]]
 """Seconds of plans, here names, by how fast a part of the machine is."""

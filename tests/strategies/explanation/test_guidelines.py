@@ -1,11 +1,11 @@
 from dataclasses import replace
 
-from simulator.engine import simulate
-from strategies.explanation.guidelines import Recommendation, recommendations, sharded_bytes, state_bytes
-from strategies.lowering import lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.explanation.guidelines import Recommendation, recommendations, sharded_bytes, state_bytes
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
 
 from ..problems import IDEAL, problem
 

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collective import Collective, CollectiveCurve
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link, Torus
-from simulator.models.transformer import Transformer
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.machine_parts import machine_parts, with_memory
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.simulator.collective import Collective, CollectiveCurve
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link, Torus
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.machine_parts import machine_parts, with_memory
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 from ..problems import IDEAL, on, problem
 

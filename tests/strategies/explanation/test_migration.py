@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.explanation.lost_devices import holdings, migration
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
+from meshwise.strategies.explanation.lost_devices import holdings, migration
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 from ..problems import problem
 

@@ -3,17 +3,17 @@ from math import inf
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.explanation import ranking as module
-from strategies.explanation.machine_parts import machine_parts, with_host_memory, with_memory
-from strategies.explanation.ranking import fits, fits_with, ranking
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.plan.recomputation import Recompute
-from strategies.search.choices import offloadings
-from strategies.search.descent import known_layouts
-from strategies.search.driver import OutOfTime
-from strategies.search.space import Space, neighbours
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation import ranking as module
+from meshwise.strategies.explanation.machine_parts import machine_parts, with_host_memory, with_memory
+from meshwise.strategies.explanation.ranking import fits, fits_with, ranking
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.space import Space, neighbours
 
 from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
 

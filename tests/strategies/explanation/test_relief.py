@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.relief import reliefs
-from strategies.explanation.shortfall import shortfall
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, OfStage, Recompute
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.relief import reliefs
+from meshwise.strategies.explanation.shortfall import shortfall
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, OfStage, Recompute
 
 from ..problems import IDEAL, problem
 

@@ -3,12 +3,12 @@ from math import inf
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.explanation.lost_devices import replan
-from strategies.explanation.ranking import fits, ranking
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.search.space import Space
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.lost_devices import replan
+from meshwise.strategies.explanation.ranking import fits, ranking
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.search.space import Space
 
 from ..problems import IDEAL, problem
 
@@ -82,12 +82,12 @@ def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
     fastest = {devices: row[0].evaluation.step_time for devices, row in times.items()}
     assert fastest[2] < fastest[1] and fastest[2] < times[2][-1].evaluation.step_time
     slowest = {devices: layout_of(part, times[devices][-1].plan) for devices, part in parts.items()}
-    monkeypatch.setattr("strategies.explanation.ranking.MOST_RANKED", 0)
+    monkeypatch.setattr("meshwise.strategies.explanation.ranking.MOST_RANKED", 0)
     monkeypatch.setattr(
-        "strategies.explanation.ranking.known_layouts",
+        "meshwise.strategies.explanation.ranking.known_layouts",
         lambda problem, space: (*space.starts, slowest[problem.cluster.num_devices]),
     )
-    monkeypatch.setattr("strategies.explanation.ranking.neighbours", lambda problem, space, layout: ())
+    monkeypatch.setattr("meshwise.strategies.explanation.ranking.neighbours", lambda problem, space, layout: ())
     found = replan(own, SPACE, complete(own, LAYOUT), LAYOUT, 2, lambda: inf)
     assert found.best is not None and not found.whole
     assert found.best.trial.evaluation.step_time == fastest[2]

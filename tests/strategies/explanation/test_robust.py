@@ -2,9 +2,9 @@ from math import inf
 
 import pytest
 
-from strategies.explanation.alternatives import prospect, prospects
-from strategies.explanation.ranking import fits
-from strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.explanation.alternatives import prospect, prospects
+from meshwise.strategies.explanation.ranking import fits
+from meshwise.strategies.explanation.uncertainty import Uncertainty
 
 from .cases import RANKED
 

@@ -1,5 +1,5 @@
-from strategies.explanation.alternatives import alternatives, differing, runner_up
-from strategies.explanation.ranking import fits
+from meshwise.strategies.explanation.alternatives import alternatives, differing, runner_up
+from meshwise.strategies.explanation.ranking import fits
 
 from .cases import CRAMPED, RANKED, brute_force
 

@@ -3,9 +3,9 @@ from math import inf
 
 import pytest
 
-from strategies.explanation.machine_parts import machine_parts
-from strategies.explanation.ranking import fits
-from strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
+from meshwise.strategies.explanation.machine_parts import machine_parts
+from meshwise.strategies.explanation.ranking import fits
+from meshwise.strategies.explanation.sensitivity import NEARER, REACH, memory_sensitivity, sensitivity
 
 from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, brute_force
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.explanation.machine_parts import machine_parts
-from strategies.explanation.ranking import fits, ranking
-from strategies.explanation.sensitivity import next_larger_memory, price_of_memory, prices_of_rates
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
+from meshwise.strategies.explanation.machine_parts import machine_parts
+from meshwise.strategies.explanation.ranking import fits, ranking
+from meshwise.strategies.explanation.sensitivity import next_larger_memory, price_of_memory, prices_of_rates
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 
 from ..problems import IDEAL, problem
 from .cases import CRAMPED, RANKED, brute_force

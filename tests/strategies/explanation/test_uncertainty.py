@@ -3,7 +3,7 @@ from statistics import NormalDist
 
 import pytest
 
-from strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.explanation.uncertainty import Uncertainty
 
 GIB = 2.0**30
 DOUBT = Uncertainty(coverage=0.9, step_time=0.2, peak_memory=1e-9, reserved=(1.0, 1.1, 1.3))

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.engine import simulate
-from strategies.explanation.critical_path import device_time
-from strategies.explanation.ranking import fits
-from strategies.explanation.why_not import nearest, why_not
-from strategies.lowering import lower
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.search.space import Space, layouts
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.explanation.critical_path import device_time
+from meshwise.strategies.explanation.ranking import fits
+from meshwise.strategies.explanation.why_not import nearest, why_not
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.search.space import Space, layouts
 
 from .cases import CRAMPED, RANKED, brute_force
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import CostGraph, Edge, IntArray, Shortfall, Solution, least_memory
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, Shortfall, Solution, least_memory
 
 CASES = 300
 MOST_CHOICES = 30_000

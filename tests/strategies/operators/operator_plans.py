@@ -2,13 +2,13 @@
 
 from random import Random
 
-from strategies.operators.choices import choices
-from strategies.operators.operator_plan import operator_plan
-from strategies.plan.mesh import DATA, PIPELINE, TENSOR, TENSOR_DEPTH, TENSOR_ROWS, Axis, Mesh
-from strategies.plan.partition import partition
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import OperatorSharding
+from meshwise.strategies.operators.choices import choices
+from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, TENSOR_DEPTH, TENSOR_ROWS, Axis, Mesh
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 

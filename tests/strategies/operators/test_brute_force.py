@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 
 from .graphs import costs, random_graph
 

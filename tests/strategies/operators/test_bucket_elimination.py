@@ -2,10 +2,10 @@
 
 import pytest
 
-from strategies.operators import bucket_elimination
-from strategies.operators.brute_force import brute_force
-from strategies.operators.bucket_elimination import Buckets, buckets
-from strategies.operators.cost_graph import CostGraph
+from meshwise.strategies.operators import bucket_elimination
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.bucket_elimination import Buckets, buckets
+from meshwise.strategies.operators.cost_graph import CostGraph
 
 from .graphs import costs, layers, random_graph
 

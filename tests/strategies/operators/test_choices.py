@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
-from strategies.operators.choices import choices, cuttable, refused
-from strategies.plan.mesh import TENSOR, TENSOR_ROWS
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorKind, Tensor
+from meshwise.strategies.operators.choices import choices, cuttable, refused
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 
 
 def operator(model: str, name: str) -> tuple[Block, Operator]:

@@ -2,13 +2,20 @@
 
 import pytest
 
-from simulator.operator_graph import BATCH
-from strategies.operators.choices import choices
-from strategies.operators.operator_plan import agreeing, all_kept, nearly_data, operator_plan, shared, with_data
-from strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.operator_graph import BATCH
+from meshwise.strategies.operators.choices import choices
+from meshwise.strategies.operators.operator_plan import (
+    agreeing,
+    all_kept,
+    nearly_data,
+    operator_plan,
+    shared,
+    with_data,
+)
+from meshwise.strategies.plan.mesh import DATA, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from strategies.operators.cost_graph import (
+from meshwise.strategies.operators.cost_graph import (
     CostGraph,
     Edge,
     Shortfall,

@@ -5,18 +5,18 @@ from random import Random
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.units import TICKS_PER_SECOND
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts
-from strategies.lowering.costs.operator import arriving_steps, returning_steps
-from strategies.lowering.costs.steps import chain_ticks
-from strategies.operators.costs import operator_costs
-from strategies.plan.framework import FRAMEWORKS, MEGATRON
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import ShardingSpec
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.operator import arriving_steps, returning_steps
+from meshwise.strategies.lowering.costs.steps import chain_ticks
+from meshwise.strategies.operators.costs import operator_costs
+from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import ShardingSpec
 
 from ..problems import problem
 

@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.models.layers import linear, norm
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorKind
-from simulator.units import TICKS_PER_SECOND
-from strategies.cost_model import SimulatedCost
-from strategies.operators.costs import EdgeCosts, Setting, operator_costs
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.models.layers import linear, norm
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorKind
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.operators.costs import EdgeCosts, Setting, operator_costs
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from .tiny import WIDE, X, layer, setting, tiny_problem
 

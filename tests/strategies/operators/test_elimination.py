@@ -2,11 +2,11 @@
 
 import pytest
 
-from strategies.operators import elimination
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import CostGraph, Shortfall, Solution
-from strategies.operators.elimination import ListsTooLong, eliminate
-from strategies.operators.frontier import frontier
+from meshwise.strategies.operators import elimination
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import CostGraph, Shortfall, Solution
+from meshwise.strategies.operators.elimination import ListsTooLong, eliminate
+from meshwise.strategies.operators.frontier import frontier
 
 from .graphs import CASES, case, cases, costs, random_graph
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.operators.bucket_elimination import Price, buckets
-from strategies.operators.cost_graph import Shortfall, Solution
-from strategies.operators.frontier import Relaxation, frontier
+from meshwise.strategies.operators.bucket_elimination import Price, buckets
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.frontier import Relaxation, frontier
 
 from ...pace import measure_cpu
 from .graphs import case, cases, costs, halfway, layers

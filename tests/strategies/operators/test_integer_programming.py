@@ -7,9 +7,9 @@ import threading
 import highspy
 import pytest
 
-from strategies.operators.cost_graph import Shortfall, Solution
-from strategies.operators.frontier import frontier
-from strategies.operators.integer_programming import integer_programming
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.frontier import frontier
+from meshwise.strategies.operators.integer_programming import integer_programming
 
 from .graphs import CASES, case, costs, halfway, layers
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from strategies.operators.cost_graph import least_memory
-from strategies.operators.neighbourhood import Neighbourhood
+from meshwise.strategies.operators.cost_graph import least_memory
+from meshwise.strategies.operators.neighbourhood import Neighbourhood
 
 from .graphs import random_graph
 

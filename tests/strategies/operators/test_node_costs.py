@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collective import Collective
-from simulator.machine.accelerator import Accelerator
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block
-from simulator.units import TICKS_PER_SECOND
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts, lower
-from strategies.lowering.costs.optimizer import begin_in_step
-from strategies.operators.costs import NodeCosts, operator_costs
-from strategies.plan.mesh import TENSOR
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block
+from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.costs.optimizer import begin_in_step
+from meshwise.strategies.operators.costs import NodeCosts, operator_costs
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 from .tiny import DOWN, PEAKS, SIDE, UP, WIDE, X, layer, setting, tiny_problem

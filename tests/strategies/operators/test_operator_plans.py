@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import pytest
 
-from simulator.operator_graph import BATCH
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts
-from strategies.operators.operator_plan import operator_plan, with_data
-from strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.sharding import OperatorSharding
+from meshwise.simulator.operator_graph import BATCH
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.operators.operator_plan import operator_plan, with_data
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 from ..problems import problem
 from ..test_laws import LAWS, Lowered

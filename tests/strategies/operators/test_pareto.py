@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.operators.bucket_elimination import undominated
-from strategies.operators.cost_graph import MOST
+from meshwise.strategies.operators.bucket_elimination import undominated
+from meshwise.strategies.operators.cost_graph import MOST
 
 ROWS = st.lists(st.tuples(*[st.integers(0, 4)] * 4), max_size=40)
 

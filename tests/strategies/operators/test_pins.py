@@ -2,11 +2,11 @@
 
 import pytest
 
-from strategies.lowering import StageCosts
-from strategies.operators.choices import Pin, admitted, broken, choices, resolved
-from strategies.plan.mesh import TENSOR, TENSOR_ROWS
-from strategies.search import OPERATOR_ALGORITHMS, PINNED_ALGORITHMS, Space, search
-from strategies.search.operator_search import check_pins
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.operators.choices import Pin, admitted, broken, choices, resolved
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
+from meshwise.strategies.search import OPERATOR_ALGORITHMS, PINNED_ALGORITHMS, Space, search
+from meshwise.strategies.search.operator_search import check_pins
 
 from ..problems import problem
 

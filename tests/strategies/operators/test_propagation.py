@@ -5,9 +5,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import CostGraph, Edge, restrict
-from strategies.operators.recursion import propagate
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict
+from meshwise.strategies.operators.recursion import propagate
 
 
 def graph(sizes: list[int], edges: list[tuple[int, int, list[list[int]]]]) -> CostGraph:

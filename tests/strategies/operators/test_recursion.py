@@ -4,11 +4,11 @@ from math import prod
 
 import pytest
 
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.operators.recursion import Level, recurse
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.operator_graph import BATCH, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.operators.recursion import Level, recurse
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 
 from ...pace import measure_cpu
 
@@ -87,7 +87,7 @@ def test_gpt_3_on_1024_devices_is_data_outside_and_megatron_inside() -> None:
 
 def test_choosing_together_is_never_dearer_than_one_after_another() -> None:
     # by the corrected costs of a level, which both are measured with
-    from strategies.operators.recursion import _Recursion
+    from meshwise.strategies.operators.recursion import _Recursion
 
     for model in ("gpt3-1.3b", "llama3-8b", "t5-small", "resnet-50"):
         recursion = _Recursion(build(MODELS[model], 512, "bf16"), 16, 1)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from strategies.operators.brute_force import brute_force
-from strategies.operators.cost_graph import Solution, needed, restrict, tied
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.cost_graph import Solution, needed, restrict, tied
 
 from .graphs import cases, costs, layers
 

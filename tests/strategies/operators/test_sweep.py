@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from strategies.operators.brute_force import brute_force
-from strategies.operators.bucket_elimination import Price, Sweep
-from strategies.operators.cost_graph import CostGraph, Solution, least_memory
+from meshwise.strategies.operators.brute_force import brute_force
+from meshwise.strategies.operators.bucket_elimination import Price, Sweep
+from meshwise.strategies.operators.cost_graph import CostGraph, Solution, least_memory
 
 from .graphs import random_graph
 

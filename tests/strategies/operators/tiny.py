@@ -1,17 +1,17 @@
 """A tiny layer on a slow machine, whose seconds and bytes can be reckoned on paper."""
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.layers import linear
-from simulator.models.model import BlockBuilder
-from simulator.operator_graph import Block, OperatorGraph
-from strategies.lowering import StageCosts
-from strategies.operators.costs import Setting
-from strategies.operators.operator_plan import operator_plan
-from strategies.plan.mesh import TENSOR
-from strategies.plan.problem import Problem, Training
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.layers import linear
+from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import Block, OperatorGraph
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.operators.costs import Setting
+from meshwise.strategies.operators.operator_plan import operator_plan
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.problem import Problem, Training
 
 PEAKS = (("fp32", 1024.0), ("bf16", 1024.0), ("fp8", 1024.0))
 SLOW = Accelerator("slow", PEAKS, 1e12, 1024.0, launch=0.5, optimizer_launch=0.25, reserved=1000.0)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from strategies.schedules.dualpipev import dualpipev_bubble, dualpipev_in_flight
-from strategies.schedules.flushed import (
+from meshwise.strategies.schedules.dualpipev import dualpipev_bubble, dualpipev_in_flight
+from meshwise.strategies.schedules.flushed import (
     gpipe_bubble,
     gpipe_in_flight,
     interleaved_bubble,
@@ -17,10 +17,10 @@ from strategies.schedules.flushed import (
     one_f_one_b_bubble,
     one_f_one_b_in_flight,
 )
-from strategies.schedules.pipedream import pipedream_bubble, pipedream_in_flight, weight_versions
-from strategies.schedules.rule import PassTimes
-from strategies.schedules.schedule import SCHEDULES, Schedule, schedule
-from strategies.schedules.zero_bubble import (
+from meshwise.strategies.schedules.pipedream import pipedream_bubble, pipedream_in_flight, weight_versions
+from meshwise.strategies.schedules.rule import PassTimes
+from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule, schedule
+from meshwise.strategies.schedules.zero_bubble import (
     interleaved_zb_bubble,
     interleaved_zb_in_flight,
     zb1p_bubble,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from simulator.engine.compiled import compiled, installed
-from strategies.schedules.orders import in_order
-from strategies.schedules.rule import BACKWARD, FORWARD, WEIGHT, Order, Placement, ScheduleRule
-from strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order
+from meshwise.simulator.engine.compiled import compiled, installed
+from meshwise.strategies.schedules.orders import in_order
+from meshwise.strategies.schedules.rule import BACKWARD, FORWARD, WEIGHT, Order, Placement, ScheduleRule
+from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order
 
 from ...examples import LONG, examples
 from ..test_schedule import custom_schedules

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.schedules.rule import PassTimes, Placement, ScheduleRule, place
-from strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order, schedule
+from meshwise.strategies.schedules.rule import PassTimes, Placement, ScheduleRule, place
+from meshwise.strategies.schedules.schedule import KINDS, SCHEDULES, Schedule, rank_order, schedule
 
 from ...pace import measure_cpu
 from .unit_time import walk

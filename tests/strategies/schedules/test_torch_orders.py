@@ -15,8 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from strategies.schedules.rule import Placement
-from strategies.schedules.schedule import SCHEDULES, schedule
+from meshwise.strategies.schedules.rule import Placement
+from meshwise.strategies.schedules.schedule import SCHEDULES, schedule
 
 MULTI = {
     "interleaved": torchs.ScheduleInterleaved1F1B,

@@ -5,8 +5,8 @@ It knows a schedule's orders and pairs alone, and nothing of the program's own e
 
 from typing import NamedTuple
 
-from strategies.schedules.rule import PassTimes
-from strategies.schedules.schedule import Action, Schedule
+from meshwise.strategies.schedules.rule import PassTimes
+from meshwise.strategies.schedules.schedule import Action, Schedule
 
 Done = tuple[int, str, int]
 

@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.models.experts import Experts
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.offloading import Offloading
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import FirstLayers, Recompute
-from strategies.search import Space, layouts
-from strategies.search.space import count
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.models.experts import Experts
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search.space import count
 
 ROOM = 1e12
 """Bytes of a device that holds every plan."""

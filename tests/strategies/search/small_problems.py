@@ -8,18 +8,18 @@ from random import Random
 import numpy as np
 from hypothesis import strategies as st
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import homogeneous
-from simulator.machine.host import Host
-from simulator.machine.topology import Link
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.bounds.group_bounds import FloatArray
-from strategies.evaluation import Evaluation, Resource
-from strategies.plan.group import Group
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.search import Space
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.bounds.group_bounds import FloatArray
+from meshwise.strategies.evaluation import Evaluation, Resource
+from meshwise.strategies.plan.group import Group
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.search import Space
 
 
 def small_problem(

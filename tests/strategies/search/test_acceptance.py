@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search import ALGORITHMS, BestFirst, Space, installed, layouts, neighbours, search
-from strategies.search.acceptance import Answers, Rule
-from strategies.search.space import count
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search import ALGORITHMS, BestFirst, Space, installed, layouts, neighbours, search
+from meshwise.strategies.search.acceptance import Answers, Rule
+from meshwise.strategies.search.space import count
 
 from .scenarios import small_scenario, wide_scenario
 from .small_problems import small_problem

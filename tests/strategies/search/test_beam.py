@@ -1,7 +1,7 @@
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.search import Beam, Space, layouts, neighbours, search
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import Beam, Space, layouts, neighbours, search
 
 from .small_problems import FakeCost, small_problem
 

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search import BestFirst, Space, layouts, search
-from strategies.search.choices import offloadings
-from strategies.search.space import CORE
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import BestFirst, Space, layouts, search
+from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.space import CORE
 
 from ...examples import LONG
 from .scenarios import small_scenario, usual_scenario, wide_scenario

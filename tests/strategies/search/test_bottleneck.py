@@ -3,11 +3,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Resource
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan, Recompute
-from strategies.search import Bottleneck, Space, layouts, search
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Resource
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.search import Bottleneck, Space, layouts, search
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem

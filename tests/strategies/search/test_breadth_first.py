@@ -1,6 +1,6 @@
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.search import BreadthFirst, Space, layouts, neighbours, search
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.search import BreadthFirst, Space, layouts, neighbours, search
 
 from .small_problems import FakeCost, small_problem
 

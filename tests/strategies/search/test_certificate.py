@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import pytest
 
-from strategies.cost_model import CostModel
-from strategies.evaluation import Evaluation
-from strategies.operators.cost_graph import Shortfall, Solution
-from strategies.operators.costs import OperatorCosts
-from strategies.operators.integer_programming import integer_programming
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.search import (
+from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.operators.cost_graph import Shortfall, Solution
+from meshwise.strategies.operators.costs import OperatorCosts
+from meshwise.strategies.operators.integer_programming import integer_programming
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import (
     OPERATOR_ALGORITHMS,
     Certificate,
     Frontier,
@@ -25,7 +25,7 @@ from strategies.search import (
     layouts,
     search,
 )
-from strategies.search.operator_search import operator_search
+from meshwise.strategies.search.operator_search import operator_search
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import simulate
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Trial
-from strategies.lowering import lower
-from strategies.operators.operator_plan import cuts_operators, operator_violations
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search import (
+from meshwise.simulator.engine import simulate
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.lowering import lower
+from meshwise.strategies.operators.operator_plan import cuts_operators, operator_violations
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search import (
     ALGORITHMS,
     LAYOUT_ALGORITHMS,
     OPERATOR_ALGORITHMS,
@@ -34,7 +34,7 @@ from strategies.search import (
     layouts,
     search,
 )
-from strategies.search.descent import known_layouts
+from meshwise.strategies.search.descent import known_layouts
 
 from ...examples import LONG
 from ..problems import problem as real_problem
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_trials(name: str, seed: int) -> None:
 
 
 SEARCHED = """
-from strategies.search import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, Space, search
+from meshwise.strategies.search import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, Space, search
 from tests.strategies.problems import problem as real_problem
 from tests.strategies.search.small_problems import FakeCost, small_problem
 

@@ -2,10 +2,10 @@ from collections import Counter
 
 from hypothesis import given, settings
 
-from strategies.plan.layout import Layout
-from strategies.plan.problem import Problem
-from strategies.search import Space, layouts
-from strategies.search.decisions import Decisions, Partial
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search.decisions import Decisions, Partial
 
 from .small_problems import PROBLEMS, SPACES, small_problem
 

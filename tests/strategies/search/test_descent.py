@@ -8,16 +8,16 @@ from math import inf
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete, layout_of
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.search import Space, layouts
-from strategies.search.algorithms.best_first import Run
-from strategies.search.choices import family_of
-from strategies.search.descent import descend, known_layouts
-from strategies.search.space import choices_of, groups_near, neighbours
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete, layout_of
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search import Space, layouts
+from meshwise.strategies.search.algorithms.best_first import Run
+from meshwise.strategies.search.choices import family_of
+from meshwise.strategies.search.descent import descend, known_layouts
+from meshwise.strategies.search.space import choices_of, groups_near, neighbours
 
 from ..problems import problem
 from .scenarios import usual_scenario
@@ -61,7 +61,7 @@ def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
 ) -> None:
     small, space = usual_scenario(seed)
     costs = SimulatedCost(small)
-    monkeypatch.setattr("strategies.search.descent.SOON", soon)
+    monkeypatch.setattr("meshwise.strategies.search.descent.SOON", soon)
     run = Run(small, costs)
     answer = None
     proposals = run.begin(space)
@@ -81,7 +81,7 @@ def test_a_way_that_takes_long_has_an_answer_after_a_few_paths_and_few_answers(
     """From a plan that is not evaluated: the first answer after 4 more paths, the next after 8 more, then 16."""
     small, space = usual_scenario(seed)
     costs = SimulatedCost(small)
-    monkeypatch.setattr("strategies.search.descent.SOON", 0)
+    monkeypatch.setattr("meshwise.strategies.search.descent.SOON", 0)
     asked = list[int]()
     monkeypatch.setattr(
         costs, "longest_paths", lambda plans: asked.append(0) or SimulatedCost.longest_paths(costs, plans)

@@ -4,17 +4,17 @@ from typing import ClassVar
 
 import pytest
 
-from simulator.deadline import check_deadline
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search import Progress, Proof, SearchResult, Space, layouts, search
-from strategies.search.descent import known_layouts
-from strategies.search.driver import BUDGET, FINISHED, MAX_REPEATS, NEAREST_SECONDS, OUT_OF_TIME, OutOfTime
-from strategies.search.space import CORE, EVERYTHING
+from meshwise.simulator.deadline import check_deadline
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search import Progress, Proof, SearchResult, Space, layouts, search
+from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.driver import BUDGET, FINISHED, MAX_REPEATS, NEAREST_SECONDS, OUT_OF_TIME, OutOfTime
+from meshwise.strategies.search.space import CORE, EVERYTHING
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem
@@ -293,7 +293,7 @@ def test_an_interrupt_after_the_last_plan_keeps_the_best() -> None:
             yield PLANS[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.search.driver.scope_of", interrupted)
+        patch.setattr("meshwise.strategies.search.driver.scope_of", interrupted)
         result = search(Interrupted(()), PROBLEM, costs=FakeCost())  # type: ignore[arg-type]
     assert result.interrupted and result.scope is None
     assert result.best is not None and result.best.plan == PLANS[0]

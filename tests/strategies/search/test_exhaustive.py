@@ -1,5 +1,5 @@
-from strategies.plan.completion import complete
-from strategies.search import Exhaustive, layouts, search
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import Exhaustive, layouts, search
 
 from .small_problems import FakeCost, small_problem
 

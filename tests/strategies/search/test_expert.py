@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from strategies.plan.plan import Plan, Recompute
-from strategies.search import Expert, search
+from meshwise.strategies.plan.plan import Plan, Recompute
+from meshwise.strategies.search import Expert, search
 
 from .small_problems import FakeCost, small_problem
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from strategies.cost_model import SimulatedCost
-from strategies.evaluation import Evaluation
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
-from strategies.search.driver import ahead
-from strategies.search.fan_out import FanOut
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
+from meshwise.strategies.search.driver import ahead
+from meshwise.strategies.search.fan_out import FanOut
 
 from ..problems import problem
 from .small_problems import FakeCost

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from strategies.search import LAYOUT_ALGORITHMS, Space, search
-from strategies.search import space as spaces
-from strategies.search.algorithms.random import drawn, permuted
-from strategies.search.space import layouts
+from meshwise.strategies.search import LAYOUT_ALGORITHMS, Space, search
+from meshwise.strategies.search import space as spaces
+from meshwise.strategies.search.algorithms.random import drawn, permuted
+from meshwise.strategies.search.space import layouts
 
 from .small_problems import FakeCost, small_problem
 

@@ -4,11 +4,11 @@ from math import exp
 
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.search import MCMC, Space, layouts, neighbours, search
-from strategies.search.algorithms.mcmc import _Place
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search import MCMC, Space, layouts, neighbours, search
+from meshwise.strategies.search.algorithms.mcmc import _Place
 
 from .small_problems import FakeCost, small_problem
 

@@ -4,11 +4,11 @@ from statistics import mean
 
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.plan.plan import Plan
-from strategies.search import MCTS, RandomSearch, SearchAlgorithm, Space, layouts, search
-from strategies.search.algorithms.mcts import Arm, _learn, _softmin
-from strategies.search.decisions import Decisions, Partial
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search import MCTS, RandomSearch, SearchAlgorithm, Space, layouts, search
+from meshwise.strategies.search.algorithms.mcts import Arm, _learn, _softmin
+from meshwise.strategies.search.decisions import Decisions, Partial
 
 from .small_problems import FakeCost, small_problem
 

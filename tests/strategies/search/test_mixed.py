@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from simulator.machine.accelerator import Accelerator
-from simulator.machine.cluster import Cluster, Node
-from simulator.machine.host import Host
-from simulator.machine.topology import Link, Switch
-from simulator.models.model import build
-from simulator.models.transformer import Transformer
-from strategies.cost_model import SimulatedCost
-from strategies.plan.problem import Problem, Training
-from strategies.search import BestFirst, Space, search
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, Node
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link, Switch
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.transformer import Transformer
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.search import BestFirst, Space, search
 
 
 def mixed_problem() -> Problem:

@@ -6,17 +6,17 @@ from inspect import isgenerator
 
 import pytest
 
-from simulator import catalog
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from simulator.operator_graph import BATCH
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts
-from strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem, Training
-from strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
-from strategies.search.operator_search import arrangements, microbatches
+from meshwise.simulator import catalog
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.simulator.operator_graph import BATCH
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
+from meshwise.strategies.search.operator_search import arrangements, microbatches
 
 from ..problems import problem
 

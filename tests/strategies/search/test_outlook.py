@@ -2,9 +2,9 @@ from math import inf
 
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.search import layouts
-from strategies.search.decisions import Outlooks
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import layouts
+from meshwise.strategies.search.decisions import Outlooks
 
 from .small_problems import FakeCost, small_problem
 

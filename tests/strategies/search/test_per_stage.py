@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
-from strategies.bounds.memory import Needs
-from strategies.cost_model import SimulatedCost
-from strategies.lowering import StageCosts
-from strategies.plan.completion import complete
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import FirstLayers, Recompute
-from strategies.search import ALGORITHMS, BestFirst, InterStageMILP, LayerDP, PipelineDP, Space, layouts, search
-from strategies.search.stage_search import divided, meshes, of_layers
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.strategies.search import (
+    ALGORITHMS,
+    BestFirst,
+    InterStageMILP,
+    LayerDP,
+    PipelineDP,
+    Space,
+    layouts,
+    search,
+)
+from meshwise.strategies.search.stage_search import divided, meshes, of_layers
 
 from ..problems import problem
 

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from strategies.plan.completion import complete
-from strategies.search import RandomSearch, Space, layouts, search
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import RandomSearch, Space, layouts, search
 
 from .small_problems import FakeCost, small_problem
 

@@ -5,11 +5,11 @@ from statistics import mean
 import pytest
 import torch
 
-from strategies.plan.completion import complete
-from strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, installed, layouts, search
-from strategies.search.algorithms.policy import Policy, operators
-from strategies.search.algorithms.reinforcement import draw
-from strategies.search.decisions import Branch, Decisions
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, installed, layouts, search
+from meshwise.strategies.search.algorithms.policy import Policy, operators
+from meshwise.strategies.search.algorithms.reinforcement import draw
+from meshwise.strategies.search.decisions import Branch, Decisions
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem
@@ -118,9 +118,9 @@ def test_features_tell_values_and_sizes_apart() -> None:
 
 
 def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
-    from scenarios.commands.main import run
+    from meshwise.scenarios.commands.main import run
 
-    monkeypatch.setattr("strategies.search.algorithms.reinforcement.find_spec", lambda name: None)
+    monkeypatch.setattr("meshwise.strategies.search.algorithms.reinforcement.find_spec", lambda name: None)
     assert run(["search", "local/dp2", "--algorithm", "reinforcement", "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" or json.loads(captured.out)
@@ -129,7 +129,7 @@ def test_without_torch_the_message_names_the_extra(monkeypatch, capsys) -> None:
 
 def test_without_torch_a_comparison_of_all_leaves_it_out(monkeypatch) -> None:
     assert installed() == tuple(ALGORITHMS)
-    monkeypatch.setattr("strategies.search.algorithms.find_spec", lambda name: None)
+    monkeypatch.setattr("meshwise.strategies.search.algorithms.find_spec", lambda name: None)
     assert installed() == tuple(name for name in ALGORITHMS if name != "reinforcement")
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Recompute
-from strategies.plan.problem import Problem
-from strategies.plan.rules import violations
-from strategies.search import Space, layouts, neighbours
-from strategies.search.space import CORE
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Recompute
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import Space, layouts, neighbours
+from meshwise.strategies.search.space import CORE
 
 from ..problems import problem as transformer
 from .small_problems import PROBLEMS, SPACES, small_problem

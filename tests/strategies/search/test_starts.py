@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.catalog import cluster
-from simulator.models.model import build
-from simulator.models.presets import MODELS
-from strategies.plan.layout import Layout
-from strategies.plan.parallelism import Attention
-from strategies.plan.problem import Problem, Training
-from strategies.plan.recomputation import Recompute
-from strategies.plan.rules import violations
-from strategies.search.descent import known_layouts
-from strategies.search.space import Space
-from strategies.search.starts import engineer_layouts
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.models.model import build
+from meshwise.simulator.models.presets import MODELS
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.parallelism import Attention
+from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.space import Space
+from meshwise.strategies.search.starts import engineer_layouts
 
 from ..problems import problem as small_problem
 

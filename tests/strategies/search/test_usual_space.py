@@ -5,19 +5,19 @@ from math import inf
 
 import pytest
 
-from simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from strategies.bounds.step_time import least_step_time
-from strategies.cost_model import SimulatedCost
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.partition import partition
-from strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
-from strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
-from strategies.search.choices import offloadings
-from strategies.search.descent import best_known, known_by_path, known_groups, known_layouts
-from strategies.search.scope import scope_of
-from strategies.search.space import CORE, count, within
-from strategies.search.starts import engineer_layouts
+from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.bounds.step_time import least_step_time
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.partition import partition
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators, of_stage
+from meshwise.strategies.search import ALGORITHMS, BestFirst, Space, layouts, search
+from meshwise.strategies.search.choices import offloadings
+from meshwise.strategies.search.descent import best_known, known_by_path, known_groups, known_layouts
+from meshwise.strategies.search.scope import scope_of
+from meshwise.strategies.search.space import CORE, count, within
+from meshwise.strategies.search.starts import engineer_layouts
 
 from ..problems import problem
 from .scenarios import usual_scenario

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.bounds.longest_path import arrangement, walk
-from strategies.stages.division import critical_paths
+from meshwise.strategies.bounds.longest_path import arrangement, walk
+from meshwise.strategies.stages.division import critical_paths
 
 SCHEDULES = st.sampled_from([("1f1b", 3, 5, 1), ("gpipe", 2, 3, 1), ("naive", 3, 2, 1), ("interleaved", 2, 4, 3)])
 
@@ -30,6 +30,6 @@ def test_compiled_and_plain_loops_agree(monkeypatch: pytest.MonkeyPatch) -> None
     ticks, sends = rng.integers(1, 9, (2, 16)).astype(float)
     results = []
     for pays in (False, True):
-        monkeypatch.setattr("strategies.stages.division.pays", lambda count, pays=pays: pays)
+        monkeypatch.setattr("meshwise.strategies.stages.division.pays", lambda count, pays=pays: pays)
         results.append([each.tolist() for each in critical_paths(arranged, ticks, sends)])
     assert results[0] == results[1]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.stages.integer_programs import Points, formula, inter_stage
+from meshwise.strategies.stages.integer_programs import Points, formula, inter_stage
 
 POINT = st.tuples(st.integers(1, 9).map(float), st.integers(0, 9).map(float))
 STAGE = st.dictionaries(st.integers(1, 3), st.lists(POINT, min_size=1, max_size=2), min_size=1, max_size=3)

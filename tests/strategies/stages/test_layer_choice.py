@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.stages.dynamic_programs import GRID, Ways, fastest_ways, fastest_ways_on_grid
+from meshwise.strategies.stages.dynamic_programs import GRID, Ways, fastest_ways, fastest_ways_on_grid
 
 LAYERS = st.lists(
     st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9).map(float)), min_size=2, max_size=2), max_size=5

@@ -7,17 +7,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import step_time
-from strategies.bounds.memory import Needs
-from strategies.lowering import StageCosts, lower
-from strategies.plan.completion import complete
-from strategies.plan.layout import Layout
-from strategies.plan.plan import Plan
-from strategies.plan.problem import Problem
-from strategies.plan.recomputation import Recompute
-from strategies.search.stage_search import divided, of_layers
-from strategies.stages.integer_programs import DivisionProgram, rounded
-from strategies.stages.tables import division_problem, least_work
+from meshwise.simulator.engine import step_time
+from meshwise.strategies.bounds.memory import Needs
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.search.stage_search import divided, of_layers
+from meshwise.strategies.stages.integer_programs import DivisionProgram, rounded
+from meshwise.strategies.stages.tables import division_problem, least_work
 
 from ..problems import problem
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.stages.division import FloatArray
-from strategies.stages.dynamic_programs import least_bottleneck, least_sum, pivot, sum_and_slowest
+from meshwise.strategies.stages.division import FloatArray
+from meshwise.strategies.stages.dynamic_programs import least_bottleneck, least_sum, pivot, sum_and_slowest
 
 
 @st.composite

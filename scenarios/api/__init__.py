@@ -1,0 +1,121 @@
+"""meshwise: simulate, search and execute parallel training plans for large neural networks.
+
+>>> import meshwise as mw
+>>> scenario = mw.load("megatron/gpt-1.7b-32-a100")
+>>> scenario.problem.cluster.num_devices
+32
+
+Every name below is imported when it is first asked for: ``import meshwise`` loads neither torch nor pandas.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwise.executor.capture.capture import capture
+    from meshwise.executor.launch.run import Run, execute
+    from meshwise.scenarios.files.errors import Fault, ScenarioError
+    from meshwise.scenarios.loader import load
+    from meshwise.scenarios.scenario import Scenario
+    from meshwise.scenarios.simulation import Simulation
+    from meshwise.simulator.catalog import accelerator, cluster
+    from meshwise.simulator.engine import simulate
+    from meshwise.simulator.machine.accelerator import Accelerator
+    from meshwise.simulator.machine.cluster import Cluster, Node
+    from meshwise.simulator.machine.host import Host
+    from meshwise.simulator.machine.topology import Link
+    from meshwise.simulator.models.model import build
+    from meshwise.simulator.models.transformer import Transformer
+    from meshwise.simulator.operator_graph import OperatorGraph
+    from meshwise.simulator.timeline import Timeline
+    from meshwise.strategies.lowering import lower
+    from meshwise.strategies.plan.layout import Layout
+    from meshwise.strategies.plan.mesh import Mesh
+    from meshwise.strategies.plan.plan import Plan
+    from meshwise.strategies.plan.problem import Problem, Training
+    from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule
+    from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ALGORITHMS": "strategies.search",
+    "Accelerator": "simulator.machine.accelerator",
+    "Cluster": "simulator.machine.cluster",
+    "Fault": "scenarios.files.errors",
+    "Host": "simulator.machine.host",
+    "Layout": "strategies.plan.layout",
+    "Link": "simulator.machine.topology",
+    "Mesh": "strategies.plan.mesh",
+    "Node": "simulator.machine.cluster",
+    "OperatorGraph": "simulator.operator_graph",
+    "Plan": "strategies.plan.plan",
+    "Problem": "strategies.plan.problem",
+    "Run": "executor.launch.run",
+    "SCHEDULES": "strategies.schedules.schedule",
+    "Scenario": "scenarios.scenario",
+    "ScenarioError": "scenarios.files.errors",
+    "Schedule": "strategies.schedules.schedule",
+    "SearchResult": "strategies.search",
+    "Simulation": "scenarios.simulation",
+    "Space": "strategies.search",
+    "Timeline": "simulator.timeline",
+    "Training": "strategies.plan.problem",
+    "Transformer": "simulator.models.transformer",
+    "accelerator": "simulator.catalog",
+    "build": "simulator.models.model",
+    "capture": "executor.capture.capture",
+    "cluster": "simulator.catalog",
+    "execute": "executor.launch.run",
+    "load": "scenarios.loader",
+    "lower": "strategies.lowering",
+    "search": "strategies.search",
+    "simulate": "simulator.engine",
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "SCHEDULES",
+    "Accelerator",
+    "Cluster",
+    "Fault",
+    "Host",
+    "Layout",
+    "Link",
+    "Mesh",
+    "Node",
+    "OperatorGraph",
+    "Plan",
+    "Problem",
+    "Run",
+    "Scenario",
+    "ScenarioError",
+    "Schedule",
+    "SearchResult",
+    "Simulation",
+    "Space",
+    "Timeline",
+    "Training",
+    "Transformer",
+    "accelerator",
+    "build",
+    "capture",
+    "cluster",
+    "execute",
+    "load",
+    "lower",
+    "search",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the door from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meshwise' has no attribute {name!r}")
+    return getattr(import_module(f"meshwise.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the door, of which not all have been imported."""
+    return sorted({*globals(), *__all__})
