@@ -53,6 +53,46 @@ def test_no_module_cycles() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
+REGISTRIES = {
+    "executor/capture/rules",
+    "scenarios/commands",
+    "scenarios/interchange",
+    "simulator/models",
+    "strategies/schedules",
+    "strategies/search/algorithms",
+}
+"""Rooms whose files are members of one registry: each has as many as there are members."""
+
+
+def rooms() -> nx.DiGraph:
+    """Return which folders import which at their top, the modules of each room with their own imports beside."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+    homes = {name: path.parent.relative_to(ROOT).as_posix() for name, path in modules.items()}
+    graph = nx.DiGraph()
+    for name, path in modules.items():
+        inside = graph.nodes.get(homes[name], {}).get("inside") or nx.DiGraph()
+        graph.add_node(homes[name], inside=inside)
+        if path.name in ("__init__.py", "__main__.py"):
+            continue
+        inside.add_node(name)
+        for target in imported(path, top_level_only=True) & set(modules):
+            if homes[target] == homes[name]:
+                inside.add_edge(name, target)
+            else:
+                graph.add_edge(homes[name], homes[target])
+    return graph
+
+
+def test_rooms_do_not_import_each_other_in_circles() -> None:
+    assert [circle for circle in nx.strongly_connected_components(rooms()) if len(circle) > 1] == []
+
+
+def test_a_room_has_few_files_and_floors() -> None:
+    for room, inside in rooms().nodes(data="inside"):
+        assert inside.number_of_nodes() <= (30 if room in REGISTRIES else 15), room
+        assert nx.dag_longest_path_length(inside) + 1 <= 7, (room, nx.dag_longest_path(inside))
+
+
 @pytest.mark.parametrize(
     "path",
     [p for p in FILES if "executor" not in p.parts and (p.parent / "__init__.py").exists()],
