@@ -35,7 +35,7 @@ PAGES = (
     Page(
         "scenarios.md",
         "Scenarios and results",
-        "What `from scenarios import load` gives, and what its methods return.",
+        "What `from meshwise import load` gives, and what its methods return.",
         (
             ("meshwise.scenarios.loader", ("load",)),
             ("meshwise.scenarios.scenario", ("Scenario", "SearchSettings", "Measured")),

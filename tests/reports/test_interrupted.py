@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from meshwise import load
 from meshwise.reports.pictures.figure import sheet
 from meshwise.reports.traces.chrome import write_trace
 from meshwise.reports.traces.perfetto import write_perfetto
-from meshwise.scenarios import load
 
 
 def _draw(timeline: Any, path: Path) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwise import load
 from meshwise.reports.pictures.sharded_graph import INPUT, draw_sharded_graph, edges
-from meshwise.scenarios import load
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.lowering.costs.kinds import kinds

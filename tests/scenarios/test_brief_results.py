@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.lowering import lower
 

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.inputs.cluster_file import load_cluster, write_cluster
 from meshwise.scenarios.loader import move_to_cluster_file

@@ -339,7 +339,7 @@ def test_quick_commands_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_load_imports_nothing_heavy() -> None:
-    lines = ("import sys", "from scenarios import load", "load('starter').simulate()")
+    lines = ("import sys", "from meshwise import load", "load('starter').simulate()")
     code = "\n".join((*lines, f"print([name for name in {HEAVY!r} if name in sys.modules])"))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.library import find
 from meshwise.scenarios.inputs.cluster_file import load_cluster

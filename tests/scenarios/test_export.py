@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.launches import launches
 from meshwise.simulator.units import format_size

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.reader import Document, read
 from meshwise.scenarios.loader import scenario_in

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.files.reader import parse
@@ -97,7 +97,7 @@ def test_it_is_simulated_and_searched_without_torch(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO + "plan: {data: 4, pipeline: 2, zero: 1, recompute: full}\n")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from scenarios import load\n"
+        "from meshwise import load\n"
         f"scenario = load({str(tmp_path / 's.yaml')!r})\n"
         "assert scenario.simulate().step_time > 0\n"
         "assert scenario.search(budget=3).best is not None\n"

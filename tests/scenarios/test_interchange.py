@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 
 ROOT = Path(__file__).parents[2]

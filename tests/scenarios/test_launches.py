@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.commands.search import _own_seconds
 from meshwise.scenarios.interchange.targets import trainers_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.published.frameworks import EAGER_LAUNCH

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run as command
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.long_run import RunSettings, num_hosts

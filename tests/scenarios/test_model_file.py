@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.simulator.models.presets import MODELS

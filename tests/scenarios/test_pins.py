@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.files.errors import ScenarioError
 
 SCENARIO = """\

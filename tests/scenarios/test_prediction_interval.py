@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.fitting import nothing_fits, room_in_words
 from meshwise.scenarios.intervals import (
     FIGURES,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.fitting import nearest_that_fits, reason
 from meshwise.scenarios.scenario import Scenario

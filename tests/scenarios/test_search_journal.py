@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.scenario import Scenario

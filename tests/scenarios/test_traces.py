@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwise import load
 from meshwise.reports.traces.chakra_reader import ReadNode, read_chakra, read_nodes
-from meshwise.scenarios import load
 from meshwise.scenarios.commands.main import run
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.schedules.schedule import schedule

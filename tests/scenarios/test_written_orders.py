@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwise import load
 from meshwise.reports.pictures.timeline import facts
-from meshwise.scenarios import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.reader import parse
 from meshwise.strategies.schedules.schedule import schedule

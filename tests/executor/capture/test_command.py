@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.scenarios import load
+from meshwise import load
 from meshwise.scenarios.commands.main import run
 
 HEAD = """

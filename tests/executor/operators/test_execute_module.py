@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from meshwise import load
 from meshwise.executor.job import tensors_file
-from meshwise.scenarios import load
 from meshwise.scenarios.commands.main import run
 from meshwise.strategies.operators.operator_plan import operator_plan
 from meshwise.strategies.plan.mesh import TENSOR

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwise import load
 from meshwise.reports.page.report import Report
-from meshwise.scenarios import load
 from meshwise.simulator.spans import Spans
 from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.lowering import lower
