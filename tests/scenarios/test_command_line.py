@@ -385,7 +385,7 @@ def test_an_interrupt_while_modules_load_is_one_word(module: str) -> None:
         f"    def find_spec(self, name, *_):\n        if name == {module!r}: raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Stop())\n"
         "sys.argv = ['meshwise', 'simulate', 'local/dp2']\n"
-        "from meshwise.scenarios.__main__ import main\n"
+        "from meshwise.__main__ import main\n"
         "main()"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
