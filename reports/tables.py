@@ -92,18 +92,24 @@ _MOST_LINKS, _MOST_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
 
+def result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the figures of one training step for people: what each is called, and its value with its unit."""
+    for key, name, formatter in _RESULT:
+        if key in result:
+            runs = result.get(f"{key}_runs")
+            yield f"{name} of {runs}" if runs else name, _cell(result[key], formatter)
+    for kind, seconds in _items(result.get("exposed_communication")):
+        yield f"exposed {kind}", _cell(seconds, format_time)
+
+
 def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool = False) -> None:
     """Print what ``simulate --json`` holds: figures, exposed communication, memory by stage, links, assumptions.
 
     Of many assumptions the first few are printed, or all where ``verbose``.
     """
     table = _table("one training step", ("", "left"), ("", "right"))
-    for key, name, formatter in _RESULT:
-        if key in result:
-            runs = result.get(f"{key}_runs")
-            table.add_row(f"{name} of {escape(str(runs))}" if runs else name, _cell(result[key], formatter))
-    for kind, seconds in _items(result.get("exposed_communication")):
-        table.add_row(f"exposed {escape(str(kind))}", _cell(seconds, format_time))
+    for name, value in result_rows(result):
+        table.add_row(escape(name), value)
     console.print(table)
     if result.get("memory"):
         print_memory(console, result["memory"], result.get("memory_usable", result.get("memory_capacity")))

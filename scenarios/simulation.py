@@ -1,9 +1,12 @@
 """One simulated step of a plan as a result: time, memory, and where both go."""
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from meshwise.scenarios.intervals import (
     Interval,
@@ -21,6 +24,14 @@ from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from meshwise.reports.page.report import Report
+
+SAVED = (".html", ".png", ".svg", ".json")
+"""Endings of the files that a result is saved in."""
 
 BACKWARD_AND_FORWARD = 3
 """The backward pass takes twice the FLOP of the forward pass: one product each for input and weight gradients."""
@@ -59,6 +70,7 @@ class Simulation:
     reports of a device's memory, and ``memory_usable`` the largest ``peak_memory`` that fits.
     """
 
+    problem: Problem
     plan: Plan
     timeline: Timeline
     step_time: float
@@ -91,8 +103,8 @@ class Simulation:
     __repr__ = brief("plan", "step_time", "mfu", "fits", "peak_memory", "memory_capacity", "bubble", "engine", "ranks")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON-ready data, without plan and timeline."""
-        apart = ("plan", "timeline", "goodput")
+        """Return the result as JSON-ready data, without problem, plan and timeline."""
+        apart = ("problem", "plan", "timeline", "goodput")
         scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
         return (
@@ -107,6 +119,70 @@ class Simulation:
                 "assumptions": list(self.assumptions),
             }
         )
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return one row a span of the step: which rank class, stream and operators, from when to when in seconds."""
+        return self.timeline.to_pandas()
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the timeline of the step into a picture, .png or .svg.
+
+        Raises
+        ------
+        ValueError
+            Where the file has another ending.
+        """
+        from meshwise.reports.pictures.timeline import draw_timeline
+
+        draw_timeline(self.timeline, path, title=self.plan.describe())
+
+    def save(self, path: str | Path) -> None:
+        """Write the step as a page for a browser (.html), as a picture (.png, .svg) or as its figures (.json).
+
+        Raises
+        ------
+        ValueError
+            Where the file has another ending or cannot be written.
+        """
+        from meshwise.scenarios.files.results import check_output, write
+
+        check_output(path, SAVED)
+        ending = Path(path).suffix.lower()
+        if ending == ".html":
+            from meshwise.reports.page.html import html
+
+            write(path, html(page_report(self, self.plan.describe())))
+        elif ending == ".json":
+            write(path, json.dumps(self.to_json(), indent=2) + "\n")
+        else:
+            self.plot(path)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the figures, and the timeline."""
+        from meshwise.reports.notebook import to_html
+        from meshwise.reports.tables import result_rows
+
+        with TemporaryDirectory() as folder:
+            picture = Path(folder) / "timeline.png"
+            self.plot(picture)
+            return to_html(self.plan.describe(), result_rows(self.to_json()), picture.read_bytes())
+
+
+def page_report(result: Simulation, title: str, **more: Any) -> "Report":
+    """Return the report of a simulated step, with ``more`` of what `meshwise.reports.page.report.Report` has."""
+    from meshwise.reports.page.report import Report
+    from meshwise.strategies.explanation.critical_path import critical_path
+    from meshwise.strategies.lowering import lower
+
+    return Report(
+        title=title,
+        result=result.to_json(),
+        timeline=result.timeline,
+        plan=result.plan,
+        cluster=result.problem.cluster,
+        path=critical_path(lower(result.problem, result.plan), result.timeline.engine),
+        **more,
+    )
 
 
 def simulation(problem: Problem, plan: Plan, engine: str, assumptions: tuple[str, ...]) -> Simulation:
@@ -140,6 +216,7 @@ def _result(
     memory = min(device.memory for device in problem.cluster.accelerators)
     held = doubt.reserved[1] * (timeline.peak_memory - reserved)
     return Simulation(
+        problem=problem,
         plan=plan,
         timeline=timeline,
         step_time=timeline.step_time,

@@ -30,21 +30,8 @@ def write_page(
 ) -> None:
     """Write the report of a simulated plan of the scenario ``value``, with what else is known as ``--json`` says it."""
     from meshwise.reports.page.html import html
-    from meshwise.reports.page.report import Report
     from meshwise.scenarios.files.results import write
-    from meshwise.strategies.explanation.critical_path import critical_path
-    from meshwise.strategies.lowering import lower
+    from meshwise.scenarios.simulation import page_report
 
-    report = Report(
-        title=value.name,
-        result=simulation.to_json(),
-        timeline=simulation.timeline,
-        plan=simulation.plan,
-        cluster=value.problem.cluster,
-        searches=tuple(searches),
-        explanation=explanation or {},
-        run=run or {},
-        measured=measured,
-        path=critical_path(lower(value.problem, simulation.plan), simulation.timeline.engine),
-    )
-    write(path, html(report))
+    more = {"searches": tuple(searches), "explanation": explanation or {}, "run": run or {}, "measured": measured}
+    write(path, html(page_report(simulation, value.name, **more)))

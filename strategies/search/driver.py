@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain, islice
 from math import inf
 from time import perf_counter
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from meshwise.strategies.search.descent import known_layouts, soonest_known
 from meshwise.strategies.search.fan_out import FanOut
 from meshwise.strategies.search.scope import Scope, scope_of
 from meshwise.strategies.search.space import EVERYTHING, Space, count, groups, keeps_limits, layouts, within
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,22 @@ class SearchResult:
     def interrupted(self) -> bool:
         """Whether the user ended it."""
         return self.end == INTERRUPTED
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return one row a trial: the plan in words, seconds a step, peak bytes, whether it fits, seconds so far."""
+        import pandas as pd
+
+        rows = [
+            {
+                "plan": trial.plan.describe(),
+                "step_time": trial.evaluation.step_time,
+                "peak_memory": trial.evaluation.peak_memory,
+                "fits": trial.evaluation.fits,
+                "elapsed": trial.elapsed,
+            }
+            for trial in self.trials
+        ]
+        return pd.DataFrame(rows, columns=["plan", "step_time", "peak_memory", "fits", "elapsed"])
 
 
 class SearchResults(tuple[SearchResult, ...]):
