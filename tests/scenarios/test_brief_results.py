@@ -14,7 +14,7 @@ from meshwise.strategies.lowering import lower
 from ..pace import measure_cpu
 
 LONGEST, LINES, SECONDS = 2000, 25, 0.1
-OWN = ("simulator", "strategies", "executor", "reports", "scenarios")
+OWN = {"meshwise"}
 FIRST = 3000
 """Items of a collection that are looked at: the 336,204 spans of a step are of one type."""
 
