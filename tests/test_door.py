@@ -60,6 +60,17 @@ def test_importing_it_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_without_torch_a_name_that_needs_it_says_so() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import meshwise\n"
+        "try:\n    meshwise.capture\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "meshwise.capture needs torch: pip install 'meshwise[exec]'\n"
+
+
 def test_a_scenario_is_simulated_and_searched_through_it() -> None:
     scenario = meshwise.load("local/dp2")
     found = scenario.search(budget=2)

@@ -113,7 +113,13 @@ def __getattr__(name: str) -> Any:
     """Import a name of the door from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwise' has no attribute {name!r}")
-    return getattr(import_module(f"meshwise.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"meshwise.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        words = f"meshwise.{name} needs torch: pip install 'meshwise[exec]'"
+        raise ModuleNotFoundError(words, name="torch") from None
 
 
 def __dir__() -> list[str]:
