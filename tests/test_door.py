@@ -46,7 +46,6 @@ def test_the_door_has_these_names_and_no_others() -> None:
     assert sorted(meshwise.__all__) == NAMES
     assert set(NAMES) <= set(dir(meshwise))
     assert all(getattr(meshwise, name) is not None for name in NAMES if name not in ("capture", "execute"))
-    assert not hasattr(meshwise, "simulator_of")
 
 
 def test_it_has_the_version_that_is_installed() -> None:

@@ -1,9 +1,7 @@
 """The console command ``meshwise``: parses arguments, and turns every failure into one message and a code.
 
-Ctrl-C among extension modules, which lose an interrupt or make an error of their own of it.
-
-One that comes while a module is imported waits until it has loaded, and whoever meets an error can ask whether an
-interrupt was there before.
+Extension modules lose an interrupt that comes while they are imported, or make an error of their own of it. Such a
+Ctrl-C waits until the module has loaded; and where an error is met, it can be asked whether Ctrl-C came before it.
 """
 
 import os

@@ -22,7 +22,7 @@ from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.ranking import fits, ranking, search_best
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS, divisors
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
@@ -294,7 +294,8 @@ def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: La
         part = sized.get(data * group)
         if part is None:
             continue
-        for size in _smaller_microbatches(layout):
+        sizes = reversed(divisors(layout.microbatch)) if isinstance(layout.microbatch, int) else [layout.microbatch]
+        for size in sizes:
             fewer = replace(layout, data=data, placement=(), zero_shards=0, microbatch=size)
             if next(violations(part, fewer), None) is not None:
                 continue
@@ -303,13 +304,6 @@ def _fewest_moves(parts: list[Problem], problem: Problem, plan: Plan, layout: La
             if found.fits:
                 return _change(problem, part, plan, Trial(smaller, found, 0.0), left)
     return None
-
-
-def _smaller_microbatches(layout: Layout) -> Iterator[int | tuple[int, ...]]:
-    """Yield the microbatch of a layout, and the sizes that divide it by falling size."""
-    yield layout.microbatch
-    if isinstance(layout.microbatch, int):
-        yield from (size for size in range(layout.microbatch - 1, 0, -1) if layout.microbatch % size == 0)
 
 
 def _break_even(best: Change | None, other: Change | None) -> float | None:

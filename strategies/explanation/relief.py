@@ -14,6 +14,7 @@ from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout, Violation
+from meshwise.strategies.plan.mesh import divisors
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, StepPlace
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -208,9 +209,8 @@ def _sharing(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 def _smaller_microbatch(layout: Layout) -> Iterator[tuple[str, Layout]]:
     if isinstance(layout.microbatch, int):
-        for size in range(1, layout.microbatch):
-            if layout.microbatch % size == 0:
-                yield f"microbatch {size}", replace(layout, microbatch=size)
+        for size in divisors(layout.microbatch)[:-1]:
+            yield f"microbatch {size}", replace(layout, microbatch=size)
 
 
 def _together(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
